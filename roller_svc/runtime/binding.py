@@ -1,0 +1,149 @@
+"""A call's numpy arrays → memory that a kernel may use: exact types and shapes, dense, aligned, unaliased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import Buffer, Role
+
+Array = NDArray[np.generic]
+ALIGNMENT_BYTES = 64
+
+_EXTENSION_TYPES: dict[DType, type] = {
+    DType.BFLOAT16: ml_dtypes.bfloat16,
+    DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
+    DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
+}
+_NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {d: np.dtype(_EXTENSION_TYPES.get(d, d.value)) for d in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One call's memory, by Buffer symbol, and what must be copied into the caller's own arrays afterwards."""
+
+    memory: dict[str, Array]
+    results: dict[str, Array]  # by output name: what the caller gets
+    copies: tuple[tuple[Array, Array], ...]  # (to, from)
+
+    def finish(self) -> dict[str, Array]:
+        """Copy what the kernel could not write in place; the results."""
+        for target, source in self.copies:
+            target[...] = source
+        return self.results
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
+    return _NUMPY_TYPES[dtype]
+
+
+def bind(
+    buffers: Iterable[Buffer],
+    arrays: Mapping[str, object],
+    out: Mapping[str, object] | None = None,
+    alignment_bytes: int = ALIGNMENT_BYTES,
+) -> Binding:
+    """Memory for every input and output among `buffers`; raises ArgumentError where an array does not fit.
+
+    An input is used where it lies when it is dense, native and aligned, else copied. An array in `out` is written
+    where it lies when it is also writeable and shares no byte with another array of the call, else copied to.
+    """
+    signature = tuple(buffers)
+    inputs = [b for b in signature if b.role is Role.INPUT]
+    outputs = [b for b in signature if b.role is Role.OUTPUT]
+    out = {} if out is None else out
+    check_names("argument", [b.name for b in inputs], arrays, complete=True)
+    check_names("output", [b.name for b in outputs], out, complete=False)
+    memory: dict[str, Array] = {}
+    given: list[Array] = []
+    for buffer in inputs:
+        array = _checked(buffer, arrays[buffer.name], "argument")
+        given.append(array)
+        memory[buffer.symbol] = _dense(array, alignment_bytes)
+    targets = {b.name: _checked_target(b, out[b.name]) for b in outputs if b.name in out}
+    results: dict[str, Array] = {}
+    copies: list[tuple[Array, Array]] = []
+    for buffer in outputs:
+        target = targets.get(buffer.name)
+        others = [*given, *(other for name, other in targets.items() if name != buffer.name)]
+        if target is not None and _usable_in_place(target, alignment_bytes, others):
+            memory[buffer.symbol] = target
+        else:
+            memory[buffer.symbol] = aligned_empty(buffer.shape, numpy_dtype(buffer.dtype))
+            if target is not None:
+                copies.append((target, memory[buffer.symbol]))
+        results[buffer.name] = memory[buffer.symbol] if target is None else target
+    return Binding(memory, results, tuple(copies))
+
+
+def check_names(what: str, wanted: list[str], given: Mapping[str, object], *, complete: bool) -> None:
+    """Every name given is wanted and, if `complete`, every name wanted is given."""
+    for name in given:
+        if name not in wanted:
+            known = ", ".join(wanted) or "none"
+            raise ArgumentError(f"unknown {what} {name!r}; this kernel's {what}s are: {known}", code=f"unknown-{what}")
+    missing = [name for name in wanted if name not in given]
+    if complete and missing:
+        raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
+                            code=f"missing-{what}")  # fmt: skip
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """An uninitialised dense array whose first byte lies on a multiple of ALIGNMENT_BYTES."""
+    size = dtype.itemsize
+    for extent in shape:
+        size *= extent
+    raw = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT_BYTES
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _checked(buffer: Buffer, value: object, what: str) -> Array:
+    if not isinstance(value, np.ndarray | np.generic):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, not {kind}", code="not-an-array")
+    array: Array = np.asarray(value)
+    expected = numpy_dtype(buffer.dtype)
+    if array.dtype != expected:
+        # Byte order shows only in the string form: '>f4' prints as float32 too.
+        shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
+        raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, the kernel takes {expected.name}",
+                            code="dtype-mismatch")  # fmt: skip
+    if array.shape != buffer.shape:
+        raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, the kernel takes {buffer.shape}",
+                            code="shape-mismatch")  # fmt: skip
+    return array
+
+
+def _checked_target(buffer: Buffer, value: object) -> Array:
+    if isinstance(value, np.generic):
+        raise ArgumentError(f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array",
+                            code="out-not-writeable")  # fmt: skip
+    array = _checked(buffer, value, "output")
+    if not array.flags.writeable:
+        raise ArgumentError(f"output {buffer.name!r} is read-only", code="out-not-writeable")
+    return array
+
+
+def _is_dense(array: Array, alignment_bytes: int) -> bool:
+    address: int = array.__array_interface__["data"][0]
+    alignment = max(alignment_bytes, array.dtype.itemsize)
+    return array.flags.c_contiguous and address % alignment == 0
+
+
+def _dense(array: Array, alignment_bytes: int) -> Array:
+    if _is_dense(array, alignment_bytes):
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _usable_in_place(target: Array, alignment_bytes: int, others: list[Array]) -> bool:
+    return _is_dense(target, alignment_bytes) and not any(np.may_share_memory(target, other) for other in others)

@@ -1,0 +1,164 @@
+"""A compiled C kernel → calls on numpy arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind
+
+RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
+_OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
+
+
+class _Entry(Protocol):
+    def __call__(self, *arguments: ctypes.c_void_p) -> None: ...
+
+
+class CpuModule:
+    """A shared object, loaded for as long as this object lives. Calls from several threads may overlap."""
+
+    def __init__(self, compiled: CompiledKernel, alignment_bytes: int = ALIGNMENT_BYTES) -> None:
+        """`alignment_bytes`: what the text assumes of inputs and outputs; an array that has less is copied."""
+        if compiled.source.language is not Language.C:
+            raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
+        self.source: KernelSource = compiled.source
+        self.alignment_bytes = alignment_bytes
+        library = _load(compiled.binary, compiled.source.name)
+        weakref.finalize(self, _unload, library._handle).atexit = False  # a call under way keeps the module
+        self._entries = tuple(_entry(library, launch, compiled.source.name) for launch in self.source.launches)
+        self._scratch = threading.local()
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
+        call = self.bound(arrays, out)
+        call()
+        return call.finish()
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
+        """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
+        return CpuCall(self, bind(self.source.buffers, arrays, out, self.alignment_bytes))
+
+    def entries(self) -> tuple[_Entry, ...]:
+        return self._entries
+
+    def workspace(self) -> dict[str, int]:
+        """Address of every workspace buffer: one block for each thread, kept for its next call."""
+        buffers = self.source.buffers_of(Role.WORKSPACE)
+        if not buffers:
+            return {}
+        addresses: dict[str, int] | None = getattr(self._scratch, "addresses", None)
+        if addresses is None:
+            offsets: dict[str, int] = {}
+            size = 0
+            for buffer in buffers:
+                offsets[buffer.symbol] = size
+                size += -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            block = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+            start = _address(block) + -_address(block) % ALIGNMENT_BYTES
+            addresses = {symbol: start + offset for symbol, offset in offsets.items()}
+            self._scratch.block = block  # keeps the memory
+            self._scratch.addresses = addresses
+        return addresses
+
+
+class CpuCall:
+    """One set of arrays bound to a module. Not for use by two threads at once; its results are valid after a call."""
+
+    def __init__(self, module: CpuModule, binding: Binding) -> None:
+        self._module = module  # keeps the library loaded
+        self._binding = binding
+        source = module.source
+        self._status = np.zeros(4, np.int64)
+        addresses = {symbol: _address(array) for symbol, array in binding.memory.items()}
+        addresses |= module.workspace()
+        addresses |= {b.symbol: _address(self._status) for b in source.buffers_of(Role.STATUS)}
+        sizes = {b.symbol: b.bytes for b in source.buffers}
+        self._steps = tuple(
+            (
+                entry,
+                tuple(ctypes.c_void_p(addresses[symbol]) for symbol in launch.args),
+                tuple((addresses[symbol], sizes[symbol]) for symbol in launch.zeroed),
+            )
+            for entry, launch in zip(module.entries(), source.launches, strict=True)
+        )
+
+    def __call__(self) -> None:
+        """Run every launch in order; raises IndexRangeError where one met an index out of range."""
+        self._status[0] = 0
+        for entry, arguments, zeroed in self._steps:
+            for address, size in zeroed:
+                ctypes.memset(address, 0, size)
+            entry(*arguments)
+            if self._status[0]:
+                raise _range_error(self._module.source, int(self._status[1]), int(self._status[2]))
+
+    def finish(self) -> dict[str, Array]:
+        """The results, by output name."""
+        return self._binding.finish()
+
+
+def _range_error(source: KernelSource, check: int, value: int) -> IndexRangeError:
+    if not 0 <= check < len(source.checks):
+        raise InvariantError(f"{source.name} reported run-time check {check} of {len(source.checks)}")
+    failed = source.checks[check]
+    axis = f" (axis {failed.axis})" if failed.axis else ""
+    return IndexRangeError(
+        f"index {value} is outside dimension {failed.dimension}{axis} of {failed.tensor}, "
+        f"which has extent {failed.size}: {failed.index}",
+        hint=f"values of {failed.index} must lie in 0 .. {failed.size - 1}",
+    )
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _load(binary: bytes, name: str) -> ctypes.CDLL:
+    """The library, which nothing unloads but _unload.
+
+    Through a file whose name is never used twice: the loader takes a name that it knows for the library it has,
+    so /proc/self/fd/N, which comes again, would bring back an older kernel.
+    """
+    handle, path = tempfile.mkstemp(prefix="roller-", suffix=".so")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(binary)
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as error:
+        raise LaunchError(f"{name}: the shared object cannot be loaded here: {error}", code="load-failed") from error
+    finally:
+        os.unlink(path)  # noqa: PTH108 - the mapping keeps it
+    # An OpenMP runtime leaves its threads waiting inside itself: unloading it with the last kernel would crash them.
+    for runtime in _OPENMP_RUNTIMES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(runtime, mode=RTLD_NOLOAD)  # counts one more user, which nothing ever takes back
+    return library
+
+
+def _unload(handle: int) -> None:
+    dlclose = ctypes.CDLL(None).dlclose
+    dlclose.argtypes = (ctypes.c_void_p,)
+    dlclose(handle)
+
+
+def _entry(library: ctypes.CDLL, launch: LaunchSpec, name: str) -> _Entry:
+    try:
+        function = library[launch.name]
+    except AttributeError as error:
+        raise LaunchError(f"{name}: the shared object has no function {launch.name}", code="load-failed") from error
+    function.argtypes = [ctypes.c_void_p] * len(launch.args)
+    function.restype = None
+    entry: _Entry = function
+    return entry

@@ -1,0 +1,157 @@
+"""C text → shared object, through gcc or clang in a confined subprocess."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits, shortened
+
+# -fwrapv, -fno-strict-aliasing: the language's integers wrap and its bit casts read one type's bytes as another's.
+# -fno-math-errno, -fno-trapping-math let gcc vectorise. Not -ffast-math: it breaks NaN and infinity.
+COMMON_FLAGS = (
+    "-std=gnu11", "-O2", "-fPIC", "-shared", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno",
+    "-fno-trapping-math", "-fvisibility=default", "-fmax-errors=20", "-Wl,--build-id=none",
+)  # fmt: skip
+# Linking with any of these adds start-up code that switches on flush-to-zero for the whole process that loads it.
+REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
+INSTALL_HINT = "install one, e.g. `apt install gcc`, or name one in ROLLER_CC"
+
+_NATIVE_COMPILERS = ("gcc", "clang", "cc")
+_MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
+_CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
+
+
+def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: str | None = None) -> CompiledKernel:
+    """The shared object of a C kernel. `cc` is a command to use in place of the compiler that is found.
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    if refused := REFUSED_OPTIONS.intersection(source.options):
+        raise InvariantError(f"{source.name}: options {sorted(refused)} change the caller's floating-point state")
+    command = [*compiler_for(source.arch, cc), *COMMON_FLAGS, *_arch_flags(source.arch), *source.options]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
+        directory = Path(folder)
+        (directory / "kernel.c").write_text(source.text, encoding="utf-8")
+        code, log = _run([*command, "kernel.c", "-o", "kernel.so", "-lm"], directory, limits)
+        output = directory / "kernel.so"
+        if code != 0 or not output.is_file():
+            raise CompileError(_summary(source.name, code, log), log=log)
+        binary = output.read_bytes()
+    seconds = time.perf_counter() - start
+    return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
+
+
+def compiler_for(arch: Arch, cc: str | None = None) -> list[str]:
+    """The command, as a list, that compiles C for `arch` on this machine; raises ToolchainMissingError."""
+    machine = _MACHINE_OF_PREFIX.get(arch.prefix)
+    if machine is None:
+        raise ToolchainMissingError(f"C kernels run on x86-64 and 64-bit ARM, not on {arch}")
+    if machine != platform.machine():
+        cross = _CROSS_COMPILERS[machine]
+        if path := shutil.which(cross):
+            return [path]
+        raise ToolchainMissingError(
+            f"no compiler for {arch} on this {platform.machine()} machine: {cross} is not installed "
+            f"(e.g. `apt install gcc-{machine.replace('_', '-')}-linux-gnu`); estimates work without it"
+        )
+    if cc:
+        words = shlex.split(cc)
+        if words and (path := shutil.which(words[0])):
+            return [path, *words[1:]]
+        raise ToolchainMissingError(f"the C compiler {cc!r} is not there: {INSTALL_HINT}")
+    for name in _NATIVE_COMPILERS:
+        if path := shutil.which(name):
+            return [path]
+    raise ToolchainMissingError(f"no C compiler found (looked for {', '.join(_NATIVE_COMPILERS)}): {INSTALL_HINT}")
+
+
+@functools.cache
+def compiler_version(command: tuple[str, ...]) -> str:
+    """The first line of `--version`: what tells two compilers apart in a cache key."""
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
+        code, text = _run([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+    lines = text.splitlines()
+    if code != 0 or not lines:
+        raise ToolchainMissingError(f"{shlex.join(command)} --version fails: {text.strip()[:200]}")
+    return lines[0].strip()
+
+
+def _arch_flags(arch: Arch) -> list[str]:
+    if arch.prefix == "armv":
+        return [f"-march=armv{arch.number}-a"]
+    return ["-march=x86-64"] if arch.number == 1 else [f"-march={arch}"]
+
+
+def _run(command: list[str], directory: Path, limits: CompileLimits) -> tuple[int, str]:
+    """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up."""
+    environment = {
+        "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
+        "LC_ALL": "C",
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+    }
+    process = subprocess.Popen(
+        command, cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        _confine(process.pid, limits)
+        log, _ = process.communicate(timeout=limits.timeout_s)
+    except subprocess.TimeoutExpired:
+        raise KernelTimeoutError(
+            f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
+        ) from None
+    finally:
+        if process.returncode is None:
+            _kill_session(process)
+    return process.returncode, shortened(log)
+
+
+def _confine(pid: int, limits: CompileLimits) -> None:
+    """Limit a compiler driver just started; the passes that it starts milliseconds later inherit the limits.
+
+    From outside, because code between fork and exec is not safe in a process with threads.
+    """
+    cpu_s = max(1, round(limits.timeout_s) + 5)
+    wanted = (
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CORE, 0),
+    )
+    for kind, value in wanted:
+        try:
+            hard = resource.prlimit(pid, kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.prlimit(pid, kind, (value, value))
+        except ProcessLookupError:  # it has ended already
+            return
+
+
+def _kill_session(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def _summary(name: str, code: int, log: str) -> str:
+    errors = [line for line in log.splitlines() if "error" in line.lower()]
+    first = errors[0] if errors else (log.strip().splitlines() or ["no message"])[0]
+    return f"{name}: the C compiler failed (exit {code}): {first.strip()[:300]}"
