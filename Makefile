@@ -1,0 +1,40 @@
+# make setup, make demo, make test: a fresh clone needs Python 3.11 or later with venv, gcc and make, no more.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test test-all lint serve wheel clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v gcc >/dev/null || echo "warning: no gcc: CPU kernels will not compile (Debian: apt install gcc libc6-dev)" >&2
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda,dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m roller_svc.demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-all: $(READY) lint
+	$(BIN)/python -m pytest -m ''
+
+lint: $(READY)
+	$(BIN)/ruff check roller_svc tests bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(READY)
+	$(BIN)/roller serve --host 127.0.0.1 --port 8000 --store build/store
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) build dist
