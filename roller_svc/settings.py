@@ -1,0 +1,52 @@
+"""Settings of the command line and the service, from ROLLER_* variables: the only reader of the environment."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from roller_svc.errors import ArgumentError
+
+
+class Settings(BaseSettings):
+    """Each field is the variable ROLLER_<NAME>; docs/api.md lists them."""
+
+    model_config = SettingsConfigDict(env_prefix="ROLLER_", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address the service listens on")
+    port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
+    store: Path = Field(Path("build/store"), description="folder of the content-addressed store")
+    api_keys: SecretStr = Field(
+        SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
+    )
+    workers: int = Field(2, ge=1, le=256, description="processes that build kernels for the service")
+    queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
+    build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
+    wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
+    body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
+    items_most: int = Field(256, ge=1, le=10_000, description="items times targets of one estimate request")
+    server: str = Field("", description="service that the command line runs on; the same as --server")
+    api_key: SecretStr = Field(SecretStr(""), description="key the command line shows to that service")
+
+    @property
+    def accepted_keys(self) -> frozenset[str]:
+        return frozenset(key.strip() for key in self.api_keys.get_secret_value().split(",") if key.strip())
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings as the environment had them at first use."""
+    return read_settings()
+
+
+def read_settings() -> Settings:
+    """The settings as the environment has them now; a bad one is refused by its variable's name."""
+    try:
+        return Settings()
+    except ValidationError as failure:
+        first = failure.errors(include_url=False, include_input=False)[0]
+        name = "ROLLER_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise ArgumentError(f"{name}: {first['msg']}", code="invalid-setting") from failure
