@@ -27,8 +27,7 @@ COMMON_FLAGS = (
 )  # fmt: skip
 # Linking with any of these adds start-up code that switches on flush-to-zero for the whole process that loads it.
 REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
-INSTALL_HINT = "install one, e.g. `apt install gcc`, or name one in ROLLER_CC"
-
+_INSTALL_NATIVE = "apt install gcc, or name a compiler in ROLLER_CC"
 _NATIVE_COMPILERS = ("gcc", "clang", "cc")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
@@ -60,23 +59,36 @@ def compiler_for(arch: Arch, cc: str | None = None) -> list[str]:
     machine = _MACHINE_OF_PREFIX.get(arch.prefix)
     if machine is None:
         raise ToolchainMissingError(f"C kernels run on x86-64 and 64-bit ARM, not on {arch}")
-    if machine != platform.machine():
-        cross = _CROSS_COMPILERS[machine]
-        if path := shutil.which(cross):
-            return [path]
-        raise ToolchainMissingError(
-            f"no compiler for {arch} on this {platform.machine()} machine: {cross} is not installed "
-            f"(e.g. `apt install gcc-{machine.replace('_', '-')}-linux-gnu`); estimates work without it"
-        )
+    if machine == platform.machine():
+        return native_compiler(cc)
+    cross = _CROSS_COMPILERS[machine]
+    if path := shutil.which(cross):
+        return [path]
+    raise ToolchainMissingError(
+        f"no compiler for {arch} on this {platform.machine()} machine: {cross} is not installed "
+        f"({install_hint(arch)}); estimates work without it"
+    )
+
+
+def native_compiler(cc: str | None = None) -> list[str]:
+    """The command that compiles C for this machine: `cc` if given, else the first that is installed."""
     if cc:
         words = shlex.split(cc)
         if words and (path := shutil.which(words[0])):
             return [path, *words[1:]]
-        raise ToolchainMissingError(f"the C compiler {cc!r} is not there: {INSTALL_HINT}")
+        raise ToolchainMissingError(f"the C compiler {cc!r} is not there: {_INSTALL_NATIVE}")
     for name in _NATIVE_COMPILERS:
         if path := shutil.which(name):
             return [path]
-    raise ToolchainMissingError(f"no C compiler found (looked for {', '.join(_NATIVE_COMPILERS)}): {INSTALL_HINT}")
+    raise ToolchainMissingError(f"no C compiler found (looked for {', '.join(_NATIVE_COMPILERS)}): {_INSTALL_NATIVE}")
+
+
+def install_hint(arch: Arch) -> str:
+    """What to install to compile C for `arch`."""
+    machine = _MACHINE_OF_PREFIX.get(arch.prefix, platform.machine())
+    if machine == platform.machine():
+        return _INSTALL_NATIVE
+    return f"apt install gcc-{machine.replace('_', '-')}-linux-gnu"
 
 
 @functools.cache

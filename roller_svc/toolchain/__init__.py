@@ -1,0 +1,103 @@
+"""Kernel text → binary: one function for every language, and what is installed for which device."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import assert_never
+
+from roller_svc.errors import ToolchainMissingError
+from roller_svc.ir.hardware import Arch, Family, HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
+from roller_svc.toolchain import gcc, nvrtc
+from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+
+__all__ = ["Availability", "CompileLimits", "availability", "compile_source", "ptx", "tool_version", "versions"]
+
+ptx = nvrtc.ptx
+
+_AMD_NEEDS = "hipcc (e.g. `apt install hipcc`) and a HIP generator, which this version does not have"
+_IPU_NEEDS = "the Poplar SDK (popc) from Graphcore, and a generator for it, which this version does not have"
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether kernels for a device can be compiled here: `reason` says what does, or why nothing does."""
+
+    ok: bool
+    reason: str
+    install: str = ""
+
+
+def compile_source(
+    source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, *, cc: str | None = None
+) -> CompiledKernel:
+    """The binary of a kernel. `cc` names a C compiler to use in place of the one found.
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError saying what is missing.
+    """
+    match source.language:
+        case Language.C:
+            return gcc.compile_c(source, limits, cc)
+        case Language.CUDA:
+            return nvrtc.compile_cuda(source, limits)
+        case Language.HIP:
+            raise ToolchainMissingError(f"{source.arch} takes {_AMD_NEEDS}; estimates work without it")
+        case _ as never:
+            assert_never(never)
+
+
+def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
+    """Whether kernels for the device can be compiled here. Starts no compiler and opens no device."""
+    match spec.family:
+        case Family.CPU:
+            return _c_availability(spec.arch, cc)
+        case Family.CUDA:
+            return _cuda_availability(spec.arch)
+        case Family.AMD:
+            return Availability(False, f"{spec.arch} takes {_AMD_NEEDS}", "apt install hipcc")
+        case Family.IPU:
+            return Availability(False, f"{spec.arch} takes {_IPU_NEEDS}", "the Poplar SDK, from Graphcore")
+        case _ as never:
+            assert_never(never)
+
+
+def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> str:
+    """What compiles that language for `arch` here, with its version: part of a binary's cache key."""
+    match language:
+        case Language.C:
+            command = tuple(gcc.compiler_for(arch, cc))
+            return f"{shlex.join(command)}: {gcc.compiler_version(command)}"
+        case Language.CUDA:
+            return f"nvrtc {nvrtc.library_for(arch).version}"
+        case Language.HIP:
+            raise ToolchainMissingError(f"{arch} takes {_AMD_NEEDS}; estimates work without it")
+        case _ as never:
+            assert_never(never)
+
+
+def versions(*, cc: str | None = None) -> dict[str, str]:
+    """Every compiler there is for this machine and for CUDA, with its version."""
+    found = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
+    try:
+        command = gcc.native_compiler(cc)
+        found["cc"] = gcc.compiler_version(tuple(command))
+    except ToolchainMissingError:
+        pass  # what is not there has no version
+    return found
+
+
+def _c_availability(arch: Arch, cc: str | None) -> Availability:
+    try:
+        command = gcc.compiler_for(arch, cc)
+    except ToolchainMissingError as missing:
+        return Availability(False, missing.message, gcc.install_hint(arch))
+    return Availability(True, shlex.join(command))
+
+
+def _cuda_availability(arch: Arch) -> Availability:
+    try:
+        library = nvrtc.library_for(arch)
+    except ToolchainMissingError as missing:
+        return Availability(False, missing.message, nvrtc.needed_for(arch))
+    return Availability(True, f"NVRTC {library.version}")
