@@ -55,9 +55,11 @@ def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
         case Family.CUDA:
             return _cuda_availability(spec.arch)
         case Family.AMD:
-            return Availability(False, f"{spec.arch} takes {_AMD_NEEDS}", "apt install hipcc")
+            return Availability(ok=False, reason=f"{spec.arch} takes {_AMD_NEEDS}", install="apt install hipcc")
         case Family.IPU:
-            return Availability(False, f"{spec.arch} takes {_IPU_NEEDS}", "the Poplar SDK, from Graphcore")
+            return Availability(
+                ok=False, reason=f"{spec.arch} takes {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
+            )
         case _ as never:
             assert_never(never)
 
@@ -91,13 +93,13 @@ def _c_availability(arch: Arch, cc: str | None) -> Availability:
     try:
         command = gcc.compiler_for(arch, cc)
     except ToolchainMissingError as missing:
-        return Availability(False, missing.message, gcc.install_hint(arch))
-    return Availability(True, shlex.join(command))
+        return Availability(ok=False, reason=missing.message, install=gcc.install_hint(arch))
+    return Availability(ok=True, reason=shlex.join(command))
 
 
 def _cuda_availability(arch: Arch) -> Availability:
     try:
         library = nvrtc.library_for(arch)
     except ToolchainMissingError as missing:
-        return Availability(False, missing.message, nvrtc.needed_for(arch))
-    return Availability(True, f"NVRTC {library.version}")
+        return Availability(ok=False, reason=missing.message, install=nvrtc.needed_for(arch))
+    return Availability(ok=True, reason=f"NVRTC {library.version}")

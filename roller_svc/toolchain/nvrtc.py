@@ -88,7 +88,8 @@ def library_for(arch: Arch) -> NvrtcLibrary:
         raise ToolchainMissingError(f"NVRTC is not installed: {needed_for(arch)}; estimates work without it")
     found = ", ".join(f"NVRTC {library.major}" for library in libraries)
     raise ToolchainMissingError(
-        f"{arch} cannot be compiled here: {found} does not know it; it takes {needed_for(arch)}; estimates work without it"
+        f"{arch} cannot be compiled here: {found} does not know it; it takes "
+        f"{needed_for(arch)}; estimates work without it"
     )
 
 

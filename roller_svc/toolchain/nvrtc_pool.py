@@ -35,7 +35,7 @@ class Answer:
     data: bytes
 
 
-class _WorkerDied(Exception):
+class _WorkerDiedError(Exception):
     """The pipe ended inside a frame."""
 
 
@@ -52,7 +52,7 @@ class _Worker:
         )  # fmt: skip
         try:
             hello, _ = self._receive(time.monotonic() + _START_TIMEOUT_S)
-        except (_WorkerDied, TimeoutError):
+        except (_WorkerDiedError, TimeoutError):
             self.end()
             raise ToolchainMissingError(f"NVRTC does not start from {library}: {self.last_words()}") from None
         if "error" in hello:
@@ -62,13 +62,13 @@ class _Worker:
         self.version = ".".join(str(part) for part in hello["version"])
 
     def ask(self, request: dict[str, object], timeout_s: float) -> Answer:
-        """Raises TimeoutError or _WorkerDied, after which this worker must be ended."""
+        """Raises TimeoutError or _WorkerDiedError, after which this worker must be ended."""
         deadline = time.monotonic() + timeout_s
         text = json.dumps(request | {"timeout_s": timeout_s}).encode()
         try:
             self._send(HEADER.pack(len(text), 0) + text)
         except BrokenPipeError:
-            raise _WorkerDied from None
+            raise _WorkerDiedError from None
         document, data = self._receive(deadline)
         return Answer(document["ok"], document["error"], document["log"], data)
 
@@ -101,7 +101,7 @@ class _Worker:
     def _receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
         text_size, data_size = HEADER.unpack(self._read(HEADER.size, deadline))
         if text_size + data_size > _MAX_ANSWER_BYTES:
-            raise _WorkerDied
+            raise _WorkerDiedError
         return json.loads(self._read(text_size, deadline)), self._read(data_size, deadline)
 
     def _read(self, size: int, deadline: float) -> bytes:
@@ -116,7 +116,7 @@ class _Worker:
                 raise TimeoutError
             part = os.read(descriptor, min(size - len(parts), 1 << 20))
             if not part:
-                raise _WorkerDied
+                raise _WorkerDiedError
             parts += part
         return bytes(parts)
 
@@ -145,7 +145,7 @@ class WorkerPool:
                 worker.end()
                 raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s",
                                          code="compile-timeout") from None  # fmt: skip
-            except _WorkerDied:
+            except _WorkerDiedError:
                 worker.end()
                 limit = f"its memory limit is {self._memory_bytes >> 20} MiB"
                 words = worker.last_words()
@@ -188,7 +188,7 @@ class WorkerPool:
 
 
 @functools.cache
-def _pool_of_process(library: Path, memory_bytes: int, process_id: int) -> WorkerPool:  # noqa: ARG001
+def _pool_of_process(library: Path, memory_bytes: int, process_id: int) -> WorkerPool:
     return WorkerPool(library, memory_bytes)
 
 
