@@ -1,0 +1,121 @@
+"""Terms of a reduction, block by block → one value an element, with its bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import Combine
+from roller_svc.lang.evaluator import Term
+from roller_svc.lang.values import Array, greatest, least_normal, unit_roundoff, wide_dtype, wrap
+
+
+def identity(combine: Combine, dtype: DType) -> int | float:
+    """What a reduction starts from."""
+    match combine:
+        case Combine.SUM | Combine.ANY:
+            return 0
+        case Combine.PROD | Combine.ALL:
+            return 1
+        case Combine.MAX:
+            return -math.inf if dtype.is_float else dtype.integer_range[0]
+        case Combine.MIN:
+            return math.inf if dtype.is_float else dtype.integer_range[1]
+
+
+class Accumulator:
+    """Values of a map (combine None) or a reduction over a box of kept dimensions, filled block by block."""
+
+    def __init__(self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool) -> None:
+        self.combine = combine
+        self.dtype = dtype
+        self.track = track
+        start = 0 if combine is None else identity(combine, dtype)
+        self.value = np.full(shape, start, dtype=wide_dtype(dtype))
+        # Sum of the terms' own bounds, or the greatest of them.
+        self.error: Array | None = None
+        # Sum of |terms| for a sum; product of |term| + bound for a product.
+        self.magnitude = np.full(shape, 1.0 if combine is Combine.PROD else 0.0) if self._rounds else np.zeros(())
+        self.terms = 0
+
+    @property
+    def _rounds(self) -> bool:
+        return self.track and self.dtype.is_float and self.combine in (Combine.SUM, Combine.PROD)
+
+    def add(self, region: tuple[slice, ...], full: tuple[int, ...], term: Term) -> None:
+        """Joins a block's term; `full` is the block's shape, kept dimensions first, `region` their place."""
+        axes = tuple(range(len(region), len(full)))
+        value = np.broadcast_to(term.value, full)
+        if self.combine is None:
+            self.value[region] = value
+        else:
+            self.value[region] = self._joined(self.value[region], value, axes)
+        if self.track:
+            self._add_error(region, full, axes, value, term.error)
+
+    def _joined(self, old: Array, value: Array, axes: tuple[int, ...]) -> Array:
+        match self.combine:
+            case Combine.SUM:
+                return np.asarray(old + value.sum(axis=axes, dtype=value.dtype))
+            case Combine.PROD:
+                return np.asarray(old * value.prod(axis=axes, dtype=value.dtype))
+            case Combine.MAX:
+                return np.asarray(np.maximum(old, value.max(axis=axes)))
+            case Combine.MIN:
+                return np.asarray(np.minimum(old, value.min(axis=axes)))
+            case Combine.ALL:
+                return np.asarray((old != 0) & (value != 0).all(axis=axes))
+            case Combine.ANY:
+                return np.asarray((old != 0) | (value != 0).any(axis=axes))
+            case None:
+                raise InvariantError("a map has nothing to join")
+
+    def _add_error(self, region: tuple[slice, ...], full: tuple[int, ...], axes: tuple[int, ...], value: Array,
+                   error: Array | None) -> None:  # fmt: skip
+        count = math.prod(full[len(region) :])
+        self.terms = max(self.terms, count) if self.combine is None else self.terms + count
+        bound = None if error is None else np.broadcast_to(error, full)
+        if self._rounds:
+            size = np.abs(value) if bound is None or self.combine is Combine.SUM else np.abs(value) + bound
+            if self.combine is Combine.SUM:
+                self.magnitude[region] += size.sum(axis=axes)
+            else:
+                self.magnitude[region] *= size.prod(axis=axes)
+        if bound is None or self.combine is Combine.PROD:
+            return
+        if self.error is None:
+            self.error = np.zeros(self.value.shape)
+        if self.combine is Combine.SUM:
+            self.error[region] += bound.sum(axis=axes)
+        elif axes:
+            self.error[region] = np.maximum(self.error[region], bound.max(axis=axes))
+        else:
+            self.error[region] = bound
+
+    def result(self, reduced_points: int) -> Term:
+        """What came of it, integers within their type, after `reduced_points` terms an element."""
+        value = self.value if self.dtype.is_float else wrap(self.value, self.dtype)
+        if not self._rounds:
+            return Term(value, self.error)
+        unit = 2.0 * unit_roundoff(self.dtype.compute)
+        if self.combine is Combine.SUM:
+            # Errors of a sum walk at random: sqrt(K) units of the sum of magnitudes is far out.
+            own = unit * math.sqrt(reduced_points) * self.magnitude + reduced_points * least_normal(self.dtype.compute)
+        else:
+            own = self.magnitude - np.abs(value) + unit * reduced_points * self.magnitude
+            own = own + least_normal(self.dtype.compute)
+        bound = own + (0.0 if self.error is None else self.error)
+        return Term(value, self._with_infinities(value, bound))
+
+    def _with_infinities(self, value: Array, bound: Array) -> Array:
+        """Terms that were infinite or NaN make the sum so, whatever the order; a sum that overflowed may not have."""
+        unsure = np.isnan(bound) | np.isinf(bound)
+        if not unsure.any() and (np.abs(value) <= greatest(self.dtype.compute)).all():
+            return bound
+        carried = np.zeros(()) if self.error is None else self.error
+        sure = ~np.isfinite(value) & np.isinf(self.magnitude) | np.isnan(self.magnitude)
+        special = np.where(sure & np.isfinite(carried), 0.0, np.inf)
+        return np.where(unsure | ~(np.abs(value) <= greatest(self.dtype.compute)), special, bound)
