@@ -1,0 +1,9 @@
+"""Hardware specs: YAML or JSON → HardwareSpec, and the CPU at hand."""
+
+from __future__ import annotations
+
+from roller_svc.hardware.catalog import LOCAL, all_specs, detect_local, ids, load
+from roller_svc.hardware.mapping import from_mapping, to_mapping
+from roller_svc.hardware.yaml_text import load_yaml
+
+__all__ = ["LOCAL", "all_specs", "detect_local", "from_mapping", "ids", "load", "load_yaml", "to_mapping"]

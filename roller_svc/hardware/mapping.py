@@ -1,0 +1,168 @@
+"""Mapping (YAML or JSON, already parsed) ⇄ HardwareSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from roller_svc.errors import SpecError
+from roller_svc.hardware.schema import (
+    LevelModel,
+    LimitsModel,
+    Problem,
+    SourceModel,
+    SpecModel,
+    UnitModel,
+    implausible,
+)
+from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.hardware import (
+    Arch,
+    ComputeUnit,
+    Family,
+    HardwareSpec,
+    Limits,
+    MemoryLevel,
+    Scope,
+    Source,
+    UnitKind,
+    arch_named,
+)
+
+MOST_PROBLEMS_SHOWN = 20
+_MODEL_AT: dict[str, type[BaseModel]] = {
+    "levels": LevelModel,
+    "units": UnitModel,
+    "limits": LimitsModel,
+    "sources": SourceModel,
+}
+_WORDS = {"extra_forbidden": "unknown field", "missing": "missing"}
+
+
+def from_mapping(data: object, where: str = "request") -> HardwareSpec:
+    """A validated spec; SpecError lists every problem as `where: field: what is wrong`."""
+    spec, problems = checked(data)
+    if spec is None:
+        raise refused(problems, where)
+    return _spec_of(spec)
+
+
+def checked(data: object) -> tuple[SpecModel | None, list[Problem]]:
+    """The model, or None and what is wrong with the data."""
+    if not isinstance(data, Mapping):
+        return None, [("", "a spec is a mapping of fields to values")]
+    try:
+        spec = SpecModel.model_validate(dict(data))
+    except ValidationError as invalid:
+        return None, [_problem(dict(error)) for error in invalid.errors(include_url=False, include_input=True)]
+    problems = implausible(spec)
+    return (None if problems else spec), problems
+
+
+def refused(problems: list[Problem], where: str, line: int | None = None, column: int | None = None) -> SpecError:
+    """One error for all problems, the first of them where the text is at fault."""
+    shown = [f"{where}: {path}: {what}" if path else f"{where}: {what}" for path, what in problems[:MOST_PROBLEMS_SHOWN]]
+    if hidden := len(problems) - len(shown):
+        shown.append(f"{where}: and {hidden} more")
+    return SpecError("\n".join(shown), line=line, column=column, hint="docs/hardware.md explains every field")
+
+
+def _problem(error: dict[str, Any]) -> Problem:
+    location = tuple(error["loc"])
+    path = ".".join(str(part) for part in location)[:200]
+    what = _WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        model = _MODEL_AT.get(str(location[0]), SpecModel) if len(location) > 1 else SpecModel
+        near = get_close_matches(str(location[-1])[:64], model.model_fields, n=1)
+        what += f"; did you mean {near[0]}?" if near else ""
+    elif isinstance(error.get("input"), str) and error["type"] in ("int_type", "float_type"):
+        what += "; YAML reads 80e9 as text: write 80_000_000_000 or 8.0e+10"
+    return path, what
+
+
+def _spec_of(spec: SpecModel) -> HardwareSpec:
+    return HardwareSpec(
+        id=spec.id,
+        name=spec.name,
+        vendor=spec.vendor,
+        family=Family(spec.family),
+        arch=_arch(spec.arch),
+        num_cores=spec.num_cores,
+        clock_hz=spec.clock_hz,
+        levels=tuple(_level_of(level) for level in spec.levels),
+        units=tuple(_unit_of(unit) for unit in spec.units),
+        limits=Limits(**spec.limits.model_dump()),
+        tile_levels=(spec.tile_levels[0], spec.tile_levels[1]),
+        sources=tuple(Source(tuple(s.fields), s.text, s.assumed) for s in spec.sources),
+        vector_bytes=spec.vector_bytes,
+        isa=tuple(spec.isa),
+    )
+
+
+def _level_of(level: LevelModel) -> MemoryLevel:
+    return MemoryLevel(**{**level.model_dump(), "scope": Scope(level.scope)})
+
+
+def _unit_of(unit: UnitModel) -> ComputeUnit:
+    return ComputeUnit(
+        name=unit.name,
+        kind=UnitKind(unit.kind),
+        shape=tuple(unit.shape),
+        in_dtype=_dtype(unit.in_dtype),
+        acc_dtype=_dtype(unit.acc_dtype),
+        flops_per_s=unit.flops_per_s,
+        max_shape=tuple(unit.max_shape),
+        peak_flops_per_s=unit.peak_flops_per_s,
+    )
+
+
+def _dtype(name: str) -> DType:
+    dtype = dtype_named(name)
+    assert dtype is not None, "the schema has checked it"
+    return dtype
+
+
+def _arch(name: str) -> Arch:
+    arch = arch_named(name)
+    assert arch is not None, "the schema has checked it"
+    return arch
+
+
+def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
+    """The spec as JSON-able data in the order of a spec file; `from_mapping` takes it back."""
+    return {
+        "id": spec.id,
+        "name": spec.name,
+        "vendor": spec.vendor,
+        "family": spec.family.value,
+        "arch": str(spec.arch),
+        "num_cores": spec.num_cores,
+        "clock_hz": spec.clock_hz,
+        "vector_bytes": spec.vector_bytes,
+        "isa": list(spec.isa),
+        "tile_levels": list(spec.tile_levels),
+        "levels": [_level_mapping(level) for level in spec.levels],
+        "units": [_unit_mapping(unit) for unit in spec.units],
+        "limits": {field: getattr(spec.limits, field) for field in LimitsModel.model_fields},
+        "sources": [{"fields": list(s.fields), "text": s.text, "assumed": s.assumed} for s in spec.sources],
+    }
+
+
+def _level_mapping(level: MemoryLevel) -> dict[str, Any]:
+    return {**{field: getattr(level, field) for field in LevelModel.model_fields}, "scope": level.scope.value}
+
+
+def _unit_mapping(unit: ComputeUnit) -> dict[str, Any]:
+    return {
+        "name": unit.name,
+        "kind": unit.kind.value,
+        "shape": list(unit.shape),
+        "max_shape": list(unit.max_shape),
+        "in_dtype": unit.in_dtype.value,
+        "acc_dtype": unit.acc_dtype.value,
+        "flops_per_s": unit.flops_per_s,
+        "peak_flops_per_s": unit.peak_flops_per_s,
+    }

@@ -1,0 +1,240 @@
+"""The shape of a spec file: pydantic models, every bound, every cross-check.
+
+The bounds keep a hostile spec from overflowing the model or stalling a search; they are wide of any real device.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.hardware import Family, Scope, UnitKind, arch_named
+
+Rate = Annotated[float, Field(ge=1e6, le=1e18)]  # bytes or FLOPs a second
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Small = Annotated[int, Field(ge=1, le=4096)]
+Extents = Annotated[list[Small], Field(min_length=1, max_length=4)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
+
+GPU_LEVELS = ("dram", "l2", "shared", "register")
+CPU_LEVELS = ("dram", "l3", "l2", "l1", "register")
+IPU_LEVELS = ("dram", "sram", "register")
+LEVELS_OF = {Family.CUDA: GPU_LEVELS, Family.AMD: GPU_LEVELS, Family.CPU: CPU_LEVELS, Family.IPU: IPU_LEVELS}
+PREFIXES_OF = {
+    Family.CUDA: ("sm_",),
+    Family.AMD: ("gfx",),
+    Family.CPU: ("x86-64-v", "armv"),
+    Family.IPU: ("ipu",),
+}
+MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
+_SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
+_MOST_BYTES_OF = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
+
+
+class _Strict(BaseModel):
+    """No unknown field, no coercion ("80" is not 80), no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class LevelModel(_Strict):
+    name: Name
+    scope: Literal["device", "core", "thread"]
+    capacity_bytes: Annotated[int, Field(ge=16, le=1 << 50)]
+    bandwidth_bytes_per_s: Rate
+    peak_bandwidth_bytes_per_s: Rate | None = None
+    latency_s: Annotated[float, Field(ge=1e-12, le=1e-3)]
+    transaction_bytes: Small
+    banks: Small = 1
+    bank_bytes: Small = 4
+
+
+class UnitModel(_Strict):
+    name: Name
+    kind: Literal["fma", "vector", "mma", "wgmma", "mfma", "amp"]
+    shape: Extents
+    max_shape: Annotated[list[Small], Field(max_length=4)] = []
+    in_dtype: str
+    acc_dtype: str
+    flops_per_s: Rate
+    peak_flops_per_s: Rate | None = None
+
+    @field_validator("in_dtype", "acc_dtype")
+    @classmethod
+    def _known_dtype(cls, value: str) -> str:
+        if dtype_named(value) is None:
+            raise ValueError(f"must be one of {', '.join(dtype.value for dtype in DType)}")
+        return value
+
+
+class LimitsModel(_Strict):
+    warp_size: Annotated[int, Field(ge=1, le=1024)]
+    max_threads_per_block: Annotated[int, Field(ge=1, le=1 << 16)]
+    max_threads_per_core: Annotated[int, Field(ge=1, le=1 << 16)]
+    max_blocks_per_core: Small
+    registers_per_core: Count
+    max_registers_per_thread: Small
+    shared_bytes_per_block: Annotated[int, Field(ge=256, le=1 << 34)]
+    shared_bytes_per_core: Annotated[int, Field(ge=256, le=1 << 34)]
+    shared_bytes_reserved_per_block: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    launch_overhead_s: Annotated[float, Field(ge=0, le=1)]
+
+
+class SourceModel(_Strict):
+    fields: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=100)]], Field(min_length=1, max_length=100)]
+    text: Text
+    assumed: bool = False
+
+
+class SpecModel(_Strict):
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=120)]
+    vendor: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9 ._-]*$", max_length=40)]
+    family: Literal["cuda", "amd", "ipu", "cpu"]
+    arch: str
+    num_cores: Annotated[int, Field(ge=1, le=1_000_000)]
+    clock_hz: Annotated[float, Field(ge=1e6, le=1e11)]
+    vector_bytes: Literal[4, 8, 16, 32, 64, 128] = 16
+    isa: Annotated[list[Feature], Field(max_length=200)] = []
+    tile_levels: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    levels: Annotated[list[LevelModel], Field(min_length=2, max_length=8)]
+    units: Annotated[list[UnitModel], Field(min_length=1, max_length=64)]
+    limits: LimitsModel
+    sources: Annotated[list[SourceModel], Field(max_length=64)] = []
+
+    @field_validator("arch")
+    @classmethod
+    def _known_arch(cls, value: str) -> str:
+        if arch_named(value) is None:
+            raise ValueError("is no architecture's name (such as sm_90a, gfx942, x86-64-v3, armv8, ipu2)")
+        return value
+
+
+Problem = tuple[str, str]  # the field's path and what is wrong with it
+
+
+def figures(spec: SpecModel) -> tuple[str, ...]:
+    """The dotted path of every figure a source must stand for: 'levels.l2.latency_s', 'limits.warp_size', ..."""
+    paths = ["num_cores", "clock_hz", "vector_bytes"]
+    for level in spec.levels:
+        stated = level.model_dump(exclude={"name", "scope"}, exclude_none=True, exclude_unset=True)
+        paths += [f"levels.{level.name}.{field}" for field in stated]
+    for unit in spec.units:
+        stated = unit.model_dump(exclude={"name", "kind", "in_dtype", "acc_dtype"}, exclude_none=True, exclude_unset=True)
+        paths += [f"units.{unit.name}.{field}" for field in stated]
+    paths += [f"limits.{field}" for field in LimitsModel.model_fields]
+    return tuple(paths)
+
+
+def covers(pattern: str, path: str) -> bool:
+    """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))
+
+
+def unsourced(spec: SpecModel) -> tuple[str, ...]:
+    """Figures that no source stands for."""
+    patterns = [pattern for source in spec.sources for pattern in source.fields]
+    return tuple(path for path in figures(spec) if not any(covers(pattern, path) for pattern in patterns))
+
+
+def implausible(spec: SpecModel) -> list[Problem]:
+    """What no single field shows: order, names that must exist, parts larger than their whole."""
+    return [*_identity(spec), *_levels(spec), *_tile_levels(spec), *_units(spec), *_limits(spec), *_sources(spec)]
+
+
+def _identity(spec: SpecModel) -> list[Problem]:
+    arch, family = arch_named(spec.arch), Family(spec.family)
+    if arch is not None and arch.prefix not in PREFIXES_OF[family]:
+        return [("arch", f"{spec.arch} is no {family.value} architecture")]
+    return []
+
+
+def _levels(spec: SpecModel) -> list[Problem]:
+    problems: list[Problem] = []
+    names = tuple(level.name for level in spec.levels)
+    if names != LEVELS_OF[Family(spec.family)]:
+        wanted = ", ".join(LEVELS_OF[Family(spec.family)])
+        problems.append(("levels", f"must be {wanted} in this order for family {spec.family}, are {', '.join(names)}"))
+    for index, level in enumerate(spec.levels):
+        path = f"levels.{index}"
+        scope = Scope(level.scope)
+        if level.capacity_bytes > _MOST_BYTES_OF[scope]:
+            problems.append((f"{path}.capacity_bytes", f"more than any {scope.value} holds"))
+        if level.transaction_bytes > level.capacity_bytes:
+            problems.append((f"{path}.transaction_bytes", "more than capacity_bytes"))
+        problems += _below_peak(path, "bandwidth_bytes_per_s", level.bandwidth_bytes_per_s, level.peak_bandwidth_bytes_per_s)
+    for index, (outer, inner) in enumerate(zip(spec.levels, spec.levels[1:], strict=False), start=1):
+        if _SCOPE_DEPTH[Scope(inner.scope)] < _SCOPE_DEPTH[Scope(outer.scope)]:
+            problems.append((f"levels.{index}.scope", f"wider than the scope of {outer.name} around it"))
+        if inner.latency_s > outer.latency_s:
+            problems.append((f"levels.{index}.latency_s", f"longer than that of {outer.name} around it"))
+    return problems
+
+
+def _tile_levels(spec: SpecModel) -> list[Problem]:
+    names = [level.name for level in spec.levels]
+    missing = [name for name in spec.tile_levels if name not in names]
+    if missing:
+        return [("tile_levels", f"{', '.join(missing)} is no level; levels are {', '.join(names)}")]
+    if names.index(spec.tile_levels[0]) >= names.index(spec.tile_levels[1]):
+        return [("tile_levels", "must name the outer level first")]
+    return []
+
+
+def _units(spec: SpecModel) -> list[Problem]:
+    problems: list[Problem] = []
+    names = [unit.name for unit in spec.units]
+    for index, unit in enumerate(spec.units):
+        path = f"units.{index}"
+        if unit.name in names[:index]:
+            problems.append((f"{path}.name", f"{unit.name} is named twice"))
+        if len(unit.shape) != (3 if UnitKind(unit.kind) in MATRIX_KINDS else 1):
+            problems.append((f"{path}.shape", "must be [m, n, k] for a matrix unit, [lanes] for fma and vector"))
+        if unit.max_shape and (
+            len(unit.max_shape) != len(unit.shape)
+            or any(most % least for most, least in zip(unit.max_shape, unit.shape, strict=True))
+        ):
+            problems.append((f"{path}.max_shape", "must be a multiple of shape in every extent"))
+        problems += _below_peak(path, "flops_per_s", unit.flops_per_s, unit.peak_flops_per_s)
+    if not any(UnitKind(unit.kind) not in MATRIX_KINDS for unit in spec.units):
+        problems.append(("units", "must hold an fma or vector unit"))
+    return problems
+
+
+def _below_peak(path: str, field: str, achievable: float, peak: float | None) -> list[Problem]:
+    if peak is not None and achievable > peak:
+        return [(f"{path}.{field}", f"above peak_{field}")]
+    return []
+
+
+def _limits(spec: SpecModel) -> list[Problem]:
+    limits = spec.limits
+    problems: list[Problem] = []
+    if limits.max_threads_per_block % limits.warp_size:
+        problems.append(("limits.max_threads_per_block", "must be a multiple of warp_size"))
+    if limits.max_threads_per_block > limits.max_threads_per_core:
+        problems.append(("limits.max_threads_per_block", "more than max_threads_per_core"))
+    if limits.shared_bytes_per_block + limits.shared_bytes_reserved_per_block > limits.shared_bytes_per_core:
+        problems.append(("limits.shared_bytes_per_block", "more than shared_bytes_per_core less the reserved"))
+    if limits.max_registers_per_thread > limits.registers_per_core:
+        problems.append(("limits.max_registers_per_thread", "more than registers_per_core"))
+    block_level = next((level for level in spec.levels if level.name == spec.tile_levels[0]), None)
+    if block_level is not None and limits.shared_bytes_per_core > block_level.capacity_bytes:
+        problems.append(("limits.shared_bytes_per_core", f"more than {block_level.name} holds"))
+    return problems
+
+
+def _sources(spec: SpecModel) -> list[Problem]:
+    known = figures(spec)
+    return [
+        (f"sources.{index}.fields", f"{pattern} is no figure of this spec")
+        for index, source in enumerate(spec.sources)
+        for pattern in source.fields
+        if not any(covers(pattern, path) for path in known)
+    ]
