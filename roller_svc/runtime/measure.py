@@ -1,0 +1,102 @@
+"""A call → its time: warmed up, repeated until the clock's noise does not matter, given up early when slow."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from roller_svc.ir.kernel import Measurement
+
+Call = Callable[[], object]
+Stopwatch = Callable[[Call, int], float]  # runs the call that often; seconds for all of them together
+
+_MIN_SAMPLE_S = 20e-6  # a hundred times what reading the clock costs
+_MAX_INNER = 10_000
+_MIN_SAMPLES = 3
+_GIVE_UP_FACTOR = 1.5  # a candidate so much slower than the best is not going to win by measuring it again
+_STEADY_SHARE = 0.01
+_STEADY_SAMPLES = 7
+
+
+def host_stopwatch(call: Call, times: int) -> float:
+    """Wall time, for calls that return when their work is done."""
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - start
+
+
+def measure(
+    call: Call,
+    budget_s: float = 0.5,
+    repeats: int = 20,
+    *,
+    device_name: str = "",
+    best_s: float | None = None,
+    stopwatch: Stopwatch = host_stopwatch,
+) -> Measurement:
+    """Median and least time of one call, from at most `repeats` samples and about `budget_s` seconds.
+
+    A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree, or
+    when they are all well above `best_s`, the best time known of another kernel for the same work.
+    """
+    first_s = stopwatch(call, 1)  # also the warm-up: page faults, thread pools, clocks
+    samples = [first_s]
+    spent_s = first_s
+    if not _hopeless(samples, best_s) or spent_s < _MIN_SAMPLE_S:
+        inner, probed_s = _inner_repeats(call, stopwatch, first_s)
+        spent_s += probed_s
+        samples = []
+        while len(samples) < repeats and (spent_s < budget_s or len(samples) < 1):
+            sample_s = stopwatch(call, inner)
+            spent_s += sample_s
+            samples.append(sample_s / inner)
+            if _hopeless(samples, best_s) or _steady(samples):
+                break
+    return Measurement(statistics.median(samples), min(samples), len(samples), device_name or host_name())
+
+
+@cache
+def host_name() -> str:
+    """The processor's name, as results name it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _inner_repeats(call: Call, stopwatch: Stopwatch, guess_s: float) -> tuple[int, float]:
+    """Calls in a sample, and the seconds it took to find out: the first call is no measure, it was cold."""
+    inner, spent_s = 1, 0.0
+    sample_s = guess_s
+    while inner < _MAX_INNER:
+        sample_s = stopwatch(call, inner)
+        spent_s += sample_s
+        if sample_s >= _MIN_SAMPLE_S:
+            break
+        growth = _MIN_SAMPLE_S / sample_s if sample_s > 0 else 10.0
+        inner = min(_MAX_INNER, max(inner * 2, round(inner * growth * 1.2)))
+    return inner, spent_s
+
+
+def _hopeless(samples: list[float], best_s: float | None) -> bool:
+    """Whether this call will not beat `best_s`: one cold call needs a wider margin than several warm ones."""
+    if best_s is None:
+        return False
+    factor = _GIVE_UP_FACTOR if len(samples) >= _MIN_SAMPLES else _GIVE_UP_FACTOR**4
+    return min(samples) > factor * best_s
+
+
+def _steady(samples: list[float]) -> bool:
+    """Whether the faster half of enough samples lies within 1 %."""
+    if len(samples) < _STEADY_SAMPLES:
+        return False
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 2] <= ordered[0] * (1 + _STEADY_SHARE)
