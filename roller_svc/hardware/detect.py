@@ -103,10 +103,11 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
         clock_hz=clock_hz,
         vector_bytes=vector_bytes,
         isa=isa,
-        levels=tuple(_level(level, base, machine, clock_hz) for level in base.levels),
-        units=tuple(
-            _unit(unit, base, machine.cores * clock_hz, vector_bytes, ports) for unit in base.units
+        levels=(
+            *(_level(level, base, machine, clock_hz) for level in base.levels[:-1]),
+            _registers(base, machine, clock_hz, vector_bytes),
         ),
+        units=tuple(_unit(unit, base, machine.cores * clock_hz, vector_bytes, ports) for unit in base.units),
         limits=replace(base.limits, shared_bytes_per_core=l2_bytes, shared_bytes_per_block=l2_bytes * 3 // 4),
         sources=_sources(base, ports),
     )
@@ -114,11 +115,11 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
 
 def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: float) -> MemoryLevel:
     if level.name == "dram":
-        rate = min(max(level.bandwidth_bytes_per_s, _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores), _DRAM_BYTES_PER_S_OF_A_SOCKET)
+        rate = max(level.bandwidth_bytes_per_s, _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores)
         return replace(
             level,
             capacity_bytes=machine.memory_bytes or level.capacity_bytes,
-            bandwidth_bytes_per_s=rate,
+            bandwidth_bytes_per_s=min(rate, _DRAM_BYTES_PER_S_OF_A_SOCKET),
             peak_bandwidth_bytes_per_s=None,
         )
     scale = machine.cores * clock_hz / (base.num_cores * base.clock_hz)
@@ -138,13 +139,23 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
     )
 
 
-def _unit(unit: ComputeUnit, base: HardwareSpec, core_clocks_per_s: float, vector_bytes: int, ports: float) -> ComputeUnit:
+def _registers(base: HardwareSpec, machine: Machine, clock_hz: float, vector_bytes: int) -> MemoryLevel:
+    scaled = _level(base.levels[-1], base, machine, clock_hz)
+    return replace(
+        scaled,
+        capacity_bytes=base.limits.registers_per_core * vector_bytes,
+        bandwidth_bytes_per_s=scaled.bandwidth_bytes_per_s * vector_bytes / base.vector_bytes,
+        transaction_bytes=vector_bytes,
+    )
+
+
+def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_bytes: int, ports: int) -> ComputeUnit:
     """Rates are core-clocks x lanes x 2 x ports, kept in the base's proportion between types and to its peak."""
     lanes = vector_bytes // unit.in_dtype.bytes
     reference = next(u for u in base.units if u.in_dtype is DType.FLOAT32)
     relative = (unit.flops_per_s / unit.shape[0]) / (reference.flops_per_s / reference.shape[0])
     efficiency = reference.flops_per_s / (reference.peak_flops_per_s or reference.flops_per_s)
-    peak = core_clocks_per_s * lanes * 2 * ports * relative
+    peak = clocks_per_s * lanes * 2 * ports * relative
     return replace(unit, shape=(lanes,), flops_per_s=peak * efficiency, peak_flops_per_s=peak)
 
 

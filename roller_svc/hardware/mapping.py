@@ -47,7 +47,7 @@ def from_mapping(data: object, where: str = "request") -> HardwareSpec:
     spec, problems = checked(data)
     if spec is None:
         raise refused(problems, where)
-    return _spec_of(spec)
+    return spec_of(spec)
 
 
 def checked(data: object) -> tuple[SpecModel | None, list[Problem]]:
@@ -64,7 +64,9 @@ def checked(data: object) -> tuple[SpecModel | None, list[Problem]]:
 
 def refused(problems: list[Problem], where: str, line: int | None = None, column: int | None = None) -> SpecError:
     """One error for all problems, the first of them where the text is at fault."""
-    shown = [f"{where}: {path}: {what}" if path else f"{where}: {what}" for path, what in problems[:MOST_PROBLEMS_SHOWN]]
+    shown = [
+        f"{where}: {path}: {what}" if path else f"{where}: {what}" for path, what in problems[:MOST_PROBLEMS_SHOWN]
+    ]
     if hidden := len(problems) - len(shown):
         shown.append(f"{where}: and {hidden} more")
     return SpecError("\n".join(shown), line=line, column=column, hint="docs/hardware.md explains every field")
@@ -83,7 +85,8 @@ def _problem(error: dict[str, Any]) -> Problem:
     return path, what
 
 
-def _spec_of(spec: SpecModel) -> HardwareSpec:
+def spec_of(spec: SpecModel) -> HardwareSpec:
+    """The noun of a model that `checked` has passed."""
     return HardwareSpec(
         id=spec.id,
         name=spec.name,

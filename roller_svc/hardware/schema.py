@@ -19,6 +19,7 @@ Small = Annotated[int, Field(ge=1, le=4096)]
 Extents = Annotated[list[Small], Field(min_length=1, max_length=4)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
+Pattern = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.*]+$", max_length=100)]
 Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
 
 GPU_LEVELS = ("dram", "l2", "shared", "register")
@@ -32,6 +33,7 @@ PREFIXES_OF = {
     Family.IPU: ("ipu",),
 }
 MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
+MOST_PATTERNS = 256  # each is matched against every figure
 _SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
 _MOST_BYTES_OF = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
 
@@ -86,7 +88,7 @@ class LimitsModel(_Strict):
 
 
 class SourceModel(_Strict):
-    fields: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=100)]], Field(min_length=1, max_length=100)]
+    fields: Annotated[list[Pattern], Field(min_length=1, max_length=32)]
     text: Text
     assumed: bool = False
 
@@ -103,9 +105,9 @@ class SpecModel(_Strict):
     isa: Annotated[list[Feature], Field(max_length=200)] = []
     tile_levels: Annotated[list[Name], Field(min_length=2, max_length=2)]
     levels: Annotated[list[LevelModel], Field(min_length=2, max_length=8)]
-    units: Annotated[list[UnitModel], Field(min_length=1, max_length=64)]
+    units: Annotated[list[UnitModel], Field(min_length=1, max_length=40)]
     limits: LimitsModel
-    sources: Annotated[list[SourceModel], Field(max_length=64)] = []
+    sources: Annotated[list[SourceModel], Field(max_length=32)] = []
 
     @field_validator("arch")
     @classmethod
@@ -119,15 +121,19 @@ Problem = tuple[str, str]  # the field's path and what is wrong with it
 
 
 def figures(spec: SpecModel) -> tuple[str, ...]:
-    """The dotted path of every figure a source must stand for: 'levels.l2.latency_s', 'limits.warp_size', ..."""
+    """The dotted path of every figure of a spec: 'levels.l2.latency_s', 'limits.warp_size', ..."""
+    return _paths(spec, defaults=True)
+
+
+def _paths(spec: SpecModel, *, defaults: bool) -> tuple[str, ...]:
     paths = ["num_cores", "clock_hz", "vector_bytes"]
     for level in spec.levels:
-        stated = level.model_dump(exclude={"name", "scope"}, exclude_none=True, exclude_unset=True)
+        stated = level.model_dump(exclude={"name", "scope"}, exclude_defaults=not defaults)
         paths += [f"levels.{level.name}.{field}" for field in stated]
     for unit in spec.units:
-        stated = unit.model_dump(exclude={"name", "kind", "in_dtype", "acc_dtype"}, exclude_none=True, exclude_unset=True)
+        stated = unit.model_dump(exclude={"name", "kind", "in_dtype", "acc_dtype"}, exclude_defaults=not defaults)
         paths += [f"units.{unit.name}.{field}" for field in stated]
-    paths += [f"limits.{field}" for field in LimitsModel.model_fields]
+    paths += [f"limits.{field}" for field in spec.limits.model_dump(exclude_defaults=not defaults)]
     return tuple(paths)
 
 
@@ -138,9 +144,11 @@ def covers(pattern: str, path: str) -> bool:
 
 
 def unsourced(spec: SpecModel) -> tuple[str, ...]:
-    """Figures that no source stands for."""
+    """Figures that no source stands for, but for fields left at their defaults."""
     patterns = [pattern for source in spec.sources for pattern in source.fields]
-    return tuple(path for path in figures(spec) if not any(covers(pattern, path) for pattern in patterns))
+    return tuple(
+        path for path in _paths(spec, defaults=False) if not any(covers(pattern, path) for pattern in patterns)
+    )
 
 
 def implausible(spec: SpecModel) -> list[Problem]:
@@ -168,7 +176,8 @@ def _levels(spec: SpecModel) -> list[Problem]:
             problems.append((f"{path}.capacity_bytes", f"more than any {scope.value} holds"))
         if level.transaction_bytes > level.capacity_bytes:
             problems.append((f"{path}.transaction_bytes", "more than capacity_bytes"))
-        problems += _below_peak(path, "bandwidth_bytes_per_s", level.bandwidth_bytes_per_s, level.peak_bandwidth_bytes_per_s)
+        rate, peak = level.bandwidth_bytes_per_s, level.peak_bandwidth_bytes_per_s
+        problems += _below_peak(path, "bandwidth_bytes_per_s", rate, peak)
     for index, (outer, inner) in enumerate(zip(spec.levels, spec.levels[1:], strict=False), start=1):
         if _SCOPE_DEPTH[Scope(inner.scope)] < _SCOPE_DEPTH[Scope(outer.scope)]:
             problems.append((f"levels.{index}.scope", f"wider than the scope of {outer.name} around it"))
@@ -231,6 +240,8 @@ def _limits(spec: SpecModel) -> list[Problem]:
 
 
 def _sources(spec: SpecModel) -> list[Problem]:
+    if sum(len(source.fields) for source in spec.sources) > MOST_PATTERNS:
+        return [("sources", f"more than {MOST_PATTERNS} field patterns in all")]
     known = figures(spec)
     return [
         (f"sources.{index}.fields", f"{pattern} is no figure of this spec")

@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from roller_svc.errors import SpecError
-from roller_svc.hardware.mapping import checked, from_mapping, refused
+from roller_svc.hardware.mapping import checked, refused, spec_of
 from roller_svc.hardware.schema import Problem
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -33,52 +32,50 @@ class _Loader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at impor
 
 def load_yaml(text: str, where: str = "request") -> HardwareSpec:
     """A validated spec from YAML text; SpecError names `where`, the field, and where in the text it stands."""
-    data = _plain_data(text, where)
-    spec, problems = checked(data)
+    spec, problems = checked(_plain_data(text, where))
     if spec is None:
-        line, column = _place(text, problems[0])
-        raise refused(problems, where, line, column)
-    return from_mapping(data, where)
+        raise refused(problems, where, *_place(text, problems[0]))
+    return spec_of(spec)
 
 
 def _plain_data(text: str, where: str) -> object:
-    if len(text.encode()) > MOST_BYTES:
+    if len(text.encode(errors="replace")) > MOST_BYTES:
         raise refused([("", f"more than {MOST_BYTES} bytes")], where)
     try:
-        _refuse_tricks(text)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        _refuse_tricks(text, where)
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark
         at = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        raise refused([("", f"not YAML: {broken.problem or broken.context}")], where, *at) from broken
-    except (yaml.YAMLError, ValueError, OverflowError) as broken:  # a control character; 99 o'clock; a 5000-digit int
+        raise refused([("", f"not YAML: {broken.problem or broken.context}"[:300])], where, *at) from broken
+    except (yaml.YAMLError, ValueError, OverflowError) as broken:  # a control character; a 13th month; a 5000-digit int
         raise refused([("", f"not YAML: {str(broken)[:200]}")], where) from broken
 
 
-def _refuse_tricks(text: str) -> None:
+def _refuse_tricks(text: str, where: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_BaseLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not taken", problem_mark=event.start_mark)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH:
-            raise yaml.MarkedYAMLError(problem="nested too deep", problem_mark=event.start_mark)
+        if isinstance(event, yaml.AliasEvent) or depth > MOST_DEPTH:
+            what = "aliases are not taken" if isinstance(event, yaml.AliasEvent) else "nested too deep"
+            mark = event.start_mark
+            raise refused([("", what)], where, *((mark.line + 1, mark.column + 1) if mark else (None, None)))
 
 
 def _place(text: str, problem: Problem) -> tuple[int, int]:
     """Line and column, from 1, of the innermost part of a problem's path that the text has."""
     node = yaml.compose(text, Loader=_BaseLoader)
-    mark = node.start_mark if node else yaml.Mark(None, 0, 0, 0, None, None)
+    place = (1, 1)
     for part in problem[0].split("."):
+        at: yaml.Node | None
         if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == part), None)
-            if found is None:
-                break
-            mark, node = found[0].start_mark, found[1]
+            at, node = next(((key, value) for key, value in node.value if key.value == part), (None, None))
         elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            mark = node.start_mark
+            at = node = node.value[int(part)]
         else:
+            at = None
+        if at is None or at.start_mark is None:
             break
-    return mark.line + 1, mark.column + 1
+        place = (at.start_mark.line + 1, at.start_mark.column + 1)
+    return place
