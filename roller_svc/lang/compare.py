@@ -45,9 +45,11 @@ def agrees(program: TensorProgram, got: Mapping[str, Array], want: Mapping[str, 
             raise ArgumentError(f"no output {out.name} to compare")
         array = np.asarray(got[out.name])
         if array.dtype != storage_dtype(type_.dtype) or array.shape != type_.shape:
-            found = f"{out.name} is {array.dtype}{list(array.shape)}"
             expected = f"{type_.dtype.value}{list(type_.shape)}"
-            verdicts.append(Agreement(False, np.inf, np.inf, out.name, f"{found}, expected {expected}"))
+            detail = f"{out.name} is {array.dtype}{list(array.shape)}, expected {expected}"
+            verdicts.append(
+                Agreement(ok=False, max_abs_error=np.inf, max_rel_error=np.inf, output=out.name, detail=detail)
+            )
         else:
             verdicts.append(compare(out.name, array, want[out.name]))
     worst = min(verdicts, key=lambda v: (v.ok, -v.max_abs_error))
@@ -66,20 +68,20 @@ def compare(name: str, got: Array, want: Value) -> Agreement:
     distance, right = _judge(given.astype(np.float64), wide.astype(np.float64), error, want)
     unjudged = int(np.count_nonzero(np.isinf(error)))
     if right.all():
-        return _figures(name, True, distance, wide, "", unjudged)
+        return _figures(name, distance, wide, unjudged=unjudged)
     first = int(np.argmin(right))
     place = first if want.at is None else int(want.at[first])
     where = [int(i) for i in np.unravel_index(place, got.shape)] if got.shape else []
     detail = f"{name}{where} is {given[first]:.9g}, expected {wide[first]:.9g} within {error[first]:.3g}"
     detail += f"; {np.count_nonzero(~right)} of {right.size} elements are wrong"
-    return _figures(name, False, np.where(right & ~np.isfinite(distance), 0.0, distance), wide, detail, unjudged)
+    return _figures(name, distance, wide, detail, unjudged)
 
 
 def _exact(name: str, given: Array, wide: Array) -> Agreement:
     same = (given == wide) | (np.isnan(given.astype(np.float64)) & np.isnan(wide.astype(np.float64)))
     detail = "" if same.all() else f"{np.count_nonzero(~same)} of {same.size} elements differ"
     distance = np.where(same, 0.0, np.abs(given.astype(np.float64) - wide.astype(np.float64)))
-    return _figures(name, bool(same.all()), distance, wide, detail, 0)
+    return _figures(name, distance, wide, detail)
 
 
 def _judge(given: Array, wide: Array, error: Array, want: Value) -> tuple[Array, Array]:
@@ -101,9 +103,10 @@ def _judge(given: Array, wide: Array, error: Array, want: Value) -> tuple[Array,
     return np.where(allowed & ~np.isfinite(distance), 0.0, distance), allowed
 
 
-def _figures(name: str, ok: bool, distance: Array, wide: Array, detail: str, unjudged: int) -> Agreement:
+def _figures(name: str, distance: Array, wide: Array, detail: str = "", unjudged: int = 0) -> Agreement:
+    """The verdict; there is a detail exactly where something is wrong."""
     size = np.abs(wide.astype(np.float64))
     usual = np.isfinite(size) & (size > 0) & ~np.isnan(distance)
     relative = np.divide(distance, size, out=np.zeros(distance.shape), where=usual)
     worst = float(np.max(np.nan_to_num(distance, nan=np.inf), initial=0.0))
-    return Agreement(ok, worst, float(np.max(relative, initial=0.0)), name, detail, unjudged)
+    return Agreement(not detail, worst, float(np.max(relative, initial=0.0)), name, detail, unjudged)

@@ -1,4 +1,4 @@
-"""A typed expression → its values at many points at once, with the bound on a kernel's error where that is asked for."""
+"""A typed expression → its values at many points at once, each with the bound on a kernel's error if asked for."""
 
 from __future__ import annotations
 

@@ -215,9 +215,9 @@ class _Machine:
         dtype = statement.type.dtype
         term = self._scattered(statement) if statement.kind is StatementKind.SCATTER else self._dense(statement)
         error = rounding.of_store(term.value, term.error, dtype) if self.track else None
-        self.whole[statement.output] = Value(
-            term.value.reshape(statement.type.shape), dtype, None if error is None else error.reshape(statement.type.shape)
-        )
+        if error is not None:
+            error = error.reshape(statement.type.shape)
+        self.whole[statement.output] = Value(term.value.reshape(statement.type.shape), dtype, error)
 
     def _dense(self, statement: TensorExpr) -> Term:
         """A map or a reduction, every element."""
@@ -264,7 +264,8 @@ class _Machine:
         for block in blocks(extents):
             term = self._evaluator(statement, axes(block)).term(statement.body)
             region = tuple(slice(start, stop) for start, stop in block[:kept])
-            total.add(region, tuple(stop - start for start, stop in block), as_dtype(term, body, forming, track=self.track))
+            term = as_dtype(term, body, forming, track=self.track)
+            total.add(region, tuple(stop - start for start, stop in block), term)
         return as_dtype(total.result(math.prod(extents[kept:])), forming, dtype, track=self.track)
 
     def _scattered(self, statement: TensorExpr) -> Term:

@@ -72,7 +72,7 @@ def _decided(distance: Array, errors: Sequence[Error]) -> Array:
     total = np.asarray(sum(_or_zero(error) for error in errors))
     # A NaN distance: NaN operands or equal infinities, sure unless nothing is known of them.
     undecided = (total > 0) & ~(distance > total) & (np.isfinite(distance) | np.isinf(total))
-    return undecided.astype(np.float64)
+    return np.asarray(undecided, dtype=np.float64)
 
 
 def _own(kind: OpKind, compute: DType, values: tuple[Array, ...], value: Array) -> Array:
@@ -82,9 +82,9 @@ def _own(kind: OpKind, compute: DType, values: tuple[Array, ...], value: Array) 
     unit = unit_roundoff(compute)
     tiny = 8.0 * least_normal(compute)
     if kind in (OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.SQUARE):
-        return _ADD_UNITS * unit * np.abs(value) + tiny
+        return np.asarray(_ADD_UNITS * unit * np.abs(value) + tiny)
     if kind is OpKind.FMA:
-        return _ADD_UNITS * unit * (np.abs(value) + np.abs(values[0] * values[1])) + tiny
+        return np.asarray(_ADD_UNITS * unit * (np.abs(value) + np.abs(values[0] * values[1])) + tiny)
     if kind in (OpKind.DIV, OpKind.RECIPROCAL, OpKind.SQRT, OpKind.RSQRT):
         return _DIVIDE_UNITS * unit * np.abs(value) + tiny
     if kind in _REMAINDERS:
@@ -137,13 +137,13 @@ def _remainder_error(values: tuple[Array, ...], e: list[Array]) -> Array:
 def _spread(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
             value: Array) -> Array:  # fmt: skip
     """How far the function moves when its operands move by their errors; leaving its domain is `inf`."""
-    bound = np.zeros(())
+    bound: Array = np.zeros(())
     centre = value.astype(np.float64)
     for signs in itertools.product((-1.0, 1.0), repeat=len(values)):
         corner = tuple(np.asarray(v + s * d) for v, s, d in zip(values, signs, e, strict=True))
         moved = apply(kind, operand, result, corner).astype(np.float64)
         bound = np.maximum(bound, np.nan_to_num(np.abs(moved - centre), nan=np.inf))
-    return bound + _greatest(e) ** 2
+    return np.asarray(bound + _greatest(e) ** 2)
 
 
 def _settled(bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType) -> Array:

@@ -21,7 +21,7 @@ _ML_TYPES = {
     DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
     DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
 }
-_STORAGE = {d: np.dtype(_ML_TYPES[d] if d in _ML_TYPES else d.value) for d in DType}
+_STORAGE: dict[DType, np.dtype[Any]] = {d: np.dtype(_ML_TYPES.get(d, d.value)) for d in DType}
 
 _FLOAT8_MAX = {DType.FLOAT8_E4M3FN: 448.0, DType.FLOAT8_E5M2: 57344.0}
 
@@ -36,7 +36,7 @@ _LEAST_NORMAL = {
 }  # fmt: skip
 _GREATEST = {
     DType.FLOAT64: float(np.finfo(np.float64).max), DType.FLOAT32: float(np.finfo(np.float32).max),
-    DType.BFLOAT16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), DType.FLOAT16: 65504.0,
+    DType.BFLOAT16: 2.0**128 - 2.0**120, DType.FLOAT16: 65504.0,
 } | _FLOAT8_MAX  # fmt: skip
 
 
@@ -92,14 +92,14 @@ def round_to(values: Array, dtype: DType) -> Array:
 def wrap(values: Array, dtype: DType) -> Array:
     """Wide integers reduced modulo 2^bits to an integer type; bool is "not 0"."""
     if dtype is DType.BOOL:
-        return (values != 0).astype(np.int64)
+        return np.asarray(values != 0).astype(np.int64)
     return values.astype(_STORAGE[dtype]).astype(wide_dtype(dtype))
 
 
 def truncate(values: Array, dtype: DType) -> Array:
     """Wide floats to an integer type: towards zero, saturating, NaN to 0; bool is "not 0", NaN included."""
     if dtype is DType.BOOL:
-        return (values != 0).astype(np.int64)
+        return np.asarray(values != 0).astype(np.int64)
     low, high = dtype.integer_range
     # float(high) of the 64-bit types is 2^63 or 2^64: at or above it saturates, below it the conversion is exact.
     inside = (values > float(low) - 1.0) & (values < float(high))

@@ -1,0 +1,123 @@
+"""TensorProgram → its canonical expression: text that parses to the same program.
+
+Every statement states the extent of all its axes; implicit conversions do not show; parentheses stand only where the
+precedence of operators needs them; everything that is no operator is written as a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+
+# Python's precedences, loosest first. A comparison binds looser than | and &.
+_COMPARISON, _OR, _AND, _SHIFT, _SUM, _PRODUCT, _UNARY, _ATOM = range(8)
+
+_BINARY = {
+    OpKind.LT: _COMPARISON, OpKind.LE: _COMPARISON, OpKind.GT: _COMPARISON, OpKind.GE: _COMPARISON,
+    OpKind.EQ: _COMPARISON, OpKind.NE: _COMPARISON, OpKind.LOR: _OR, OpKind.LAND: _AND, OpKind.SHL: _SHIFT,
+    OpKind.SHR: _SHIFT, OpKind.ADD: _SUM, OpKind.SUB: _SUM, OpKind.MUL: _PRODUCT, OpKind.DIV: _PRODUCT,
+    OpKind.FLOORDIV: _PRODUCT, OpKind.MOD: _PRODUCT,
+}  # fmt: skip
+_SIGNS = {OpKind.NEG: "-", OpKind.LNOT: "~"}
+
+
+def text(program: TensorProgram) -> str:
+    """All statements, in order, on one line."""
+    names = {statement.output: statement.name for statement in program.statements}
+    return "; ".join(statement_text(statement, names) for statement in program.statements)
+
+
+def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
+    """One statement. `names` maps tensor ids to the text's names where they differ."""
+    printer = _Printer(names)
+    index = ", ".join(printer.show(i) for i in statement.index)
+    sign = "" if statement.combine is None else statement.combine.value
+    match statement.kind:
+        case StatementKind.MAP:
+            operator = "="
+        case StatementKind.REDUCE:
+            operator = f"{sign}=!"
+        case StatementKind.SCATTER:
+            operator = f"{sign}=."
+    body = printer.show(statement.body)
+    if statement.predicate is not None:
+        body = f"{printer.receiver(statement.body)}.when({printer.conditions(statement.predicate)})"
+    stated = f": {statement.type.dtype.value}" if _needs_type(statement) else ""
+    where = ", ".join(f"{axis.name} in {axis.extent}" for axis in statement.axes)
+    return f"{statement.name}[{index}]{stated} {operator} {body}" + (f" where {where}" if where else "")
+
+
+def _needs_type(statement: TensorExpr) -> bool:
+    """Whether the tensor's type is another than the one its body gives."""
+    if statement.kind is StatementKind.SCATTER:
+        return False
+    return statement.type.dtype is not _own_dtype(statement.body)
+
+
+def _own_dtype(expr: Expr) -> DType:
+    """The type an expression has by itself, without what its place in a statement made of it."""
+    while isinstance(expr, Cast) and expr.implicit:
+        expr = expr.arg
+    if isinstance(expr, Const):
+        return DType.FLOAT32 if isinstance(expr.value, float) else DType.INT32
+    if isinstance(expr, Select) and {type(expr.then), type(expr.otherwise)} == {Const}:
+        return DType.FLOAT32 if expr.dtype.is_float else DType.INT32
+    return expr.dtype
+
+
+class _Printer:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def show(self, expr: Expr, least: int = _COMPARISON) -> str:
+        """The expression, in parentheses where it binds looser than `least`."""
+        shown, binds = self._shown(expr)
+        return shown if binds >= least else f"({shown})"
+
+    def receiver(self, expr: Expr) -> str:
+        """The expression in front of a method's dot. A number needs parentheses, lest the dot be its own."""
+        while isinstance(expr, Cast) and expr.implicit:
+            expr = expr.arg
+        return f"({self.show(expr)})" if isinstance(expr, Const) else self.show(expr, _ATOM)
+
+    def conditions(self, condition: Expr) -> str:
+        """What stands in `when(...)`: a list where the condition is a chain of conjunctions."""
+        chain: list[Expr] = []
+        while isinstance(condition, Op) and condition.kind is OpKind.LAND:
+            chain.append(condition.args[1])
+            condition = condition.args[0]
+        chain.append(condition)
+        return "[" + ", ".join(self.show(c) for c in reversed(chain)) + "]"
+
+    def _shown(self, expr: Expr) -> tuple[str, int]:
+        match expr:
+            case Const(value=value):
+                return repr(value), _UNARY if value < 0 else _ATOM
+            case AxisRef(name=name):
+                return name, _ATOM
+            case Load(tensor=tensor, index=index):
+                return f"{self.names.get(tensor, tensor)}[{', '.join(self.show(i) for i in index)}]", _ATOM
+            case Cast(arg=arg, implicit=True):
+                return self._shown(arg)
+            case Cast(arg=Const(value=value), dtype=dtype):
+                return f"const({value!r}, `{dtype.value}`)", _ATOM
+            case Cast(arg=arg, dtype=dtype):
+                return f"{self.receiver(arg)}.cast(`{dtype.value}`)", _ATOM
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                return f"{self.receiver(then)}.when({self.conditions(cond)}, {self.show(otherwise)})", _ATOM
+            case Op():
+                return self._operation(expr)
+
+    def _operation(self, op: Op) -> tuple[str, int]:
+        args = op.args
+        if op.kind in _BINARY and len(args) == 2:
+            binds = _BINARY[op.kind]
+            # Operators associate to the left, and a comparison does not chain at all.
+            left = self.show(args[0], binds + 1 if binds == _COMPARISON else binds)
+            return f"{left} {op.kind.value} {self.show(args[1], binds + 1)}", binds
+        if op.kind in _SIGNS and not isinstance(args[0], Const):
+            return f"{_SIGNS[op.kind]}{self.show(args[0], _UNARY)}", _UNARY
+        return f"{op.kind.value}({', '.join(self.show(a) for a in args)})", _ATOM
