@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -24,6 +25,7 @@ from roller_svc.toolchain.nvrtc_worker import HEADER
 
 _WORKER = Path(__file__).with_name("nvrtc_worker.py")
 _START_TIMEOUT_S = 60.0  # a cold disk reads 110 MB first
+_CRASH_GRACE_S = 5.0  # between the end of the pipe and the end of the process
 _MAX_ANSWER_BYTES = 1 << 30
 
 
@@ -43,6 +45,7 @@ class _Worker:
     """One process. Used by one thread at a time."""
 
     def __init__(self, library: Path, memory_bytes: int) -> None:
+        self.ended = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The library opens libnvrtc-builtins beside it by name alone.
         environment = {"LC_ALL": "C", "LD_LIBRARY_PATH": str(library.parent)}
@@ -53,8 +56,7 @@ class _Worker:
         try:
             hello, _ = self._receive(time.monotonic() + _START_TIMEOUT_S)
         except (_WorkerDiedError, TimeoutError):
-            self.end()
-            raise ToolchainMissingError(f"NVRTC does not start from {library}: {self.last_words()}") from None
+            raise ToolchainMissingError(f"NVRTC does not start from {library}: {self.end()}") from None
         if "error" in hello:
             self.end()
             raise ToolchainMissingError(f"NVRTC cannot be loaded from {library}: {hello['error']}")
@@ -75,21 +77,20 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def end(self) -> None:
-        """Kill it and take its exit status."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def last_words(self) -> str:
-        """How it ended and what it wrote to stderr last."""
-        code = self._process.poll()
-        ended = "it hangs" if code is None else f"signal {-code}" if code < 0 else f"exit {code}"
+    def end(self, grace_s: float = 0.0) -> str:
+        """Kill it, unless it ends by itself within `grace_s`; how it ended and what it wrote to stderr last."""
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        code = self._process.wait()
+        self.ended = True
+        ended = f"signal {-code}" if code < 0 else f"exit {code}"
         self._stderr.seek(0)
         text = self._stderr.read(1 << 20).decode(errors="replace").strip()
+        for file in (self._process.stdin, self._process.stdout, self._stderr):
+            if file is not None:
+                file.close()
         return f"{ended}: {text[-500:]}" if text else ended
 
     def _send(self, data: bytes) -> None:
@@ -142,13 +143,11 @@ class WorkerPool:
             try:
                 return worker.ask(request, timeout_s)
             except TimeoutError:
-                worker.end()
                 raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s",
                                          code="compile-timeout") from None  # fmt: skip
             except _WorkerDiedError:
-                worker.end()
                 limit = f"its memory limit is {self._memory_bytes >> 20} MiB"
-                words = worker.last_words()
+                words = worker.end(_CRASH_GRACE_S)
                 raise CompileError(f"{name}: NVRTC crashed ({words}); {limit}", log=words) from None
 
     @contextlib.contextmanager
@@ -163,7 +162,7 @@ class WorkerPool:
                 # An interrupt or error may have left half a frame in the pipe.
                 if healthy:
                     self._give_back(worker)
-                else:
+                elif not worker.ended:
                     worker.end()
 
     def _take(self) -> _Worker | None:
@@ -179,8 +178,10 @@ class WorkerPool:
         with self._lock:
             self._idle.append(worker)
 
-    def close(self) -> None:
-        """End the idle workers."""
+    def close_in(self, process_id: int) -> None:
+        """End the idle workers, if this is the process that started them and no fork of it."""
+        if os.getpid() != process_id:
+            return
         with self._lock:
             for worker in self._idle:
                 worker.end()
@@ -189,7 +190,9 @@ class WorkerPool:
 
 @functools.cache
 def _pool_of_process(library: Path, memory_bytes: int, process_id: int) -> WorkerPool:
-    return WorkerPool(library, memory_bytes)
+    pool = WorkerPool(library, memory_bytes)
+    atexit.register(pool.close_in, process_id)
+    return pool
 
 
 def pool_for(library: Path, limits: CompileLimits) -> WorkerPool:
