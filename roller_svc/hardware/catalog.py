@@ -76,7 +76,8 @@ def _files() -> dict[str, Traversable]:
 
 
 def _unknown(hardware_id: str) -> UnknownHardwareError:
-    near = get_close_matches(hardware_id[:100], ids(), n=1, cutoff=0.4)
+    longer = [known for known in ids() if hardware_id and known.startswith(hardware_id)]
+    near = longer or get_close_matches(hardware_id[:100], ids(), n=1, cutoff=0.4)
     guess = f"; did you mean {near[0]}?" if near else ""
     return UnknownHardwareError(
         f"unknown hardware {hardware_id[:100]!r}{guess}", hint=f"targets are {', '.join(ids())}"

@@ -80,8 +80,8 @@ def _problem(error: dict[str, Any]) -> Problem:
         model = _MODEL_AT.get(str(location[0]), SpecModel) if len(location) > 1 else SpecModel
         near = get_close_matches(str(location[-1])[:64], model.model_fields, n=1)
         what += f"; did you mean {near[0]}?" if near else ""
-    elif isinstance(error.get("input"), str) and error["type"] in ("int_type", "float_type"):
-        what += "; YAML reads 80e9 as text: write 80_000_000_000 or 8.0e+10"
+    elif error["type"] == "int_type" and isinstance(error.get("input"), float):
+        what += "; write it out, such as 80_000_000_000"
     return path, what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -28,6 +29,12 @@ class _Loader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at impor
             seen.add(str(key.value))
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return mapping
+
+
+# YAML 1.1 takes 80e9 and 5e-07 for text: read them as the numbers they are, so that JSON is YAML here.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
+)
 
 
 def load_yaml(text: str, where: str = "request") -> HardwareSpec:
