@@ -1,0 +1,281 @@
+"""A cubin → calls on GPU arrays, through CuPy."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
+from roller_svc.runtime.binding import check_names
+from roller_svc.runtime.cuda_arrays import (
+    ALIGNMENT_BYTES,
+    ArrayLibrary,
+    CupyArrays,
+    DeviceArray,
+    import_cupy,
+    library_of,
+)
+
+# More shared memory than this, static and dynamic together, a kernel must ask for (CUDA C++ guide, Shared Memory).
+_SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+
+
+@cache
+def device_present() -> bool:
+    """Whether the driver is there and has a device. Imports no CUDA package and makes no context."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    """Devices that the driver sees; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of the caller's library, as CuPy's launches and events take it: something with a `ptr`."""
+
+    ptr: int
+
+
+class CudaModule:
+    """A cubin, loaded on each device when it is first called there."""
+
+    def __init__(self, compiled: CompiledKernel) -> None:
+        if compiled.source.language is not Language.CUDA:
+            raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
+        self.source: KernelSource = compiled.source
+        self._compiled = compiled
+        self._lock = threading.Lock()
+        self._functions: dict[int, tuple[Any, ...]] = {}
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """One call, on the current stream of the arrays' library, not waited for."""
+        call = self.bound(arrays, out)
+        call()
+        return call.finish()
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CudaCall:
+        """A call made ready: calling the result only launches the kernels, again and again (for timing).
+
+        Raises ArgumentError for arrays that do not fit and LaunchError (no-device, no-cupy, wrong-device).
+        """
+        if not device_present():
+            raise LaunchError(
+                f"{self.source.name} is for {self.source.arch} and there is no NVIDIA device here "
+                "(no driver, or a driver without a device)",
+                code="no-device",
+            )
+        cupy = import_cupy()
+        binding = bind_on_device(self.source.buffers, arrays, out, lambda: CupyArrays(cupy))
+        return CudaCall(self.source, cupy, binding, self.functions(cupy, binding.device))
+
+    def functions(self, cupy: Any, device: int) -> tuple[Any, ...]:
+        """The entry function of every launch, on that device."""
+        with self._lock:
+            if device not in self._functions:
+                self._functions[device] = _load(self._compiled, cupy, device)
+            return self._functions[device]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBinding:
+    """One call's memory by Buffer symbol, and what is copied to the caller's arrays afterwards."""
+
+    library: ArrayLibrary
+    device: int
+    memory: dict[str, DeviceArray]
+    results: dict[str, Any]
+    copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
+
+
+class CudaCall:
+    """One set of arrays bound to a module, launched on the stream that is current when it is called."""
+
+    def __init__(self, source: KernelSource, cupy: Any, binding: DeviceBinding, functions: tuple[Any, ...]) -> None:
+        self._cupy = cupy
+        self._binding = binding
+        sizes = {b.symbol: b.bytes for b in source.buffers}
+        memory = dict(binding.memory)
+        for buffer in source.buffers_of(Role.WORKSPACE):
+            memory[buffer.symbol] = binding.library.empty(buffer.shape, buffer.dtype, binding.device)
+        self._memory = memory  # keeps the workspace
+        self._steps = tuple(
+            (
+                function,
+                launch,
+                # A numpy scalar has the size of a pointer whatever the platform makes of a Python number.
+                tuple(np.uint64(memory[symbol].address) for symbol in launch.args),
+                tuple((memory[symbol].address, sizes[symbol]) for symbol in launch.zeroed),
+            )
+            for function, launch in zip(functions, source.launches, strict=True)
+        )
+
+    def __call__(self) -> None:
+        """Launch everything, in order; returns before the work is done."""
+        stream = self.stream()
+        with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
+            for function, launch, arguments, zeroed in self._steps:
+                for address, size in zeroed:
+                    self._cupy.cuda.runtime.memsetAsync(address, 0, size, stream.ptr)
+                function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes, stream=stream)
+
+    def stream(self) -> Stream:
+        return Stream(self._binding.library.stream(self._binding.device))
+
+    def stopwatch(self, call: Callable[[], object], times: int) -> float:
+        """Seconds that the device takes for `times` calls (a Stopwatch of runtime/measure.py)."""
+        with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
+            start, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+            stream = self.stream()
+            start.record(stream)
+            for _ in range(times):
+                call()
+            end.record(stream)
+            end.synchronize()
+            return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def device_name(self) -> str:
+        with _launch_errors(self._cupy):
+            return str(self._cupy.cuda.runtime.getDeviceProperties(self._binding.device)["name"].decode())
+
+    def finish(self) -> dict[str, Any]:
+        """The results, by output name, in the caller's library."""
+        for target, copied in self._binding.copies:
+            self._binding.library.copy_into(target, copied)
+        return self._binding.results
+
+
+def bind_on_device(
+    buffers: tuple[Buffer, ...],
+    arrays: Mapping[str, object],
+    out: Mapping[str, object] | None,
+    default_library: Callable[[], ArrayLibrary],
+) -> DeviceBinding:
+    """Memory for every input and output; the same rules as runtime/binding.py has for numpy arrays.
+
+    All arrays of a call are of one library and on one device; results are too. `default_library` is for no arrays.
+    """
+    out = {} if out is None else out
+    inputs = [b for b in buffers if b.role is Role.INPUT]
+    outputs = [b for b in buffers if b.role is Role.OUTPUT]
+    check_names("argument", [b.name for b in inputs], arrays, complete=True)
+    check_names("output", [b.name for b in outputs], out, complete=False)
+    everything = [("argument", b, arrays[b.name]) for b in inputs]
+    everything += [("output", b, out[b.name]) for b in outputs if b.name in out]
+    library = _one_library(everything) or default_library()
+    views = [_checked(library, what, buffer, array) for what, buffer, array in everything]
+    device = _one_device(everything, views)
+    memory: dict[str, DeviceArray] = {}
+    for buffer, view in zip(inputs, views, strict=False):
+        memory[buffer.symbol] = view if view.is_dense(buffer.dtype.bytes) else library.copy_of(view, buffer.dtype)
+    targets = {b.name: v for (what, b, _), v in zip(everything, views, strict=True) if what == "output"}
+    results: dict[str, Any] = {}
+    copies: list[tuple[DeviceArray, DeviceArray]] = []
+    for buffer in outputs:
+        target = targets.get(buffer.name)
+        others = [(v, b.dtype.bytes) for (_, b, _), v in zip(everything, views, strict=True) if v is not target]
+        if target is not None and _usable_in_place(target, buffer, others):
+            memory[buffer.symbol] = target
+        else:
+            memory[buffer.symbol] = library.empty(buffer.shape, buffer.dtype, device)
+            if target is not None:
+                copies.append((target, memory[buffer.symbol]))
+        results[buffer.name] = library.result(memory[buffer.symbol]) if target is None else out[buffer.name]
+    return DeviceBinding(library, device, memory, results, tuple(copies))
+
+
+def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
+    """Whether a cubin for `arch` runs on a device: the same major number, no older; one with a suffix only there."""
+    major, minor = divmod(arch.number, 10)
+    return (major, minor) == capability if arch.suffix else major == capability[0] and minor <= capability[1]
+
+
+def _load(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
+    source = compiled.source
+    with cupy.cuda.Device(device) as current, _launch_errors(cupy):
+        digits = str(current.compute_capability)
+        capability = int(digits[:-1]), int(digits[-1])
+        if not runs_on(source.arch, capability):
+            raise LaunchError(
+                f"{source.name} is for {source.arch}; device {device} is sm_{digits}: compile for that",
+                code="wrong-device",
+            )
+        module = cupy.cuda.Module()
+        module.load(compiled.binary)
+        functions = []
+        for launch, used in zip(source.launches, compiled.resources, strict=True):
+            function = module.get_function(launch.name)
+            if launch.shared_bytes and used.shared_bytes > _SHARED_BYTES_WITHOUT_ASKING:
+                _ask_for_shared_memory(cupy, function, launch)
+            functions.append(function)
+        return tuple(functions)
+
+
+def _ask_for_shared_memory(cupy: Any, function: Any, launch: LaunchSpec) -> None:
+    driver = cupy.cuda.driver
+    driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
+
+
+@contextmanager
+def _launch_errors(cupy: Any) -> Iterator[None]:
+    try:
+        yield
+    except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+        raise LaunchError(f"the device refused the kernel: {error}") from error
+
+
+def _one_library(everything: list[tuple[str, Buffer, object]]) -> ArrayLibrary | None:
+    libraries = {buffer.name: library_of(buffer.name, array) for _, buffer, array in everything}
+    names = sorted({library.name for library in libraries.values()})
+    if len(names) > 1:
+        raise ArgumentError(f"the arrays of one call are of several libraries: {', '.join(names)}", code="mixed-arrays")
+    return next(iter(libraries.values()), None)
+
+
+def _one_device(everything: list[tuple[str, Buffer, object]], views: list[DeviceArray]) -> int:
+    devices = {view.device for view in views}
+    if len(devices) > 1:
+        where = ", ".join(f"{b.name} on {v.device}" for (_, b, _), v in zip(everything, views, strict=True))
+        raise ArgumentError(f"the arrays of one call are on several devices: {where}", code="mixed-arrays")
+    return next(iter(devices), 0)
+
+
+def _checked(library: ArrayLibrary, what: str, buffer: Buffer, array: object) -> DeviceArray:
+    view = library.view(array)
+    if view is None:
+        raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
+    if view.dtype != buffer.dtype.value:
+        raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, the kernel takes {buffer.dtype.value}",
+                            code="dtype-mismatch")  # fmt: skip
+    if view.shape != buffer.shape:
+        raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, the kernel takes {buffer.shape}",
+                            code="shape-mismatch")  # fmt: skip
+    if what == "output" and not library.writeable(array):
+        raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
+    return view
+
+
+def _usable_in_place(target: DeviceArray, buffer: Buffer, others: list[tuple[DeviceArray, int]]) -> bool:
+    item_bytes = buffer.dtype.bytes
+    first, end = target.span(item_bytes)
+    if not target.is_dense(item_bytes) or target.address % ALIGNMENT_BYTES:
+        return False
+    spans = [other.span(other_bytes) for other, other_bytes in others]
+    return all(end <= other_first or other_end <= first for other_first, other_end in spans)
