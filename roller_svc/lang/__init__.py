@@ -1,0 +1,9 @@
+"""The tensor-expression language: text → TensorProgram, and what a program means."""
+
+from __future__ import annotations
+
+from roller_svc.lang.einsum import einsum
+from roller_svc.lang.parser import parse
+from roller_svc.lang.source import render
+
+__all__ = ["einsum", "parse", "render"]

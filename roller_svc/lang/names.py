@@ -1,0 +1,100 @@
+"""Tables of the language's names: functions and what they take, methods, and the nearest name to a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.dtype import ALIASES, DType
+from roller_svc.ir.expr import OpKind
+
+
+class Rule(Enum):
+    """How a function's operand and result types follow from its arguments."""
+
+    FLOATING = "floats; integers become float32"
+    NUMERIC = "any type, which it keeps"
+    TO_INT32 = "floor and ceil: int32"
+    PREDICATE = "isnan and isinf: int8"
+    BITS = "integers, whose type it keeps"
+    REMAINDER = "with one argument the part after the floor"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    kind: OpKind
+    rule: Rule
+    least: int
+    most: int
+
+
+def _functions() -> dict[str, Function]:
+    table: dict[str, Function] = {}
+
+    def add(names: str, rule: Rule, least: int, most: int) -> None:
+        for name in names.split():
+            table[name] = Function(OpKind(name), rule, least, most)
+
+    add("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan", Rule.FLOATING, 1, 1)
+    add("sinh cosh tanh asinh acosh atanh erf normcdf sigmoid silu gelu softplus", Rule.FLOATING, 1, 1)
+    add("rfloor rceil round trunc", Rule.FLOATING, 1, 1)
+    add("square abs sign neg relu", Rule.NUMERIC, 1, 1)
+    add("floor ceil", Rule.TO_INT32, 1, 1)
+    add("isnan isinf", Rule.PREDICATE, 1, 1)
+    add("max min", Rule.NUMERIC, 2, 16)
+    add("fmax fmin pow fmod", Rule.NUMERIC, 2, 2)
+    add("remainder", Rule.REMAINDER, 1, 2)
+    add("atan2 hypot", Rule.FLOATING, 2, 2)
+    add("fma clip", Rule.NUMERIC, 3, 3)
+    add("trunc_div bitwise_and bitwise_or bitwise_xor", Rule.BITS, 2, 2)
+    add("bitwise_not", Rule.BITS, 1, 1)
+    # Antares' other names for some of them.
+    table["fabs"] = table["abs"]
+    table["rint"] = table["round"]
+    table["shift_left"] = Function(OpKind.SHL, Rule.BITS, 2, 2)
+    table["shift_right"] = Function(OpKind.SHR, Rule.BITS, 2, 2)
+    return table
+
+
+FUNCTIONS = _functions()
+OPERATOR_FUNCTIONS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+METHODS = ("call", "cast", "to", "when", "val", "size", "dtype", "like", "up_cast")
+FORMS = ("const", "extent", "where")
+SELECTS = ("where", "select", "ifelse", "if_then_else")
+TYPE_NAMES = tuple(dtype.value for dtype in DType) + tuple(ALIASES)
+
+# Words of Python that are in no program, and what to write in their place.
+PYTHON_WORDS = {
+    "and": "write `a & b`",
+    "or": "write `a | b`",
+    "not": "write `~a`",
+    "if": "write `x.when([condition], y)` or `where(condition, x, y)`",
+    "else": "write `x.when([condition], y)` or `where(condition, x, y)`",
+    "lambda": "there are no functions to define; write the expression out",
+    "for": "axes loop by themselves: name them in an index",
+    "import": "nothing can be imported",
+    "True": "write 1",
+    "False": "write 0",
+    "None": "leave the argument out",
+}
+
+
+def function_named(name: str) -> Function | None:
+    """The function of that name; Antares' fp16_ prefix changes nothing."""
+    return FUNCTIONS.get(name.removeprefix("fp16_"))
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one."""
+    names = sorted(set(known))
+    by_lower = {n.lower(): n for n in names}
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint that offers the nearest known name."""
+    found = nearest(name, known)
+    return None if found is None else f"did you mean `{found}`?"

@@ -1,0 +1,144 @@
+"""Expressions of axes evaluated at every point of a grid: floating index arithmetic, which isl cannot describe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
+
+Array = npt.NDArray[Any]
+
+
+class OpaqueValueError(Exception):
+    """The value depends on data, or on a function that is not evaluated here."""
+
+
+def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
+    """The value at each point. Integers are int64 wrapped to their type; floats float32, or float64."""
+    match expr:
+        case Const(value=value, dtype=dtype):
+            return np.asarray(value, _held_in(dtype))
+        case AxisRef(name=name):
+            return axes[name]
+        case Cast(arg=arg, dtype=dtype, implicit=implicit):
+            return _cast(evaluate(arg, axes), arg.dtype, dtype, implicit=implicit)
+        case Select(cond=cond, then=then, otherwise=otherwise):
+            return np.where(evaluate(cond, axes) != 0, evaluate(then, axes), evaluate(otherwise, axes))
+        case Op(kind=kind, args=args, dtype=dtype):
+            function = _FUNCTIONS.get(kind)
+            if function is None:
+                raise OpaqueValueError
+            value = np.asarray(function(*(evaluate(arg, axes) for arg in args)))
+            if dtype.is_float:
+                return value.astype(_held_in(dtype))
+            return _wrapped(value, dtype) if value.dtype.kind != "f" else _saturated(value, dtype)
+        case _:
+            raise OpaqueValueError
+
+
+def grid(extents: Mapping[str, int]) -> dict[str, Array]:
+    """Every axis as an array that broadcasts with the others."""
+    rank = len(extents)
+    return {
+        name: np.arange(extent, dtype=np.int64).reshape([-1 if i == d else 1 for i in range(rank)])
+        for d, (name, extent) in enumerate(extents.items())
+    }
+
+
+def _held_in(dtype: DType) -> type[np.generic]:
+    if not dtype.is_float:
+        return np.int64
+    return np.float64 if dtype is DType.FLOAT64 else np.float32
+
+
+_NARROW = {
+    DType.FLOAT16: np.float16,
+    DType.BFLOAT16: ml_dtypes.bfloat16,
+    DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
+    DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
+}
+
+
+def _cast(value: Array, source: DType, dtype: DType, *, implicit: bool) -> Array:
+    if dtype.is_float:
+        if dtype.is_narrow_float and not implicit:
+            value = value.astype(_NARROW[dtype])
+        return value.astype(_held_in(dtype))
+    return _saturated(value, dtype) if source.is_float else _wrapped(value, dtype)
+
+
+def _saturated(value: Array, dtype: DType) -> Array:
+    """float → integer: truncates and saturates, NaN gives 0."""
+    if dtype is DType.BOOL:
+        return (value != 0).astype(np.int64)
+    low, high = dtype.integer_range
+    clear = np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=2.0**64, neginf=-(2.0**64))
+    small = np.clip(np.trunc(clear), -(2.0**62), 2.0**62).astype(np.int64)
+    return np.clip(small, max(low, -(2**62)), min(high, 2**62))
+
+
+def _wrapped(value: Array, dtype: DType) -> Array:
+    value = value.astype(np.int64)
+    if dtype is DType.BOOL:
+        return (value != 0).astype(np.int64)
+    if dtype.bits == 64:
+        return value
+    modulus = 1 << dtype.bits
+    low = value & (modulus - 1)
+    return np.where(low >= modulus // 2, low - modulus, low) if dtype.is_signed else low
+
+
+def _floordiv(x: Array, y: Array) -> Array:
+    return np.where(y == 0, 0, x // np.where(y == 0, 1, y))
+
+
+def _mod(x: Array, y: Array) -> Array:
+    if x.dtype.kind == "f":
+        return np.fmod(x, y)
+    return np.where(y == 0, 0, x % np.where(y == 0, 1, y))
+
+
+def _as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """floor and ceil of an integer, which numpy keeps one."""
+    return lambda x: function(x.astype(np.float64) if x.dtype.kind != "f" else x)
+
+
+def _shift(*, left: bool) -> Callable[[Array, Array], Array]:
+    def shifted(x: Array, y: Array) -> Array:
+        by = np.clip(y, 0, 63)
+        return np.left_shift(x, by) if left else np.right_shift(x, by)
+
+    return shifted
+
+
+_FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
+    OpKind.ADD: np.add, OpKind.SUB: np.subtract, OpKind.MUL: np.multiply, OpKind.DIV: np.true_divide,
+    OpKind.FLOORDIV: _floordiv, OpKind.MOD: _mod, OpKind.NEG: np.negative, OpKind.ABS: np.abs,
+    OpKind.LT: np.less, OpKind.LE: np.less_equal, OpKind.GT: np.greater, OpKind.GE: np.greater_equal,
+    OpKind.EQ: np.equal, OpKind.NE: np.not_equal,
+    OpKind.LAND: lambda x, y: (x != 0) & (y != 0), OpKind.LOR: lambda x, y: (x != 0) | (y != 0),
+    OpKind.LNOT: lambda x: x == 0,
+    OpKind.BITAND: np.bitwise_and, OpKind.BITOR: np.bitwise_or, OpKind.BITXOR: np.bitwise_xor,
+    OpKind.BITNOT: np.invert, OpKind.SHL: _shift(left=True), OpKind.SHR: _shift(left=False),
+    OpKind.MAX: np.maximum, OpKind.MIN: np.minimum, OpKind.FMAX: np.fmax, OpKind.FMIN: np.fmin,
+    OpKind.CLIP: lambda x, low, high: np.minimum(np.maximum(x, low), high), OpKind.FMA: lambda x, y, z: x * y + z,
+    OpKind.FLOOR: _as_float(np.floor), OpKind.CEIL: _as_float(np.ceil), OpKind.RFLOOR: np.floor,
+    OpKind.RCEIL: np.ceil, OpKind.ROUND: np.rint, OpKind.TRUNC: np.trunc, OpKind.SQUARE: np.square,
+    OpKind.SIGN: np.sign, OpKind.RELU: lambda x: np.maximum(x, 0), OpKind.SQRT: np.sqrt,
+    OpKind.RECIPROCAL: np.reciprocal, OpKind.EXP: np.exp, OpKind.EXP2: np.exp2, OpKind.LOG: np.log,
+    OpKind.LOG2: np.log2, OpKind.SIN: np.sin, OpKind.COS: np.cos,
+    OpKind.ISNAN: np.isnan, OpKind.ISINF: np.isinf, OpKind.FMOD: np.fmod,
+    OpKind.TRUNC_DIV: lambda x, y: np.sign(x) * np.sign(y) * _floordiv(np.abs(x), np.abs(y)),
+    OpKind.POW: lambda x, y: np.power(x.astype(np.float64), y),
+}  # fmt: skip
+
+
+def points(extents: Mapping[str, int]) -> int:
+    return math.prod(extents.values())

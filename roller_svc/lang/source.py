@@ -1,0 +1,86 @@
+"""Source text → positions and errors that point into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from roller_svc.errors import ExprSyntaxError, InputError
+
+
+class Spanned(Protocol):
+    """Anything with a place in the text: character offsets, end exclusive."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start: int
+    end: int
+
+
+AnyInputError = TypeVar("AnyInputError", bound=InputError)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The posted text. Lines and columns count from 1, columns in characters."""
+
+    text: str
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """(line, column) of a character offset."""
+        line_start = self.text.rfind("\n", 0, offset) + 1
+        return self.text.count("\n", 0, offset) + 1, offset - line_start + 1
+
+    def error(
+        self,
+        kind: type[AnyInputError],
+        code: str,
+        message: str,
+        at: Spanned,
+        hint: str | None = None,
+    ) -> AnyInputError:
+        """An error of that kind which points at `at`; what reaches over a line's end is cut there."""
+        line, column = self.position(at.start)
+        stop = self.text.find("\n", at.start, at.end)
+        end = at.end if stop < 0 else stop
+        end_column = column + max(1, end - at.start)
+        return kind(message, code=code, line=line, column=column, end_column=end_column, hint=hint)
+
+    def syntax_error(self, code: str, message: str, at: Spanned, hint: str | None = None) -> ExprSyntaxError:
+        return self.error(ExprSyntaxError, code, message, at, hint)
+
+    def cut(self, at: Spanned) -> str:
+        """The text of a span on one line, shortened for a message."""
+        text = " ".join(self.text[at.start : at.end].split())
+        return text if len(text) <= MAX_QUOTED_CHARACTERS else text[: MAX_QUOTED_CHARACTERS - 1] + "…"
+
+
+MAX_QUOTED_CHARACTERS = 60
+MAX_RENDERED_CHARACTERS = 160
+
+
+def render(error: InputError, text: str) -> str:
+    """The error for a terminal: message, the line it is about with a caret under the place, the hint."""
+    parts = [f"{error.code}: {error.message}"]
+    if error.line is not None and error.column is not None:
+        lines = text.split("\n")
+        line = lines[error.line - 1] if error.line <= len(lines) else ""
+        end_column = error.end_column or error.column + 1
+        # A window around the place keeps a line of 64 KiB readable.
+        first = max(0, min(error.column - 1, len(line)) - MAX_RENDERED_CHARACTERS // 2)
+        window = "".join(c if c.isprintable() else " " for c in line[first : first + MAX_RENDERED_CHARACTERS])
+        margin = f"{error.line} | "
+        offset = error.column - 1 - first
+        width = max(1, min(end_column - error.column, len(window) - offset))
+        parts[0] = f"line {error.line}, column {error.column}: {parts[0]}"
+        parts += [margin + window, " " * (len(margin) - 2) + "| " + " " * offset + "^" * width]
+    if error.hint:
+        parts.append(f"hint: {error.hint}")
+    return "\n".join(parts)

@@ -1,0 +1,227 @@
+"""Untyped syntax trees: what the text says, before names and types mean anything. Spans are character offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Num:
+    value: int | float
+    start: int
+    end: int
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A quoted name. Only some arguments may be one."""
+
+    value: str
+    start: int
+    end: int
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A bare name: an axis, or a tensor whose index is missing."""
+
+    name: str
+    start: int
+    end: int
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """tensor[index, ...]; `name_end` is where the name stops."""
+
+    tensor: str
+    index: tuple[Node, ...]
+    start: int
+    end: int
+    name_end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    sign: str
+    arg: Node
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    sign: str
+    left: Node
+    right: Node
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A function of the function table; `name_start` and `name_end` are its name's place."""
+
+    function: str
+    args: tuple[Node, ...]
+    type: TypeArg | None
+    start: int
+    end: int
+    name_start: int
+    name_end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class CastTo:
+    """`literal_form`: written const(x, t), so that t must hold x."""
+
+    arg: Node
+    type: TypeArg
+    literal_form: bool
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """`value` where the conditions hold, else `other`; None where the text gives none."""
+
+    value: Node
+    conditions: tuple[Node, ...]
+    other: Node | None
+    any_holds: bool
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """K.val() or extent(K)."""
+
+    axis: Ref
+    start: int
+    end: int
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DimSize:
+    """tensor.val(d) or tensor.size(d)."""
+
+    tensor: Ref
+    dim: int
+    start: int
+    end: int
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """x.like(c): `value` in the type of `model`, which is not read."""
+
+    model: Node
+    value: Node
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpCast:
+    """x.up_cast(): Antares' widening of a narrow type."""
+
+    arg: Node
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """(a, b) or [a, b]: only an argument may be one."""
+
+    items: tuple[Node, ...]
+    start: int
+    end: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf:
+    """x.dtype(), of an expression or a tensor's bare name; nothing is read."""
+
+    arg: Node
+    start: int
+    end: int
+    depth: int
+
+
+Node = (
+    Num | Text | Ref | Get | Unary | Binary | Apply | CastTo | When | Extent | DimSize | Like | UpCast | Group | TypeOf
+)
+TypeArg = Text | TypeOf
+
+
+class Assign(Enum):
+    """What stands between the two sides, without its combining sign."""
+
+    PLAIN = "="
+    REDUCE = "=!"
+    SCATTER = "=."
+
+
+@dataclass(frozen=True, slots=True)
+class WhereItem:
+    axis: str
+    extent: Node
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`sign` is the combining sign: one of + * > < & | or empty. `start` and `end` span the left side."""
+
+    name: str
+    index: tuple[Node, ...]
+    type: Text | None
+    assign: Assign
+    sign: str
+    value: Node
+    where: tuple[WhereItem, ...]
+    start: int
+    end: int
+    name_end: int
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The operands of a node, in the order of the text."""
+    match node:
+        case Get(index=index):
+            return index
+        case Unary(arg=arg) | UpCast(arg=arg) | TypeOf(arg=arg):
+            return (arg,)
+        case Binary(left=left, right=right):
+            return (left, right)
+        case Apply(args=args, type=type_):
+            return args if type_ is None else (*args, type_)
+        case CastTo(arg=arg, type=type_):
+            return (arg, type_)
+        case When(value=value, conditions=conditions, other=other):
+            return (value, *conditions) if other is None else (value, *conditions, other)
+        case Like(model=model, value=value):
+            return (model, value)
+        case Group(items=items):
+            return items
+        case _:
+            return ()
