@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller_svc.lang.einsum import einsum
+from roller_svc.lang.equation import einsum
 from roller_svc.lang.parser import parse
 from roller_svc.lang.source import render
 

@@ -48,9 +48,7 @@ class Axes:
     places: dict[str, Span]
 
 
-def infer_axes(
-    statement: Statement, scope: Scope, *, scatter: bool, constant_of: Callable[[Node], int | None]
-) -> Axes:
+def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of: Callable[[Node], int | None]) -> Axes:
     """Axes and extents of a statement; refuses unknown names, wrong ranks, axes without one extent."""
     given = _where_extents(statement, scope, constant_of)
     places: dict[str, Span] = {}
@@ -119,9 +117,7 @@ def check_rank(node: Get, shape: tuple[int, ...], scope: Scope) -> None:
     raise scope.source.error(ShapeError, "wrong-rank", message, node)
 
 
-def _where_extents(
-    statement: Statement, scope: Scope, constant_of: Callable[[Node], int | None]
-) -> dict[str, int]:
+def _where_extents(statement: Statement, scope: Scope, constant_of: Callable[[Node], int | None]) -> dict[str, int]:
     given: dict[str, int] = {}
     for item in statement.where:
         if item.axis in given:

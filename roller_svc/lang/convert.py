@@ -106,7 +106,9 @@ def constant_int(x: Expr) -> int | None:
             return None
 
 
-_FOLDED = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN})
+_FOLDED = frozenset(
+    {OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN}
+)
 
 
 def _folded(kind: OpKind, v: list[int]) -> int | None:

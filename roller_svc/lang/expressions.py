@@ -128,7 +128,9 @@ class Expressions:
             case Leaves():
                 self._refuse_index(node, size, tensor, dim, verdict)
             case Undecided(reason=reason):
-                message = f"cannot tell whether `{self._cut(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
+                message = (
+                    f"cannot tell whether `{self._cut(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
+                )
                 hint = f"clip it: `max(min({self._cut(node)}, {size - 1}), 0)`"
                 self.refuse(IndexRangeError, "index-undecided", message, node, hint)
 
@@ -251,7 +253,8 @@ class Expressions:
     def _when(self, node: syntax.When) -> Typed:
         if node.other is None:
             hint = "write `x.when([condition], y)`; only a scatter's whole value may leave the else out"
-            self.refuse(ExprTypeError, "missing-else", "`when` without a value for where its condition fails", node, hint)
+            message = "`when` without a value for where its condition fails"
+            self.refuse(ExprTypeError, "missing-else", message, node, hint)
         cond = self.conditions(node.conditions, any_holds=node.any_holds)
         self.ranges.push(cond, holds=True)
         then = self.check(node.value)

@@ -12,10 +12,11 @@ from lark.lexer import Lexer
 
 from roller_svc.errors import ExprSyntaxError
 from roller_svc.lang import names
+from roller_svc.lang.calls import Fault
 from roller_svc.lang.source import Source, Span
 from roller_svc.lang.syntax import Statement
 from roller_svc.lang.tokens import Tok
-from roller_svc.lang.tree import Fault, TreeBuilder
+from roller_svc.lang.tree import TreeBuilder
 
 # Python's operators and precedence; a comparison does not chain.
 _GRAMMAR = r"""
@@ -120,7 +121,8 @@ def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source
 def _known_mistake(found: Token, before: list[Tok], expected: set[str]) -> tuple[str, str, str | None] | None:
     """(code, message, hint) for what people often write and the language does not have."""
     if found.type == "CMP" and "NUMBER" not in expected and "ASSIGN" not in expected:
-        return "chained-comparison", "a comparison after a comparison", "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
+        hint = "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
+        return "chained-comparison", "a comparison after a comparison", hint
     if "ASSIGN" in expected and found.type == "NAME":
         return "unknown-reduction", f"`{found}` is no reduction", "the reductions are +=! *=! >=! <=! &=! |=!"
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":

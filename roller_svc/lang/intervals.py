@@ -18,7 +18,7 @@ class Bounds(NamedTuple):
     wraps: bool = False
 
     def inside(self, size: int) -> bool:
-        return 0 <= self.low and self.high < size
+        return self.low >= 0 and self.high < size
 
 
 def bounds(expr: Expr, extents: Mapping[str, int]) -> Bounds:

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang import einsum
+from roller_svc.lang import equation
 from roller_svc.lang.checker import check_program, checked_inputs
 from roller_svc.lang.grammar import parse_statement
 from roller_svc.lang.source import Source
 from roller_svc.lang.tokens import check_text, statements
 
 
-def parse(
-    expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None
-) -> TensorProgram:
+def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None) -> TensorProgram:
     """The checked program of a text; raises an InputError that points at what is wrong.
 
     `outputs` replaces the names that are written and never read.
@@ -25,7 +23,7 @@ def parse(
     checked_inputs(inputs)
     source = Source(expression)
     check_text(source)
-    if einsum.is_einsum(expression):
-        source = Source(einsum.expression_of(source, inputs))
+    if equation.is_einsum(expression):
+        source = Source(equation.expression_of(source, inputs))
     trees = [parse_statement(tokens, source) for tokens in statements(source)]
     return check_program(trees, source, inputs, outputs)

@@ -35,10 +35,10 @@ def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
             function = _FUNCTIONS.get(kind)
             if function is None:
                 raise OpaqueValueError
-            value = np.asarray(function(*(evaluate(arg, axes) for arg in args)))
+            found: Array = np.asarray(function(*(evaluate(arg, axes) for arg in args)))
             if dtype.is_float:
-                return value.astype(_held_in(dtype))
-            return _wrapped(value, dtype) if value.dtype.kind != "f" else _saturated(value, dtype)
+                return np.asarray(found, _held_in(dtype))
+            return _wrapped(found, dtype) if found.dtype.kind != "f" else _saturated(found, dtype)
         case _:
             raise OpaqueValueError
 
@@ -70,7 +70,7 @@ def _cast(value: Array, source: DType, dtype: DType, *, implicit: bool) -> Array
     if dtype.is_float:
         if dtype.is_narrow_float and not implicit:
             value = value.astype(_NARROW[dtype])
-        return value.astype(_held_in(dtype))
+        return np.asarray(value, _held_in(dtype))
     return _saturated(value, dtype) if source.is_float else _wrapped(value, dtype)
 
 
@@ -81,7 +81,7 @@ def _saturated(value: Array, dtype: DType) -> Array:
     low, high = dtype.integer_range
     clear = np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=2.0**64, neginf=-(2.0**64))
     small = np.clip(np.trunc(clear), -(2.0**62), 2.0**62).astype(np.int64)
-    return np.clip(small, max(low, -(2**62)), min(high, 2**62))
+    return np.asarray(np.clip(small, max(low, -(2**62)), min(high, 2**62)))
 
 
 def _wrapped(value: Array, dtype: DType) -> Array:
@@ -91,7 +91,7 @@ def _wrapped(value: Array, dtype: DType) -> Array:
     if dtype.bits == 64:
         return value
     modulus = 1 << dtype.bits
-    low = value & (modulus - 1)
+    low: Array = value & (modulus - 1)
     return np.where(low >= modulus // 2, low - modulus, low) if dtype.is_signed else low
 
 
@@ -101,7 +101,7 @@ def _floordiv(x: Array, y: Array) -> Array:
 
 def _mod(x: Array, y: Array) -> Array:
     if x.dtype.kind == "f":
-        return np.fmod(x, y)
+        return np.asarray(np.fmod(x, y))
     return np.where(y == 0, 0, x % np.where(y == 0, 1, y))
 
 
@@ -113,7 +113,7 @@ def _as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 def _shift(*, left: bool) -> Callable[[Array, Array], Array]:
     def shifted(x: Array, y: Array) -> Array:
         by = np.clip(y, 0, 63)
-        return np.left_shift(x, by) if left else np.right_shift(x, by)
+        return np.asarray(np.left_shift(x, by) if left else np.right_shift(x, by))
 
     return shifted
 

@@ -111,7 +111,7 @@ class Ranges:
         form = affine(index)
         if form is not None and not found.wraps:
             low, high = self._affine_bounds(form)
-            if 0 <= low and high < size:
+            if low >= 0 and high < size:
                 return Inside(index)
             if not self._guards:
                 return self._corner(form, index, size)
@@ -289,5 +289,3 @@ def _both(a: Span, b: Span) -> Span:
     lows = [x for x in (a[0], b[0]) if x is not None]
     highs = [x for x in (a[1], b[1]) if x is not None]
     return (max(lows) if lows else None), (min(highs) if highs else None)
-
-

@@ -146,7 +146,8 @@ class TreeBuilder:
         assert isinstance(assigned, tuple)  # what `assign` made
         name, end = _span(parts[0]), len(parts) - 1
         type_ = None
-        if isinstance(parts[end - 1], Token) and parts[end - 1].type == "COLON":  # type: ignore[union-attr]
+        before = parts[end - 1]
+        if isinstance(before, Token) and before.type == "COLON":
             type_ = _type_name(parts[end])
             end -= 2
         index = parts[2] if isinstance(parts[2], tuple) else ()

@@ -81,9 +81,7 @@ def _output_name(inputs: Mapping[str, TensorType]) -> str:
     return f"output{number}"
 
 
-def _statement(
-    equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]
-) -> str:
+def _statement(equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]) -> str:
     terms, result = _terms(equation)
     if len(terms) != len(operands):
         message = f"{len(terms)} operands in the equation, {len(operands)} tensors"
