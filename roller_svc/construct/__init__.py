@@ -1,0 +1,7 @@
+"""ROLLER: KernelGroup → aligned rPrograms, unranked (`construct`) or ranked by the performance model (`rank`)."""
+
+from __future__ import annotations
+
+from roller_svc.construct.rprograms import construct, rank
+
+__all__ = ["construct", "rank"]

@@ -1,0 +1,156 @@
+"""ROLLER's rules for a contraction on a CPU: register tiles of a micro-kernel, packed blocks of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import padded, within_padding
+from roller_svc.construct.rules import Base, at, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.perf.cpu_contraction import kernel_cycles
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.problem import Problem
+
+M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+VECTOR_STEPS = (1, 2, 3, 4, 6)
+K_STEPS = (64, 96, 128, 192, 256, 384, 512, 1024)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in how many blocks an axis is cut
+MAX_STEPS = 7
+MAX_BASES = 6
+# Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. Measured
+# optimum on a 32 KiB L1, 512 KiB L2: panels of 24 KiB, blocks of 400 KiB.
+PANEL_OF_L1, BLOCK_OF_L2, BLOCK_OF_L3 = 0.75, 0.8, 0.5
+BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
+
+
+@dataclass(frozen=True, slots=True)
+class CpuContraction:
+    problem: Problem
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        width = p.machine.unit.shape[-1]
+        rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
+        wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
+        steps = {axis: s for axis, s in ((p.m, rows), (p.n, wide)) if axis is not None}
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=self._steps(steps),
+            rank=tuple(range(len(p.extents))),
+            too_large=self._register_rule,
+            misaligned=lambda _tile: "",
+            footprint=lambda t: self._registers(t) * width * p.elem_bytes,
+            traffic=lambda t: p.elem_bytes / at(t, p.m) + p.elem_bytes / at(t, p.n),
+            saturates=self._feeds_the_unit,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Least cycles for the whole problem, edges included; small kernels of the same speed last."""
+        return sorted(grown.large or grown.border, key=self._kernel_time)[:MAX_BASES]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        axes = {
+            axis: self._block_steps(p.extents[axis], base.thread[axis], epsilon)
+            for axis in (p.m, p.n)
+            if axis is not None
+        }
+        if p.k is not None:
+            axes[p.k] = self._k_steps(base)
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=self._steps(axes),
+            rank=tuple(range(len(p.extents))),
+            too_large=lambda t: self.too_large(t, base),
+            misaligned=lambda t: self.misaligned(t, base),
+            footprint=lambda t: self._block_bytes(t, p.m) + self._block_bytes(t, p.n),
+            traffic=self._traffic,
+            saturates=lambda t: self._packing_share(t) <= 0.25,
+        )
+
+    def too_large(self, block: Tile, base: Base) -> str:
+        p, mach = self.problem, self.problem.machine
+        inner, last = mach.caches[-1], mach.caches[0]
+        if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > PANEL_OF_L1 * inner.bytes_per_core:
+            return f"{inner.name} panel"
+        if self._block_bytes(block, p.m) > BLOCK_OF_L2 * mach.hw.block_level.capacity_bytes:
+            return f"{mach.hw.block_level.name} block"
+        if self._block_bytes(block, p.n) > BLOCK_OF_L3 * max(last.bytes_per_core, mach.hw.block_level.capacity_bytes):
+            return f"{last.name} block"
+        return self._register_rule(base.thread)
+
+    def misaligned(self, block: Tile, base: Base) -> str:
+        """Whole waves of tasks: otherwise cores wait for the last one."""
+        cores = self.problem.machine.cores
+        tasks = spatial_grid(self.problem, block)
+        return "" if tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One row, one vector, the shortest step along k."""
+        p = self.problem
+        one = tuple([1] * len(p.extents))
+        thread = replaced(one, p.n, p.machine.unit.shape[-1])
+        return [(replaced(thread, p.k, min(p.extent(p.k), depth)), Base(thread)) for depth in (K_STEPS[0], 8, 1)]
+
+    def _register_rule(self, thread: Tile) -> str:
+        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
+        return "" if fits else "vector registers"
+
+    def _registers(self, thread: Tile) -> int:
+        """Accumulators, one row of B, one broadcast of A."""
+        vectors = -(-at(thread, self.problem.n) // self.problem.machine.unit.shape[-1])
+        return at(thread, self.problem.m) * vectors + vectors + 1
+
+    def _feeds_the_unit(self, thread: Tile) -> bool:
+        """Neither loads nor the latency of a multiply-add hold the unit up."""
+        mach = self.problem.machine
+        m, vectors = at(thread, self.problem.m), at(thread, self.problem.n) // mach.unit.shape[-1]
+        return kernel_cycles(mach, m, vectors) <= m * vectors / (mach.fma_per_cycle / mach.unit.shape[-1]) * 1.01
+
+    def _kernel_time(self, thread: Tile) -> tuple[float, float]:
+        p = self.problem
+        m, n = at(thread, p.m), at(thread, p.n)
+        calls = -(-p.extent(p.m) // m) * -(-p.extent(p.n) // n)
+        depth = p.extent(p.k)
+        return calls * (depth * kernel_cycles(p.machine, m, n // p.machine.unit.shape[-1]) + 12), 1 / m + 1 / n
+
+    def _block_steps(self, extent: int, unit: int, epsilon: float) -> Tile:
+        """The axis cut in 1, 2, 3, ... about equal blocks, the largest few of them."""
+        sizes = {padded(-(-extent // cut), unit) for cut in SPLITS if cut == 1 or extent >= cut * unit // 2}
+        fitting = sorted(s for s in sizes if within_padding(extent, s, epsilon, unit))
+        return tuple(fitting[-MAX_STEPS:] or [unit])
+
+    def _k_steps(self, base: Base) -> Tile:
+        p = self.problem
+        depth = p.extent(p.k)
+        room = int(PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core / (at(base.thread, p.n) * p.elem_bytes))
+        even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
+        fitting = sorted(k for k in even | {depth} if k <= room)
+        return tuple(fitting[-3:] or [max(1, min(depth, room, K_STEPS[0]))])
+
+    def _block_bytes(self, block: Tile, axis: int | None) -> int:
+        return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes
+
+    def _packing_share(self, block: Tile) -> float:
+        """Elements packed for each multiply-add, in units of what the core does in that time."""
+        p, mach = self.problem, self.problem.machine
+        m, n = at(block, p.m), at(block, p.n)
+        return (1 / m + 1 / n) * mach.fma_per_cycle
+
+    def _traffic(self, block: Tile) -> float:
+        p = self.problem
+        moved = p.a.moved_bytes(block, p.machine.dram.transaction_bytes)
+        moved += p.b.moved_bytes(block, p.machine.dram.transaction_bytes)
+        return moved / (at(block, p.m) * at(block, p.n) * at(block, p.k))
+
+    def _steps(self, chosen: dict[int, Tile]) -> tuple[Tile, ...]:
+        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])

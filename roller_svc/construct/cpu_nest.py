@@ -1,0 +1,132 @@
+"""ROLLER's rules for a loop nest on a CPU: vectors along one axis, tasks that are worth handing out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import padded
+from roller_svc.construct.rules import Base, spatial_grid
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.ir.program import AxisKind
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.problem import Problem
+
+VECTOR_STEPS = (1, 2, 4)
+TASK_SECONDS = 10e-6  # work that is worth a task of its own
+TASKS_PER_CORE = 16
+MAX_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNest:
+    problem: Problem
+    serial: bool  # a scatter: its writes may meet, so one task does them in order
+
+    def lane_choices(self) -> tuple[int, ...]:
+        """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
+        p = self.problem
+        width = p.machine.unit.shape[-1]
+        if self.serial or p.inner_points < 2:
+            return (1,)
+        along = p.vector is not None and p.space.axes[p.vector].kind is AxisKind.REDUCE
+        short = p.vector is None or p.extents[p.vector] < width // 2
+        if not (along or short):
+            return (1,)
+        return tuple([width * v for v in VECTOR_STEPS if v == 1 or p.inner_points >= width * v])
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        width = p.machine.unit.shape[-1]
+        steps = [(1,)] * len(p.extents)
+        if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
+            whole = padded(p.extents[p.vector], width)
+            steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=tuple(steps),
+            rank=tuple(range(len(p.extents))),
+            too_large=lambda _tile: "",
+            misaligned=lambda _tile: "",
+            footprint=p.touched.bytes,
+            traffic=self._traffic,
+            saturates=lambda _tile: True,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        return grown.large
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
+            rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
+            too_large=lambda t: self.too_large(t, base),
+            misaligned=lambda t: self.misaligned(t, base),
+            footprint=p.touched.bytes,
+            traffic=self._traffic,
+            saturates=lambda _tile: True,
+        )
+
+    def too_large(self, block: Tile, base: Base) -> str:
+        """A task must leave work for the other cores, if there is any to leave."""
+        return "parallelism" if spatial_grid(self.problem, block) < self._fewest_tasks() else ""
+
+    def misaligned(self, block: Tile, base: Base) -> str:
+        p = self.problem
+        tasks = spatial_grid(p, block)
+        if tasks > self._most_tasks():
+            return "task size"
+        cores = p.machine.cores
+        return "" if tasks == 1 or tasks >= 0.75 * -(-tasks // cores) * cores else "execution unit"
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """Everything in one task, one point at a time."""
+        p = self.problem
+        return [(p.extents, Base(tuple([1] * len(p.extents))))]
+
+    def _work_s(self) -> float:
+        """Time of the whole nest on one core, roughly."""
+        p = self.problem
+        return p.floor_s * p.machine.cores
+
+    def _most_tasks(self) -> int:
+        if self.serial:
+            return 1
+        cores = self.problem.machine.cores
+        worth = int(self._work_s() / TASK_SECONDS)
+        return 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
+
+    def _fewest_tasks(self) -> int:
+        most = self._most_tasks()
+        return most if most == 1 else min(most, self.problem.machine.cores, self.problem.outer_points)
+
+    def _block_steps(self, axis: int, base: Base) -> Tile:
+        """Whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
+        p = self.problem
+        extent, unit = p.extents[axis], base.thread[axis]
+        if axis not in p.spatial:
+            return (extent,)
+        whole = padded(extent, unit)
+        if self._most_tasks() == 1:
+            return (whole,)
+        sizes = {whole} | {padded(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
+        sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
+        return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector else tuple(sorted(sizes))[:: 1]
+
+    def _cuts(self) -> tuple[int, ...]:
+        cores = self.problem.machine.cores
+        return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
+
+    def _traffic(self, tile: Tile) -> float:
+        p = self.problem
+        points = 1
+        for i in p.spatial:
+            points *= tile[i]
+        return p.touched.moved_bytes(tile, p.machine.dram.transaction_bytes) / points
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])

@@ -1,0 +1,139 @@
+"""KernelGroup, HardwareSpec, ComputeUnit → aligned rPrograms: ROLLER's construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from roller_svc.construct.align import EPSILONS
+from roller_svc.construct.cpu_contraction import CpuContraction
+from roller_svc.construct.cpu_nest import CpuNest
+from roller_svc.construct.rules import Base, Rules, spatial_grid, spread
+from roller_svc.construct.scale_out import shrink, splits
+from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.construct.simt_contraction import SimtContraction
+from roller_svc.construct.simt_nest import SimtNest
+from roller_svc.errors import NoCandidateError
+from roller_svc.ir.estimate import Candidate, Construction
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.program import StatementKind
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.model import Model
+from roller_svc.perf.problem import Problem, problem
+
+LIMIT = 64
+MAX_VISITS = 2000
+VISITS_PER_STAGE = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The tiles of an rProgram before they have names."""
+
+    block: Tile
+    base: Base
+    split_k: int = 1
+
+
+def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
+    """Aligned rPrograms of a group, unranked, and how they were found (ROLLER, OSDI 2022, §3)."""
+    return _construct(group, problem(group.space, hw, unit), limit)
+
+
+def rank(
+    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
+) -> tuple[tuple[Candidate, ...], Construction]:
+    """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
+    prepared = problem(group.space, hw, unit)
+    construction = _construct(group, prepared, LIMIT)
+    model = Model(prepared)
+    candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
+    return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
+
+
+def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
+    rules = _rules(group, p)
+    log = Log(MAX_VISITS)
+    shapes = _regular(rules, limit, log) or _fallback(rules, log)
+    if not shapes:
+        raise NoCandidateError(
+            f"no tile of {group.name} fits {p.machine.hw.id}: {', '.join(sorted(log.rejections))}",
+            rejections=dict(log.rejections),
+            hint="the device's limits leave no room for a single warp or vector of work",
+        )
+    if _splittable(group):
+        shapes = _with_splits(p, shapes)
+    programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(shapes[:limit]))
+    return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
+
+
+def _rules(group: KernelGroup, p: Problem) -> Rules:
+    if p.machine.unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
+        raise NoCandidateError(
+            f"{p.machine.unit.name} of {p.machine.hw.id}: no rules for units of kind {p.machine.unit.kind.value}",
+            rejections={"unit kind": 1},
+        )
+    if p.machine.simt:
+        if p.is_contraction:
+            return SimtContraction(p)
+        return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER)
+    if p.is_contraction:
+        return CpuContraction(p)
+    return CpuNest(p, serial=group.kind is GroupKind.SCATTER)
+
+
+def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
+    """Scale-up, once for each bound on padding until there are enough tiles; then scale-out."""
+    bases = _bases(rules, log)
+    shapes: list[Shape] = []
+    for epsilon in EPSILONS:
+        shapes = []
+        share = max(4, limit * 3 // 4 // max(1, len(bases)))
+        for base in bases:
+            grown = scale_up(rules.block_stage(base, epsilon), log, VISITS_PER_STAGE)
+            shapes += [Shape(tile, base) for tile in spread(grown.large or grown.border, share)]
+        if len(shapes) >= limit // 4 or log.visited >= log.budget:
+            break
+    smaller = [
+        Shape(block, base)
+        for shape in shapes
+        if spatial_grid(rules.problem, shape.block) < rules.problem.machine.cores
+        for block, base in shrink(rules, shape.block, shape.base, log)
+    ]
+    return list(dict.fromkeys(shapes + smaller))
+
+
+def _bases(rules: Rules, log: Log) -> list[Base]:
+    bases = []
+    for lanes in rules.lane_choices():
+        grown = scale_up(rules.thread_stage(lanes), log, VISITS_PER_STAGE)
+        bases += [Base(thread, lanes) for thread in rules.preferred(grown, lanes)]
+    return bases
+
+
+def _fallback(rules: Rules, log: Log) -> list[Shape]:
+    shapes = []
+    for block, base in rules.fallback():
+        log.visited += 1
+        if rule := rules.too_large(block, base):
+            log.rejections[rule] += 1
+        else:
+            shapes.append(Shape(block, base))
+    return shapes
+
+
+def _splittable(group: KernelGroup) -> bool:
+    return sum(s.kind is StatementKind.REDUCE for s in group.statements) == 1
+
+
+def _with_splits(p: Problem, shapes: list[Shape]) -> list[Shape]:
+    split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)]
+    return [*spread(shapes, LIMIT // 2), *spread(split, LIMIT - LIMIT // 2)] if split else shapes
+
+
+def _rprogram(p: Problem, shape: Shape) -> RProgram:
+    touched = p.touched
+    block, thread = touched.rtile(shape.block), touched.rtile(shape.base.thread)
+    return RProgram(p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k)

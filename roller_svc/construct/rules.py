@@ -1,0 +1,75 @@
+"""What differs between the machines and kinds of kernel group that ROLLER's one algorithm builds for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A thread's tile, and how many lanes share its reduction: what a block is built from."""
+
+    thread: Tile
+    lanes: int = 1
+
+
+class Rules(Protocol):
+    """The alignment and capacity rules of one kind of group on one kind of machine.
+
+    A rule is named by what it protects; '' means that the tile keeps it.
+    """
+
+    @property
+    def problem(self) -> Problem: ...
+
+    def lane_choices(self) -> tuple[int, ...]:
+        """How many lanes may share a reduction, best first."""
+
+    def thread_stage(self, lanes: int) -> Stage:
+        """Scale-up at the register level."""
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """The thread tiles worth building blocks from, best first."""
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        """Scale-up at the block level, from one base."""
+
+    def too_large(self, block: Tile, base: Base) -> str:
+        """The capacity that a block exceeds."""
+
+    def misaligned(self, block: Tile, base: Base) -> str:
+        """The alignment that a block lacks."""
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""
+
+
+def spatial_grid(p: Problem, block: Tile) -> int:
+    """rTasks of a block tile, the reduction not split."""
+    grid = 1
+    for i in p.spatial:
+        grid *= -(-p.extents[i] // block[i])
+    return grid
+
+
+def spread(tiles: Sequence[Tile], most: int) -> list[Tile]:
+    """At most that many of the tiles, from the first to the last, evenly."""
+    if len(tiles) <= most:
+        return list(tiles)
+    return [tiles[i * (len(tiles) - 1) // max(1, most - 1)] for i in range(most)]
+
+
+def at(tile: Tile, axis: int | None) -> int:
+    """The tile's extent on an axis that a space may lack."""
+    return 1 if axis is None else tile[axis]
+
+
+def replaced(tile: Tile, axis: int | None, extent: int) -> Tile:
+    """The tile with one axis changed."""
+    return tile if axis is None else (*tile[:axis], extent, *tile[axis + 1 :])

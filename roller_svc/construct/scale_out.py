@@ -1,0 +1,98 @@
+"""A block tile → smaller blocks or split reductions, until every core has an rTask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller_svc.construct.rules import Base, Rules, spatial_grid
+from roller_svc.construct.scale_up import Log
+from roller_svc.ir.estimate import TraceStep
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.problem import Problem
+
+MAX_SPLIT = 256
+MIN_STEPS = 2  # staged steps that each part of a split contraction keeps
+MIN_INNER = 256  # reduced points that each part of a split nest keeps
+
+
+def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Tile, Base]]:
+    """Halve the spatial axis whose loss of data reuse is least until the device is filled (ROLLER §3.4).
+
+    Every tile on the way keeps all alignments; where a thread's tile is all that is left of an axis, it is halved too.
+    """
+    p = rules.problem
+    while spatial_grid(p, block) < p.machine.cores:
+        smaller = [s for s in _halvings(rules, block, base) if log.visited < log.budget]
+        if not smaller:
+            return
+        traffic, block, base = min(smaller, key=lambda s: s[0])
+        log.visited += 1
+        names = [a.name for a in p.space.axes]
+        tile = tuple(zip(names, block, strict=True))
+        log.steps.append(TraceStep("device", tile, p.touched.bytes(block), -traffic, "shrunk"))
+        yield block, base
+
+
+def _halvings(rules: Rules, block: Tile, base: Base) -> Iterator[tuple[float, Tile, Base]]:
+    """(traffic for a point, block, base) of every legal tile with one axis halved, or two where one is not enough."""
+    p = rules.problem
+    for axis in p.spatial:
+        for half in _halved(block, base, axis):
+            candidates = [half]
+            if rules.misaligned(*half):
+                # fewer points for the same threads: a thread's tile on another axis gives way instead
+                candidates = [other for i in p.spatial if (other := _thinned(half, i)) is not None]
+            for tile, thinner in candidates:
+                if not rules.misaligned(tile, thinner) and not rules.too_large(tile, thinner):
+                    yield _traffic(p, tile), tile, thinner
+
+
+def _halved(block: Tile, base: Base, axis: int) -> Iterator[tuple[Tile, Base]]:
+    unit = base.thread[axis]
+    count = block[axis] // unit
+    if count > 1 and count % 2 == 0:
+        yield _with(block, axis, block[axis] // 2), base
+    if unit > 1 and unit % 2 == 0:
+        thread = _with(base.thread, axis, unit // 2)
+        yield _with(block, axis, block[axis] // 2), Base(thread, base.lanes)
+
+
+def _thinned(shape: tuple[Tile, Base], axis: int) -> tuple[Tile, Base] | None:
+    block, base = shape
+    unit = base.thread[axis]
+    return (block, Base(_with(base.thread, axis, unit // 2), base.lanes)) if unit > 1 and unit % 2 == 0 else None
+
+
+def splits(p: Problem, block: Tile) -> tuple[int, ...]:
+    """Powers of two that cut the reduction so that the rTasks fill the device, without empty parts."""
+    grid = spatial_grid(p, block)
+    if grid >= p.machine.cores or not p.reduced:
+        return ()
+    found = []
+    split = 2
+    while split <= MAX_SPLIT and grid * split <= 4 * p.machine.cores and _parts_are_long(p, block, split):
+        if 2 * grid * split > p.machine.cores:
+            found.append(split)
+        split *= 2
+    if not found and split > 2:
+        found.append(split // 2)  # as far as the reduction goes
+    return tuple(found)
+
+
+def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
+    if p.k is None:
+        return p.inner_points // split >= MIN_INNER
+    part = -(-p.extents[p.k] // split)
+    # no part may be left without work
+    return part >= MIN_STEPS * block[p.k] and (split - 1) * part < p.extents[p.k]
+
+
+def _traffic(p: Problem, block: Tile) -> float:
+    points = 1
+    for i in p.spatial:
+        points *= block[i]
+    return p.touched.moved_bytes(block, p.machine.dram.transaction_bytes) / points
+
+
+def _with(tile: Tile, axis: int, extent: int) -> Tile:
+    return (*tile[:axis], extent, *tile[axis + 1 :])

@@ -1,0 +1,160 @@
+"""ROLLER's rules for a loop nest on a SIMT machine: a few points a thread, warps along the vector axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import Base, spread
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.ir.program import AxisKind
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import register_words
+from roller_svc.perf.problem import Problem
+from roller_svc.perf.simt_nest import nest_registers
+
+MAX_POINTS = 16  # of one thread
+MAX_LANES = 1024
+MIN_THREADS, MAX_THREADS = 64, 512
+THREADS_TO_FILL = 512  # a core's worth of threads that hides memory latency
+MAX_BASES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SimtNest:
+    problem: Problem
+    lanes_allowed: bool
+
+    def lane_choices(self) -> tuple[int, ...]:
+        """1 where outer points fill the device and walk memory in order; else the lanes that do."""
+        p = self.problem
+        most = min(MAX_LANES, p.machine.hw.limits.max_threads_per_block, powers(p.inner_points)[-1])
+        if not self.lanes_allowed or p.inner_points < 2 or most < 2:
+            return (1,)
+        along = p.vector is not None and p.space.axes[p.vector].kind is AxisKind.REDUCE
+        wanted = p.machine.cores * THREADS_TO_FILL / p.outer_points
+        if not along and wanted < 2:
+            return (1,)
+        fill = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
+        warp = p.machine.hw.limits.warp_size
+        choices = {warp, max(warp, fill), fill, fill // 4, 4 * fill} if along else {1, fill, fill // 4}
+        if along:
+            choices |= {8, 4 * warp}
+        legal = sorted({min(most, c) for c in choices if c >= 1})
+        return tuple(legal) if not along or len(legal) == 1 else tuple(c for c in legal if c > 1)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        steps = tuple([self._thread_steps(i, lanes) for i in range(len(p.extents))])
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=steps,
+            rank=self._rank(),
+            too_large=self._thread_rule,
+            misaligned=lambda _tile: "",
+            footprint=p.touched.bytes,
+            traffic=self._traffic,
+            saturates=lambda _tile: True,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Least traffic of a thread first, then fewer points."""
+        ordered = sorted(grown.large, key=lambda t: (self._traffic(t), math.prod(t)))
+        vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.vector)]
+        return list(dict.fromkeys([*spread(vector_only, 4), *ordered]))[: MAX_BASES if lanes == 1 else 3]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
+            rank=self._rank(),
+            too_large=lambda t: self.too_large(t, base),
+            misaligned=lambda t: self.misaligned(t, base),
+            footprint=p.touched.bytes,
+            traffic=self._traffic,
+            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
+        )
+
+    def too_large(self, block: Tile, base: Base) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        threads = self._threads(block, base)
+        if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
+            return "threads per block"
+        if threads > max(MAX_THREADS, base.lanes):
+            return "occupancy"
+        registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype))
+        if -(-registers // 8) * 8 * threads > limits.registers_per_core:
+            return "registers per core"
+        if base.lanes > limits.warp_size and threads * p.elem_bytes > limits.shared_bytes_per_block:
+            return "shared memory"
+        return ""
+
+    def misaligned(self, block: Tile, base: Base) -> str:
+        return "execution unit" if self._threads(block, base) % self.problem.machine.hw.limits.warp_size else ""
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One point a thread, a warp along the vector axis or, where that is reduced, along the last outer one."""
+        p = self.problem
+        warp = p.machine.hw.limits.warp_size
+        one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
+        thread = tuple([1] * len(p.extents))
+        if not p.spatial:
+            lanes = warp if self.lanes_allowed and p.inner_points > 1 else 1
+            return [(one, Base(thread, lanes)), (one, Base(thread))]
+        axis = p.vector if p.vector in p.spatial and p.vector is not None else p.spatial[-1]
+        return [(one[:axis] + (warp,) + one[axis + 1 :], Base(thread)), (one, Base(thread))]
+
+    def _thread_steps(self, axis: int, lanes: int) -> Tile:
+        p = self.problem
+        if axis not in p.spatial or lanes > 1:
+            return (1,)
+        return powers(min(8 if axis == p.vector else 4, p.extents[axis]))
+
+    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+        p = self.problem
+        if axis not in p.spatial:
+            return (p.extents[axis],)
+        unit = base.thread[axis]
+        fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
+        if axis == p.vector and base.lanes == 1:
+            # second alignment: a warp's worth of neighbours, or the whole axis
+            warp = p.machine.hw.limits.warp_size
+            fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
+        return fitting
+
+    def _thread_rule(self, thread: Tile) -> str:
+        points = math.prod(self._points(thread))
+        words = register_words(self.problem.space.compute_dtype)
+        if points > MAX_POINTS:
+            return "points per thread"
+        fits = nest_registers(points, words) <= self.problem.machine.hw.limits.max_registers_per_thread
+        return "" if fits or points == 1 else "registers per thread"
+
+    def _points(self, thread: Tile) -> Tile:
+        return tuple([thread[i] for i in self.problem.spatial])
+
+    def _traffic(self, tile: Tile) -> float:
+        p = self.problem
+        points = math.prod(self._points(tile))
+        return p.touched.moved_bytes(tile, p.machine.dram.transaction_bytes) / points
+
+    def _threads(self, block: Tile, base: Base) -> int:
+        threads = base.lanes
+        for i in self.problem.spatial:
+            threads *= block[i] // base.thread[i]
+        return threads
+
+    def _rank(self) -> Tile:
+        """Without reuse the vector axis grows first, then the other axes from the inside out."""
+        p = self.problem
+        return tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))])
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])
+
+

@@ -1,0 +1,209 @@
+"""Kernel groups: the statements that become one kernel, and the tile space that construction works in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.affine import Dim
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+
+
+class GroupKind(Enum):
+    """CONTRACTION: a sum over a product of two factors, C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k
+    any number of program axes. NEST: everything else, one loop nest: maps, layout changes, reductions, windowed
+    programs, several statements over shared outer axes (softmax, norms). SCATTER: writes at computed places.
+    """
+
+    CONTRACTION = "contraction"
+    NEST = "nest"
+    SCATTER = "scatter"
+
+
+class AxisRole(Enum):
+    """What a tile axis is. A contraction has BATCH, M, N, K; a nest or scatter has OUTER and INNER.
+
+    OUTER axes are spatial and shared by all statements of the group; INNER axes are walked whole inside each outer
+    point (reduced, or mapped over again by the last statement, as in softmax).
+    """
+
+    BATCH = "batch"
+    M = "m"
+    N = "n"
+    K = "k"
+    OUTER = "outer"
+    INNER = "inner"
+
+
+@dataclass(frozen=True, slots=True)
+class TileAxis:
+    """One axis of the tile space: program axes fused, outermost first. Its extent is their product."""
+
+    name: str
+    role: AxisRole
+    members: tuple[Axis, ...]
+
+    @property
+    def extent(self) -> int:
+        return math.prod(a.extent for a in self.members)
+
+    @property
+    def kind(self) -> AxisKind:
+        return AxisKind.REDUCE if self.role in (AxisRole.K, AxisRole.INNER) else AxisKind.SPATIAL
+
+    def member_extents(self, tile: int) -> dict[str, int]:
+        """Most values of each member axis that a tile meets: `tile` consecutive points from a multiple of `tile`."""
+        reach: dict[str, int] = {}
+        rest, aligned_to = tile, tile
+        for axis in reversed(self.members):
+            reach[axis.name] = min(axis.extent, rest)
+            # a run that wraps touches one more value of the next axis out, unless it starts where that one starts
+            start = axis.extent - math.gcd(aligned_to, axis.extent)
+            aligned_to = aligned_to // axis.extent if aligned_to % axis.extent == 0 else 1
+            rest = -(-(start + rest) // axis.extent)
+        return reach
+
+
+@dataclass(frozen=True, slots=True)
+class TileAccess:
+    """One tensor as the group touches it. `dims` are walks over member axes; `operand` is 'a' or 'b' for a factor
+    of a contraction, '' otherwise; `count` is how many distinct loads of this tensor the statements make."""
+
+    tensor: str
+    dtype: DType
+    dims: tuple[Dim, ...]
+    is_output: bool
+    operand: str = ""
+
+    @property
+    def tensor_bytes(self) -> int:
+        return math.prod(d.size for d in self.dims) * self.dtype.bytes
+
+    def tile_shape(self, reach: Mapping[str, int]) -> tuple[int, ...]:
+        """Elements touched along each dimension when member axis x covers reach[x] consecutive values."""
+        return tuple(_touched(dim, reach) for dim in self.dims)
+
+    def tile_elements(self, reach: Mapping[str, int]) -> int:
+        return math.prod(self.tile_shape(reach))
+
+    def tile_bytes(self, reach: Mapping[str, int]) -> int:
+        return self.tile_elements(reach) * self.dtype.bytes
+
+    def contiguous_elements(self, reach: Mapping[str, int]) -> int:
+        """Length of the runs of consecutive elements that the tile consists of."""
+        run = 1
+        for dim in reversed(self.dims):
+            inner = _inner_run(dim, reach)
+            run *= inner
+            if inner < dim.size:
+                return run
+        return run
+
+
+def _inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
+    """Consecutive values that the index takes before it jumps."""
+    if dim.opaque:
+        return 1
+    run = 1
+    for stride, extent in sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs):
+        if extent > 1 and stride > run:
+            break
+        run += stride * (extent - 1)
+    return min(dim.size, run)
+
+
+_ENUMERATED = 1024  # combinations up to which an irregular walk is counted instead of bounded
+
+
+def _touched(dim: Dim, reach: Mapping[str, int]) -> int:
+    """Values of the index: exact for walks whose strides nest (windows, blocks), else counted or bounded."""
+    count = math.prod(reach.get(name, 1) for name, _ in dim.coeffs)
+    if dim.opaque:
+        return min(dim.size, count)
+    steps = sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs if reach.get(name, 1) > 1)
+    if len(steps) < 2:
+        return min(dim.size, count)
+    unit, run = steps[0]
+    span = 1 + sum(c * (r - 1) for c, r in steps) // math.gcd(*(c for c, _ in steps))
+    for stride, extent in steps[1:]:
+        if stride % unit or stride // unit > run:
+            break
+        run += stride // unit * (extent - 1)
+    else:
+        return min(dim.size, run)
+    if count > _ENUMERATED:
+        return min(dim.size, span, count)
+    values = {0}
+    for stride, extent in steps:
+        values = {v + stride * i for v in values for i in range(extent)}
+    return min(dim.size, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class TileSpace:
+    """What construction and the model see of a group. `vector_axis`: name of the tile axis whose points are
+    neighbours in memory for most accesses; an OUTER/N axis, or an INNER one (then lanes share the reduction)."""
+
+    axes: tuple[TileAxis, ...]
+    accesses: tuple[TileAccess, ...]
+    flops: int  # of the whole group
+    compute_dtype: DType
+    vector_axis: str
+
+    def axis(self, name: str) -> TileAxis:
+        return next(a for a in self.axes if a.name == name)
+
+    def role(self, role: AxisRole) -> tuple[TileAxis, ...]:
+        return tuple(a for a in self.axes if a.role is role)
+
+    @property
+    def spatial(self) -> tuple[TileAxis, ...]:
+        return tuple(a for a in self.axes if a.kind is AxisKind.SPATIAL)
+
+    @property
+    def reduced(self) -> tuple[TileAxis, ...]:
+        return tuple(a for a in self.axes if a.kind is AxisKind.REDUCE)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Compulsory traffic: every tensor once."""
+        whole = {a.name: a.extent for axis in self.axes for a in axis.members}
+        return sum(access.tile_bytes(whole) for access in self.accesses)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The two factors of a contraction's body: `a` walks batch, m, k; `b` walks batch, k, n."""
+
+    a: Expr
+    b: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """Statements that become one kernel, producers already inlined and axes renamed so that all share `outer`.
+
+    `locals` are the tensors that live in registers, one value for each outer point; every other tensor written is
+    stored to memory: `stored` has its type there, `inputs` those of all tensors read from memory (views of the same
+    dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction, statements[0] is the
+    sum and the rest is its epilogue, maps over the same outer axes.
+    """
+
+    name: str
+    kind: GroupKind
+    statements: tuple[TensorExpr, ...]
+    outer: tuple[Axis, ...]
+    locals: frozenset[str]
+    stored: tuple[tuple[str, TensorType], ...]
+    inputs: tuple[tuple[str, TensorType], ...]
+    space: TileSpace
+    factors: Factors | None = None
+
+    @property
+    def anchor(self) -> TensorExpr:
+        """The statement with the most points."""
+        return max(self.statements, key=lambda s: s.points)

@@ -1,0 +1,87 @@
+"""The cost of a loop nest on a CPU, all terms summed."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.perf.footprint import AccessFootprint
+from roller_svc.perf.machine import Machine
+from roller_svc.perf.problem import Problem
+from roller_svc.perf.terms import Costs, Launch
+
+TASK_CYCLES = 600.0
+OPERATION_CYCLES = 0.5  # one vector operation: two ports
+LOAD_CYCLES = 0.5  # one vector load that hits L1
+GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
+HORIZONTAL_CYCLES = 12.0  # joining the lanes of one vector
+LOOP_CYCLES = 2.0  # counter, branch, addresses: what a loop's start and step cost a vector
+
+
+def cpu_nest(p: Problem, launch: Launch) -> Costs:
+    """Operations + loads + memory + joining lanes + tasks, for the core with the most tasks."""
+    mach = p.machine
+    padded = _padded_points(p, launch)
+    vector = max(launch.lanes, math.prod(launch.thread))
+    vectors = padded / vector
+    unit_vectors = -(-vector // mach.unit.shape[-1]) if vector > 1 else 1
+    flops = p.space.flops / (p.outer_points * p.inner_points)
+    compute = vectors * (flops * OPERATION_CYCLES * unit_vectors + LOOP_CYCLES)
+    loads = sum(_access_cycles(p, t, launch, vector, vectors, unit_vectors) for t in p.touched.accesses)
+    joins = p.outer_points * HORIZONTAL_CYCLES * math.log2(launch.lanes) / 2 if launch.lanes > 1 else 0.0
+    waves = -(-launch.grid // mach.cores)
+    # tasks are handed out as cores become free: with many, only the last ones leave cores idle
+    uneven = max(waves * mach.cores / launch.grid, 1.0)
+    share = uneven / mach.cores
+    seconds = [mach.seconds(c * share) for c in (compute, loads, joins, launch.grid * TASK_CYCLES)]
+    memory = _memory_s(p, launch)
+    return Costs(
+        core_s=sum(seconds) + memory,
+        core_stage="compute",
+        parts=(("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]), ("dram", memory)),
+        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
+        waves=waves,
+    )
+
+
+def _padded_points(p: Problem, launch: Launch) -> float:
+    """Points that are computed: vectors overhang the axis they run along."""
+    points = 1.0
+    for extent, thread, axis in zip(p.touched.extents, launch.thread, p.space.axes, strict=True):
+        step = launch.lanes if axis.name == p.space.vector_axis and axis.kind.value == "reduce" else thread
+        points *= -(-extent // step) * step
+    return points
+
+
+def _access_cycles(
+    p: Problem, tensor: AccessFootprint, launch: Launch, vector: int, vectors: float, unit_vectors: int
+) -> float:  # noqa: PLR0913 - the two counts are the caller's, computed once
+    """Moving one tensor between L1 and registers: whole vectors, broadcasts, or element by element."""
+    position = next((i for i, a in enumerate(p.space.axes) if a.name == p.space.vector_axis), None)
+    repeats = vectors if _moves_inside(p, tensor) else vectors / max(1, p.inner_points / max(1, launch.lanes))
+    if vector == 1 or position is None or position not in tensor.axes:
+        return repeats * LOAD_CYCLES
+    if tensor.unit_stride_axis() == position:
+        return repeats * LOAD_CYCLES * unit_vectors
+    return repeats * GATHER_CYCLES * vector
+
+
+def _moves_inside(p: Problem, tensor: AccessFootprint) -> bool:
+    return any(p.space.axes[i].kind.value == "reduce" for i in tensor.axes) or p.inner_points == 1
+
+
+def _memory_s(p: Problem, launch: Launch) -> float:
+    """Whole cache lines of each task, from the cache that holds the data or DRAM; once where a task's tile fits L2."""
+    mach = p.machine
+    line = mach.dram.transaction_bytes
+    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
+    task_bytes = p.touched.moved_bytes(clipped, line)
+    whole = p.touched.moved_bytes(p.touched.extents, line)
+    bandwidth = _bandwidth(mach, p.compulsory_bytes)
+    return max(whole, min(launch.grid * task_bytes, 4 * whole)) / bandwidth * max(1.0, mach.cores / max(1, launch.grid) / 2)
+
+
+def _bandwidth(mach: Machine, total_bytes: int) -> float:
+    for cache in reversed(mach.caches):
+        if total_bytes <= cache.total_bytes // 2:
+            return cache.bytes_per_s
+    return mach.dram.bandwidth_bytes_per_s

@@ -1,0 +1,82 @@
+"""HardwareSpec, ComputeUnit → the rates per core and cycle that the model's terms are written in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Scope
+
+SCHEDULERS = 4  # warps a core can issue for in one cycle: four partitions since Maxwell, four SIMDs in GCN and CDNA
+ASSUMED_UNCERTAINTY = 2.0
+MEASURED_UNCERTAINTY = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A level between DRAM and the registers, as one core sees it."""
+
+    name: str
+    bytes_per_core: int  # what one core can use when all are busy
+    total_bytes: int
+    bytes_per_s: float  # of the whole device
+    latency_cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`fma_per_cycle`: multiply-adds of one core. `staged_bytes_per_cycle`: what a core reads of its block level."""
+
+    hw: HardwareSpec
+    unit: ComputeUnit
+    simt: bool
+    cores: int
+    clock_hz: float
+    fma_per_cycle: float
+    staged_bytes_per_cycle: float
+    dram: MemoryLevel
+    dram_latency_cycles: float
+    caches: tuple[Cache, ...]  # outermost first; a GPU: its L2
+    uncertainty: float
+
+    @property
+    def last_cache(self) -> Cache | None:
+        return self.caches[0] if self.caches else None
+
+    def seconds(self, cycles: float) -> float:
+        return cycles / self.clock_hz
+
+
+def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
+    """Everything that does not depend on the tile."""
+    simt = hw.family is not Family.CPU
+    between = [lv for lv in hw.levels[1:] if lv.scope is not Scope.THREAD and not (simt and lv.name == hw.tile_levels[0])]
+    return Machine(
+        hw=hw,
+        unit=unit,
+        simt=simt,
+        cores=hw.num_cores,
+        clock_hz=hw.clock_hz,
+        fma_per_cycle=unit.flops_per_s / (2 * hw.num_cores * hw.clock_hz),
+        staged_bytes_per_cycle=hw.block_level.bandwidth_bytes_per_s / (hw.num_cores * hw.clock_hz),
+        dram=hw.dram,
+        dram_latency_cycles=hw.dram.latency_s * hw.clock_hz,
+        caches=tuple(_cache(hw, lv) for lv in between),
+        uncertainty=ASSUMED_UNCERTAINTY if any(s.assumed for s in hw.sources) else MEASURED_UNCERTAINTY,
+    )
+
+
+def _cache(hw: HardwareSpec, level: MemoryLevel) -> Cache:
+    shared = level.scope is Scope.DEVICE
+    return Cache(
+        name=level.name,
+        bytes_per_core=level.capacity_bytes // hw.num_cores if shared else level.capacity_bytes,
+        total_bytes=level.capacity_bytes if shared else level.capacity_bytes * hw.num_cores,
+        bytes_per_s=level.bandwidth_bytes_per_s,
+        latency_cycles=level.latency_s * hw.clock_hz,
+    )
+
+
+def register_words(dtype: DType) -> int:
+    """4-byte registers that a value takes on a GPU."""
+    return max(1, dtype.bytes // 4)

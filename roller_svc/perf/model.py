@@ -1,0 +1,85 @@
+"""RProgram → Estimate: the micro performance model.
+
+`Model` prepares what depends only on the group, the device and the unit, and is then cheap for each rProgram;
+`estimate` is the two in one step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.estimate import Estimate, StageCost
+from roller_svc.ir.group import TileSpace
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.cpu_contraction import cpu_contraction
+from roller_svc.perf.cpu_nest import cpu_nest
+from roller_svc.perf.problem import Problem, problem
+from roller_svc.perf.simt_contraction import simt_contraction
+from roller_svc.perf.simt_nest import simt_nest
+from roller_svc.perf.terms import Costs, Launch, second_launch_s
+
+OVERLAP_LEAK = 0.1  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of one group on one unit of one device."""
+
+    problem: Problem
+
+    def estimate(self, program: RProgram) -> Estimate:
+        """Seconds for the whole kernel, all its launches, and what they go to."""
+        p = self.problem
+        launch = _launch(p, program)
+        mach = p.machine
+        if mach.simt:
+            costs = simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
+            body = _overlapped(costs)
+        else:
+            costs = cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
+            body = costs.core_s
+        joining = second_launch_s(mach, launch.workspace_bytes) if launch.split_k > 1 else 0.0
+        overhead = mach.hw.limits.launch_overhead_s
+        stages = [StageCost(name, s) for name, s in costs.parts]
+        if mach.simt:
+            stages.append(StageCost(costs.core_stage, costs.core_s))
+        stages.append(StageCost("launch", overhead))
+        if joining:
+            stages.append(StageCost("combine", joining))
+        return Estimate(
+            seconds=max(p.floor_s, body) + overhead + joining,
+            stages=tuple(stages),
+            occupancy=costs.occupancy,
+            waves=costs.waves,
+            uncertainty=mach.uncertainty,
+        )
+
+
+def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Model:
+    """Prepare the model of a group's space."""
+    return Model(problem(space, hw, unit))
+
+
+def estimate(program: RProgram, hw: HardwareSpec) -> Estimate:
+    """What the model says of one rProgram. For many of one group, prepare a `model` once."""
+    return model(program.space, hw, program.unit).estimate(program)
+
+
+def _launch(p: Problem, program: RProgram) -> Launch:
+    touched = p.touched
+    block, thread = touched.tile(program.block), touched.tile(program.thread)
+    grid, threads = program.split_k, program.lanes
+    for extent, b, t, axis in zip(touched.extents, block, thread, p.space.axes, strict=True):
+        if axis.kind.value == "spatial":
+            grid *= -(-extent // b)
+            threads *= b // t
+    workspace = 0 if program.split_k == 1 else program.split_k * p.outer_points * p.elem_bytes
+    return Launch(block, thread, program.lanes, program.split_k, grid, threads, workspace)
+
+
+def _overlapped(costs: Costs) -> float:
+    times = [costs.core_s, *(s for _, s in costs.parts)]
+    longest = max(times)
+    return longest + OVERLAP_LEAK * (math.fsum(times) - longest)

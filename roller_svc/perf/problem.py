@@ -1,0 +1,120 @@
+"""What the model knows of a kernel group on a device before any tile is chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.group import AxisRole, TileSpace
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.program import AxisKind
+from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
+from roller_svc.perf.machine import Machine, machine
+
+ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
+DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor of a contraction: its tensors, and what finding one element costs in integer operations."""
+
+    tensors: tuple[AccessFootprint, ...]
+    address_ops: float
+    elem_bytes: int  # widest of its tensors
+    total_bytes: int
+
+    def moved_bytes(self, tile: Tile, transaction_bytes: int) -> float:
+        return sum([t.moved_bytes(tile, transaction_bytes) for t in self.tensors])
+
+    def elements(self, tile: Tile) -> int:
+        return sum([t.elements(tile) for t in self.tensors])
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`m`, `n`, `k`: positions of those axes (contractions), None where there is no such axis."""
+
+    machine: Machine
+    space: TileSpace
+    touched: SpaceFootprint
+    is_contraction: bool
+    spatial: tuple[int, ...]  # positions of the spatial axes
+    reduced: tuple[int, ...]
+    vector: int | None  # position of the vector axis
+    m: int | None
+    n: int | None
+    k: int | None
+    a: Operand
+    b: Operand
+    rest: Operand  # epilogue reads and what is written; of a nest: everything
+    outer_points: int
+    inner_points: int
+    compulsory_bytes: int
+    floor_s: float
+    elem_bytes: int  # of a staged or computed value
+
+    @property
+    def extents(self) -> Tile:
+        return self.touched.extents
+
+    def extent(self, position: int | None) -> int:
+        return 1 if position is None else self.touched.extents[position]
+
+
+def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
+    """Prepare a space for many estimates."""
+    touched = footprint(space)
+    is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
+    place = {a.role: i for i, a in enumerate(space.axes)}
+    outer = math.prod(a.extent for a in space.spatial)
+    inner = math.prod(a.extent for a in space.reduced)
+    compulsory = touched.bytes(touched.extents)
+    flops = 2 * outer * inner if is_contraction else space.flops
+    by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
+    mach = machine(hw, unit)
+    return Problem(
+        machine=mach,
+        space=space,
+        touched=touched,
+        is_contraction=is_contraction,
+        spatial=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL),
+        reduced=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.REDUCE),
+        vector=next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None),
+        m=place.get(AxisRole.M),
+        n=place.get(AxisRole.N),
+        k=place.get(AxisRole.K),
+        a=_operand(by_operand["a"], touched),
+        b=_operand(by_operand["b"], touched),
+        rest=_operand(by_operand[""], touched),
+        outer_points=outer,
+        inner_points=inner,
+        compulsory_bytes=compulsory,
+        floor_s=max(flops / unit.flops_per_s, compulsory / _outer_bandwidth(mach, compulsory)),
+        elem_bytes=space.compute_dtype.bytes,
+    )
+
+
+def _outer_bandwidth(mach: Machine, compulsory_bytes: int) -> float:
+    """Bandwidth of the level a repeated run finds its data in: DRAM, or a CPU's last caches where they hold it all."""
+    if not mach.simt:
+        for cache in reversed(mach.caches):
+            if compulsory_bytes <= cache.total_bytes // 2:
+                return cache.bytes_per_s
+    return mach.dram.bandwidth_bytes_per_s
+
+
+def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:
+    return Operand(
+        tensors=tensors,
+        address_ops=sum(address_ops(t) for t in tensors),
+        elem_bytes=max((t.elem_bytes for t in tensors), default=0),
+        total_bytes=sum(t.bytes(touched.extents) for t in tensors),
+    )
+
+
+def address_ops(tensor: AccessFootprint) -> float:
+    """Integer operations to find one element: fused axes are taken apart by divisions with constants."""
+    members = sum(len([m for m in axis.members if m.extent > 1]) for axis in tensor.tile_axes)
+    splits = max(0, members - len(tensor.tile_axes))
+    return ADDRESS_OPS * max(1, len(tensor.access.dims)) + DIVISION_OPS * splits

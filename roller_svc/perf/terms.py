@@ -1,0 +1,76 @@
+"""The values that one family's cost function takes and gives, and the terms that families share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An rProgram as the cost functions read it: tiles as tuples in the order of the space's axes."""
+
+    block: Tile
+    thread: Tile
+    lanes: int
+    split_k: int
+    grid: int
+    threads: int
+    workspace_bytes: int  # partial results of a split reduction, written once and read once
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it (SIMT) or are
+    contained in it (CPU, whose stages add up)."""
+
+    core_s: float
+    core_stage: str
+    parts: tuple[tuple[str, float], ...]
+    occupancy: float
+    waves: int
+
+
+def simt_waves(
+    grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]
+) -> tuple[int, float]:
+    """How often the device is filled, and the cycles of all fillings; the last one may leave cores with fewer blocks.
+
+    `block_cycles(c)`: cycles of a block that shares its core with c - 1 others.
+    """
+    at_once = resident * cores
+    full, rest = divmod(grid, at_once)
+    cycles = full * block_cycles(float(resident))
+    if rest:
+        # blocks do not start in lockstep: with many waves behind it, part of the tail hides under the wave before
+        tail = block_cycles(float(-(-rest // cores)))
+        cycles += tail if full < 2 else tail * (0.5 + 0.5 * rest / at_once)
+    return -(-grid // at_once), cycles
+
+
+def resident_bytes(mach: Machine, tensor_bytes: int, reloads: float) -> float:
+    """Bytes of a tensor that DRAM delivers when it is walked `reloads` times: once while the last cache holds it."""
+    last = mach.last_cache
+    if last is None or reloads <= 1.0:
+        return tensor_bytes * max(1.0, reloads)
+    kept = min(1.0, 0.6 * last.total_bytes / max(1, tensor_bytes))
+    return tensor_bytes * (1.0 + (reloads - 1.0) * (1.0 - kept))
+
+
+def streaming_bandwidth(mach: Machine, bytes_in_flight: float) -> float:
+    """DRAM bandwidth with that many bytes outstanding on the whole device (Little's law; §5, memory-bound ops)."""
+    latency_s = mach.dram.latency_s
+    return min(mach.dram.bandwidth_bytes_per_s, bytes_in_flight / latency_s) if latency_s else math.inf
+
+
+def second_launch_s(mach: Machine, workspace_bytes: int) -> float:
+    """The launch that joins the parts of a split reduction: it reads the workspace, from the last cache if it fits."""
+    last = mach.last_cache
+    fits = last is not None and workspace_bytes <= last.total_bytes // 2
+    bandwidth = last.bytes_per_s if last is not None and fits else mach.dram.bandwidth_bytes_per_s
+    latency = 2 * mach.dram.latency_s if mach.simt else 0.0
+    return mach.hw.limits.launch_overhead_s + latency + 2 * workspace_bytes / bandwidth
