@@ -176,8 +176,8 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
         Source(("vector_bytes", "units.*.shape"), "This machine: feature flags in /proc/cpuinfo."),
         Source(("clock_hz",), "This machine: cpufreq's maximum or /proc/cpuinfo's MHz, which a virtual machine may"
                " report lower than the cores run.", assumed=True),
-        Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak.",
-               assumed=True),
+        Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
+               " shared machine a neighbour on the same physical core takes up to half.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
                " by clock; DRAM 12 GB/s a core.", assumed=True),
     )  # fmt: skip

@@ -5,7 +5,8 @@ The bounds keep a hostile spec from overflowing the model or stalling a search; 
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+import re
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -19,7 +20,8 @@ Small = Annotated[int, Field(ge=1, le=4096)]
 Extents = Annotated[list[Small], Field(min_length=1, max_length=4)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-Pattern = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.*]+$", max_length=100)]
+_SEGMENT = r"([a-z0-9_]+\*?|\*)[a-z0-9_]*"  # one * at most: matching stays linear
+Pattern = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}(\.{_SEGMENT}){{0,2}}$", max_length=100)]
 Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
 
 GPU_LEVELS = ("dram", "l2", "shared", "register")
@@ -139,8 +141,12 @@ def _paths(spec: SpecModel, *, defaults: bool) -> tuple[str, ...]:
 
 def covers(pattern: str, path: str) -> bool:
     """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
-    parts, wanted = path.split("."), pattern.split(".")
-    return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))
+    return _regex(pattern).match(path) is not None
+
+
+@lru_cache(maxsize=1024)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\.|$)")
 
 
 def unsourced(spec: SpecModel) -> tuple[str, ...]:

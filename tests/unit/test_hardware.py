@@ -175,6 +175,7 @@ def test_a_wrong_value_in_yaml_has_a_place() -> None:
         ({"levels": []}, "levels: "),
         ({"limits": None}, "limits: "),
         ({"sources": [{"fields": ["levels.l9"], "text": "x"}]}, "sources.0.fields: levels.l9 is no figure"),
+        ({"sources": [{"fields": ["levels.*a*"], "text": "x"}]}, "sources.0.fields.0: "),
         ({"sources": [{"fields": ["*"] * 32, "text": "x"}] * 9}, "sources: more than 256 field patterns"),
     ],
 )
