@@ -17,7 +17,6 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import check_names
 from roller_svc.runtime.cuda_arrays import (
-    ALIGNMENT_BYTES,
     ArrayLibrary,
     CupyArrays,
     DeviceArray,
@@ -101,7 +100,8 @@ class DeviceBinding:
     library: ArrayLibrary
     device: int
     memory: dict[str, DeviceArray]
-    results: dict[str, Any]
+    fresh: dict[str, DeviceArray]  # results made for this call, by output name
+    given: dict[str, Any]  # the caller's own arrays that are results
     copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
 
 
@@ -157,9 +157,11 @@ class CudaCall:
 
     def finish(self) -> dict[str, Any]:
         """The results, by output name, in the caller's library."""
-        for target, copied in self._binding.copies:
-            self._binding.library.copy_into(target, copied)
-        return self._binding.results
+        binding = self._binding
+        for target, copied in binding.copies:
+            binding.library.copy_into(target, copied)
+        # Only now: a library that takes an array over also takes over what to wait for.
+        return binding.given | {name: binding.library.result(array) for name, array in binding.fresh.items()}
 
 
 def bind_on_device(
@@ -186,7 +188,7 @@ def bind_on_device(
     for buffer, view in zip(inputs, views, strict=False):
         memory[buffer.symbol] = view if view.is_dense(buffer.dtype.bytes) else library.copy_of(view, buffer.dtype)
     targets = {b.name: v for (what, b, _), v in zip(everything, views, strict=True) if what == "output"}
-    results: dict[str, Any] = {}
+    fresh: dict[str, DeviceArray] = {}
     copies: list[tuple[DeviceArray, DeviceArray]] = []
     for buffer in outputs:
         target = targets.get(buffer.name)
@@ -194,11 +196,12 @@ def bind_on_device(
         if target is not None and _usable_in_place(target, buffer, others):
             memory[buffer.symbol] = target
         else:
-            memory[buffer.symbol] = library.empty(buffer.shape, buffer.dtype, device)
-            if target is not None:
-                copies.append((target, memory[buffer.symbol]))
-        results[buffer.name] = library.result(memory[buffer.symbol]) if target is None else out[buffer.name]
-    return DeviceBinding(library, device, memory, results, tuple(copies))
+            memory[buffer.symbol] = made = library.empty(buffer.shape, buffer.dtype, device)
+            if target is None:
+                fresh[buffer.name] = made
+            else:
+                copies.append((target, made))
+    return DeviceBinding(library, device, memory, fresh, {name: out[name] for name in targets}, tuple(copies))
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
@@ -274,8 +277,8 @@ def _checked(library: ArrayLibrary, what: str, buffer: Buffer, array: object) ->
 
 def _usable_in_place(target: DeviceArray, buffer: Buffer, others: list[tuple[DeviceArray, int]]) -> bool:
     item_bytes = buffer.dtype.bytes
-    first, end = target.span(item_bytes)
-    if not target.is_dense(item_bytes) or target.address % ALIGNMENT_BYTES:
+    if not target.is_dense(item_bytes):
         return False
+    first, end = target.span(item_bytes)
     spans = [other.span(other_bytes) for other, other_bytes in others]
     return all(end <= other_first or other_end <= first for other_first, other_end in spans)

@@ -154,7 +154,7 @@ def test_measuring_takes_as_many_calls_as_the_clock_needs() -> None:
 
 
 def test_measuring_stops_at_the_budget_and_when_hopeless_or_steady() -> None:
-    def clock(seconds: float, taken: list[int]):  # noqa: ANN202
+    def clock(seconds: float, taken: list[int]):
         def stopwatch(_: object, times: int) -> float:
             taken.append(times)
             return seconds * times

@@ -72,7 +72,7 @@ def test_an_option_that_nvrtc_does_not_know() -> None:
 
 
 def test_a_launch_without_its_function() -> None:
-    with pytest.raises(CompileError, match="no extern .* function other"):
+    with pytest.raises(CompileError, match=r"no extern .* function other"):
         nvrtc.compile_cuda(dataclasses.replace(cuda_scale(), launches=(LaunchSpec("other", ("a",)),)))
 
 
@@ -86,7 +86,7 @@ def test_time_is_limited_and_the_next_compilation_works() -> None:
 def test_memory_is_limited_and_the_next_compilation_works() -> None:
     tight = CompileLimits(memory_bytes=768 << 20)
     assert nvrtc.compile_cuda(cuda_scale(), tight).binary
-    with pytest.raises(CompileError, match="NVRTC crashed .*its memory limit is 768 MiB"):
+    with pytest.raises(CompileError, match=r"NVRTC crashed .*its memory limit is 768 MiB"):
         nvrtc.compile_cuda(dataclasses.replace(cuda_scale(), text=HUGE), tight)
     assert nvrtc.compile_cuda(cuda_scale(), tight).binary
 
@@ -149,7 +149,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     broken = tmp_path / "libnvrtc.so.13"
     broken.write_bytes(b"not a library")
     monkeypatch.setattr(nvrtc, "find_libraries", lambda: nvrtc.libraries_in((tmp_path,)))
-    with pytest.raises(ToolchainMissingError, match="cannot be loaded from .*libnvrtc.so.13"):
+    with pytest.raises(ToolchainMissingError, match=r"cannot be loaded from .*libnvrtc\.so\.13"):
         nvrtc.compile_cuda(cuda_scale())
 
 

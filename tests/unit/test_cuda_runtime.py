@@ -1,0 +1,264 @@
+"""The CUDA runtime against a CuPy that is not there: memory of numpy arrays, kernels of Python functions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from handwritten import tensor
+
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
+from roller_svc.runtime import cuda, cuda_arrays
+from roller_svc.runtime.binding import aligned_empty
+from roller_svc.runtime.cuda import CudaModule, runs_on
+from roller_svc.runtime.cuda_arrays import DeviceArray
+
+BUFFERS = (
+    tensor("A", "a", Role.INPUT, shape=(8,)),
+    tensor("w", "w", Role.WORKSPACE, shape=(8,)),
+    tensor("C", "c", Role.OUTPUT, shape=(8,)),
+)
+LAUNCHES = (
+    LaunchSpec("accumulate", ("a", "w"), (1, 1, 1), (8, 1, 1), shared_bytes=60_000, zeroed=("w",)),
+    LaunchSpec("twice", ("w", "c"), (2, 1, 1), (4, 1, 1)),
+)
+COMPILED = CompiledKernel(
+    KernelSource("k", Language.CUDA, Arch("sm_", 80), "", BUFFERS, LAUNCHES),
+    b"cubin", "", (Resources(8, 60_000, 0), Resources(8, 0, 0)),
+)  # fmt: skip
+
+
+class FakeArray:
+    """Looks like cupy.ndarray as far as the runtime looks."""
+
+    def __init__(self, array: np.ndarray, device: int = 0) -> None:
+        self.numpy = array
+        self.data = types.SimpleNamespace(ptr=array.__array_interface__["data"][0])
+        self.dtype, self.shape, self.strides = array.dtype, array.shape, array.strides
+        self.device = types.SimpleNamespace(id=device)
+
+    def __setitem__(self, key: object, value: FakeArray) -> None:
+        self.numpy[key] = value.numpy
+
+
+FakeArray.__module__ = "cupy._core.core"
+
+
+class FakeDriverError(Exception):
+    pass
+
+
+class FakeCupy:
+    """Records what is called; `refuse` makes every launch fail."""
+
+    ndarray = FakeArray
+
+    def __init__(self, capability: str = "80") -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.refuse = False
+        self._capability = capability
+        driver = types.SimpleNamespace(
+            CUDADriverError=FakeDriverError,
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            funcSetAttribute=lambda *args: self.calls.append(("attribute", *args)),
+        )
+        runtime = types.SimpleNamespace(CUDARuntimeError=FakeDriverError, memsetAsync=self._memset)
+        self.cuda = types.SimpleNamespace(
+            Device=self._device,
+            Module=lambda: types.SimpleNamespace(load=lambda _: None, get_function=self._function),
+            driver=driver,
+            runtime=runtime,
+            get_current_stream=lambda: types.SimpleNamespace(ptr=77),
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> FakeArray:
+        if dtype.itemsize == 1 and dtype.kind == "V":
+            raise ValueError("Unsupported dtype")
+        return FakeArray(aligned_empty(shape, dtype))
+
+    @contextlib.contextmanager
+    def _device(self, _: int):
+        yield types.SimpleNamespace(compute_capability=self._capability)
+
+    def _memset(self, address: int, value: int, size: int, stream: int) -> None:
+        self.calls.append(("memset", size, stream))
+        ctypes.memset(address, value, size)
+
+    def _function(self, name: str) -> Any:
+        def launch(grid: object, block: object, arguments: Any, shared_mem: int, stream: Any) -> None:
+            if self.refuse:
+                raise FakeDriverError("CUDA_ERROR_INVALID_VALUE")
+            self.calls.append((name, grid, block, shared_mem, stream.ptr))
+            assert all(argument.itemsize == 8 for argument in arguments)
+            source, target = (np.ctypeslib.as_array((ctypes.c_float * 8).from_address(int(x))) for x in arguments)
+            if name == "accumulate":
+                target += source
+            else:
+                target[...] = 2 * source
+
+        launch.ptr = name  # type: ignore[attr-defined] # a stand-in for the driver's handle
+        return launch
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy()
+    for module in (cuda, cuda_arrays):
+        monkeypatch.setattr(module, "import_cupy", lambda: fake)
+    monkeypatch.setattr(cuda, "device_present", lambda: True)
+    return fake
+
+
+def floats(aligned: bool = True) -> np.ndarray:
+    array = aligned_empty((9,), np.dtype(np.float32))[0 if aligned else 1 :][:8]
+    array[...] = np.arange(8)
+    return array
+
+
+def test_launches_run_in_order_on_the_current_stream(cupy: FakeCupy) -> None:
+    module = CudaModule(COMPILED)
+    for _ in range(2):
+        result = module.run({"A": FakeArray(floats())})["C"]
+        assert isinstance(result, FakeArray)
+        assert np.array_equal(result.numpy, 2 * floats())
+    once = [
+        ("memset", 32, 77),
+        ("accumulate", (1, 1, 1), (8, 1, 1), 60_000, 77),
+        ("twice", (2, 1, 1), (4, 1, 1), 0, 77),
+    ]
+    # More than 48 KiB of shared memory is asked for, once, when the module is loaded.
+    assert cupy.calls == [("attribute", "accumulate", 8, 60_000), *once, *once]
+
+
+@pytest.mark.parametrize("kind", ["in place", "strided", "unaligned", "same as the input"])
+def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
+    a = FakeArray(floats())
+    target = {
+        "in place": FakeArray(floats()),
+        "strided": FakeArray(np.zeros(16, np.float32)[::2]),
+        "unaligned": FakeArray(floats(aligned=False)),
+        "same as the input": a,
+    }[kind]
+    call = CudaModule(COMPILED).bound({"A": a}, {"C": target})
+    call()
+    assert call.finish()["C"] is target
+    assert np.array_equal(target.numpy, 2 * floats())
+
+
+@pytest.mark.parametrize(
+    "array", [floats(aligned=False), np.repeat(floats(), 2)[::2], floats()[::-1].copy()[::-1]], ids=str
+)
+def test_other_inputs_are_copied(cupy: FakeCupy, array: np.ndarray) -> None:
+    assert np.array_equal(CudaModule(COMPILED).run({"A": FakeArray(array)})["C"].numpy, 2 * array)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "out", "code"),
+    [
+        ({"A": np.zeros(8, np.float32)}, None, "not-an-array"),
+        ({"A": [0.0] * 8}, None, "not-an-array"),
+        ({"A": FakeArray(np.zeros(8))}, None, "dtype-mismatch"),
+        ({"A": FakeArray(np.zeros(7, np.float32))}, None, "shape-mismatch"),
+        ({}, None, "missing-argument"),
+        ({"A": FakeArray(floats()), "B": FakeArray(floats())}, None, "unknown-argument"),
+        ({"A": FakeArray(floats())}, {"D": FakeArray(floats())}, "unknown-output"),
+        ({"A": FakeArray(floats())}, {"C": FakeArray(floats(), device=1)}, "mixed-arrays"),
+        ({"A": FakeArray(floats())}, {"C": np.zeros(8, np.float32)}, "not-an-array"),
+    ],
+)
+def test_arrays_that_do_not_fit(cupy: FakeCupy, arrays: Any, out: Any, code: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        CudaModule(COMPILED).run(arrays, out)
+    assert raised.value.code == code
+    assert cupy.calls == []
+
+
+def test_what_the_driver_refuses_is_a_launch_error(cupy: FakeCupy) -> None:
+    cupy.refuse = True
+    with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+
+
+def test_another_device_is_refused_before_loading(cupy: FakeCupy) -> None:
+    cupy._capability = "90"
+    with pytest.raises(LaunchError, match="is for sm_80; device 0 is sm_90") as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "wrong-device"
+
+
+def test_without_a_device_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "device_present", lambda: False)
+    with pytest.raises(LaunchError, match="no NVIDIA device") as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "no-device"
+
+
+def test_a_driver_that_is_missing_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
+    assert cuda.device_count() == 0
+
+
+def test_only_cuda_is_loaded() -> None:
+    source = KernelSource("k", Language.C, Arch("x86-64-v", 3), "", (), ())
+    with pytest.raises(InvariantError, match="not CUDA"):
+        CudaModule(CompiledKernel(source, b"", "", ()))
+
+
+def test_results_reach_other_libraries_by_dlpack_after_the_launch(cupy: FakeCupy) -> None:
+    handed: list[np.ndarray] = []
+
+    class Foreign:
+        def __init__(self, array: np.ndarray) -> None:
+            self.inner = FakeArray(array)
+
+        def __dlpack__(self) -> None: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __array_namespace__(self) -> Any:
+            return types.SimpleNamespace(from_dlpack=lambda array: handed.append(array.numpy.copy()) or "foreign")
+
+    Foreign.__module__ = "jaxlike"
+    cupy.from_dlpack = lambda array: array.inner  # type: ignore[attr-defined] # the part of CuPy that it stands for
+    assert CudaModule(COMPILED).run({"A": Foreign(floats())}) == {"C": "foreign"}
+    assert np.array_equal(handed[0], 2 * floats())
+    with pytest.raises(ArgumentError, match="cannot be written in place"):
+        CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": Foreign(floats())})
+    with pytest.raises(ArgumentError, match="several libraries: cupy, jaxlike"):
+        CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": FakeArray(floats())})
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        (Arch("sm_", 80), (8, 0), True),
+        (Arch("sm_", 80), (8, 6), True),
+        (Arch("sm_", 86), (8, 0), False),
+        (Arch("sm_", 80), (9, 0), False),
+        (Arch("sm_", 90, "a"), (9, 0), True),
+        (Arch("sm_", 100, "a"), (10, 3), False),
+        (Arch("sm_", 120), (12, 1), True),
+    ],
+)
+def test_where_a_cubin_runs(arch: Arch, capability: tuple[int, int], runs: bool) -> None:
+    assert runs_on(arch, capability) is runs
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 4)), np.zeros((3, 4))[::-1, ::2], np.zeros((1, 4)).T, np.zeros(())])
+def test_spans_cover_what_is_touched(array: np.ndarray) -> None:
+    address = array.__array_interface__["data"][0]
+    view = DeviceArray(array, address, "float64", array.shape, array.strides, 0)
+    touched = [
+        address + sum(i * s for i, s in zip(index, array.strides, strict=True)) for index in np.ndindex(array.shape)
+    ]
+    assert view.span(8) == (min(touched), max(touched) + 8)
