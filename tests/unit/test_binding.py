@@ -133,3 +133,14 @@ def test_every_type_has_a_numpy_type_of_its_size(dtype: DType) -> None:
     assert numpy_dtype(dtype).name == dtype.value
     array = aligned_empty((3, 2), numpy_dtype(dtype))
     assert bind((tensor("A", "a", Role.INPUT, dtype, (3, 2)),), {"A": array}).memory["a"] is array
+
+
+def test_a_kernel_that_asks_for_less_alignment_gets_fewer_copies() -> None:
+    given = aligned_empty((5, 6), np.dtype(np.float32)).reshape(30)[1:25].reshape(4, 6)
+    given[...] = 1
+    assert address(bind(SIGNATURE, arrays() | {"A": given}).memory["a"]) != address(given)
+    assert address(bind(SIGNATURE, arrays() | {"A": given}, alignment_bytes=1).memory["a"]) == address(given)
+    # Never less than an element's own.
+    shifted = aligned_empty((97,), np.dtype(np.uint8))[1:97].view(np.float32).reshape(4, 6)
+    shifted[...] = 1
+    assert address(bind(SIGNATURE, arrays() | {"A": shifted}, alignment_bytes=1).memory["a"]) % 4 == 0
