@@ -28,7 +28,7 @@ COMMON_FLAGS = (
 )  # fmt: skip
 # Linking with any of these adds start-up code that switches on flush-to-zero for the whole process that loads it.
 REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
-_INSTALL_NATIVE = "apt install gcc, or name a compiler in ROLLER_CC"
+_INSTALL_NATIVE = "apt install gcc"
 _NATIVE_COMPILERS = ("gcc", "clang", "cc")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
