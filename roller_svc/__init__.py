@@ -15,7 +15,7 @@ from roller_svc import errors
 from roller_svc.version import __version__
 
 if TYPE_CHECKING:
-    from roller_svc.api import Estimate, Kernel, compile, estimate, load, reference, targets  # noqa: A004
+    from roller_svc.api import Estimate, Kernel, compile, estimate, load, reference, targets
 
 __all__ = [
     "Estimate", "Kernel", "__version__", "compile", "errors", "estimate", "load", "reference", "targets",

@@ -51,6 +51,21 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
     return request
 
 
+def request_json(request: BuildRequest) -> dict[str, object]:
+    """The request in plain values: build_request(**request_json(r)) == r."""
+    return {
+        "expression": request.expression,
+        "inputs": {name: {"dtype": t.dtype.value, "shape": list(t.shape)} for name, t in request.inputs},
+        "target": request.target,
+        "outputs": None if request.outputs is None else list(request.outputs),
+        "top_k": request.top_k,
+        "select": request.select.value,
+        "runtime": request.runtime.value,
+        "allow_tf32": request.allow_tf32,
+        "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
+    }
+
+
 def spec_of(request: BuildRequest) -> HardwareSpec:
     """The device a request means."""
     return request.hardware or hardware.load(request.target)
@@ -71,7 +86,9 @@ def checked_target(value: object) -> str:
 def checked_top_k(value: object) -> int:
     number = _integer(value)
     if number is None or not 1 <= number <= TOP_K_MOST:
-        raise ArgumentError(f"top_k must be a whole number from 1 to {TOP_K_MOST}, not {_shown(value)}", code="invalid-option")
+        raise ArgumentError(
+            f"top_k must be a whole number from 1 to {TOP_K_MOST}, not {_shown(value)}", code="invalid-option"
+        )
     return number
 
 
@@ -131,7 +148,9 @@ def tensor_type(name: str, value: object) -> TensorType:
         return value
     if isinstance(value, Mapping):
         if set(value) != {"dtype", "shape"}:
-            raise ArgumentError(f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs")
+            raise ArgumentError(
+                f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs"
+            )
         dtype, shape = value["dtype"], value["shape"]
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         dtype, shape = value
@@ -154,7 +173,9 @@ def _dtype(name: str, value: object) -> DType:
         near = get_close_matches(text[:40], [d.value for d in DType], n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(d.value for d in DType)
-        raise ArgumentError(f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}")
+        raise ArgumentError(
+            f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}"
+        )
     return dtype
 
 
@@ -163,10 +184,14 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
         raise ShapeError(f"input {name!r}: shape must be a list of extents, not {_shown(value)}", code="invalid-shape")
     extents = tuple(_integer(extent) for extent in value)
     if len(extents) > RANK_MOST:
-        raise ShapeError(f"input {name!r} has {len(extents)} dimensions; {RANK_MOST} are the most", code="invalid-shape")
+        raise ShapeError(
+            f"input {name!r} has {len(extents)} dimensions; {RANK_MOST} are the most", code="invalid-shape"
+        )
     good = tuple(extent for extent in extents if extent is not None and extent > 0)
     if len(good) < len(extents):
-        raise ShapeError(f"input {name!r}: every extent must be a positive whole number, not {_shown(value)}", code="invalid-shape")
+        raise ShapeError(
+            f"input {name!r}: every extent must be a positive whole number, not {_shown(value)}", code="invalid-shape"
+        )
     return good
 
 
@@ -181,7 +206,9 @@ def _integer(value: object) -> int | None:
 
 def _no_emulator(spec: HardwareSpec) -> ArgumentError:
     if spec.family is Family.CUDA:
-        message = "this version has no CUDA emulator: compile for a CUDA target without runtime='emulator', or run on 'local'"
+        message = (
+            "this version has no CUDA emulator: compile for a CUDA target without runtime='emulator', or run on 'local'"
+        )
     else:
         message = f"runtime='emulator' is for CUDA kernels; {spec.id} is no CUDA target"
     return ArgumentError(message, code="emulator-unavailable")

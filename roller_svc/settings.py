@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import ipaddress
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError
@@ -36,17 +36,43 @@ class Settings(BaseSettings):
         return frozenset(key.strip() for key in self.api_keys.get_secret_value().split(",") if key.strip())
 
 
-@lru_cache(maxsize=1)
-def settings() -> Settings:
-    """The settings as the environment had them at first use."""
-    return read_settings()
-
-
-def read_settings() -> Settings:
-    """The settings as the environment has them now; a bad one is refused by its variable's name."""
+def read_settings(**overrides: object) -> Settings:
+    """The environment's settings, some of them overridden; a bad one is refused by its variable's name."""
     try:
-        return Settings()
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # pydantic checks
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         name = "ROLLER_" + "_".join(str(part) for part in first["loc"]).upper()
         raise ArgumentError(f"{name}: {first['msg']}", code="invalid-setting") from failure
+
+
+_in_use: list[Settings] = []
+
+
+def use(chosen: Settings) -> None:
+    """What `settings` gives from now on in this process."""
+    _in_use[:] = [chosen]
+
+
+def settings() -> Settings:
+    """This process's settings: the environment's at first use, unless others were chosen."""
+    if not _in_use:
+        use(read_settings())
+    return _in_use[0]
+
+
+def check_address(chosen: Settings) -> None:
+    """Without a key anyone who reaches the service may use it: then only this machine may."""
+    if not chosen.accepted_keys and not _is_loopback(chosen.host):
+        raise ArgumentError(
+            f"refusing to listen on {chosen.host} without an API key",
+            code="no-api-key",
+            hint="set ROLLER_API_KEYS, or listen on 127.0.0.1",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

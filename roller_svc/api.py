@@ -1,0 +1,196 @@
+"""The Python API: compile, estimate, targets, reference, load, and the kernel one gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+from roller_svc import hardware as devices
+from roller_svc.artifact import kept, plan_of
+from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k, tensor_types
+from roller_svc.errors import ArgumentError, BuildError, InvariantError
+from roller_svc.estimates import Item, plans_of
+from roller_svc.ir import estimate as ir_estimate
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import Buffer, Language, LaunchSpec, Measurement, Resources, Role
+from roller_svc.ir.report import Attempt, BuildReport, Plan
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.lang import parse
+from roller_svc.lang.interpreter import reference as interpret
+from roller_svc.pipeline import build_kernel
+from roller_svc.runtime import saved
+from roller_svc.runtime.binding import bind
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cuda import CudaModule
+
+Inputs = Mapping[str, tuple[str, Sequence[int]]]
+
+
+class Stage(NamedTuple):
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the model says of a plan. `program` is the rProgram of its longest kernel; `plan` has them all."""
+
+    seconds: float
+    stages: tuple[Stage, ...]
+    bound: str
+    occupancy: float
+    waves: int
+    uncertainty: float
+    program: RProgram
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan) -> Estimate:
+        total: ir_estimate.Estimate = plan.estimate
+        stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
+        return cls(
+            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.main.program, plan
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of the plans that were tried; `measurement` is None where it was not timed, `error` where it built."""
+
+    program: RProgram
+    estimate: Estimate
+    measurement: Measurement | None
+    error: BuildError | None
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Candidate:
+        return cls(attempt.plan.main.program, Estimate.of(attempt.plan), attempt.measurement, attempt.error)
+
+
+class Runner(Protocol):
+    """A kernel on its device."""
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]: ...
+
+
+class Kernel:
+    """A compiled kernel: call it with arrays, look at how it was made, save it."""
+
+    def __init__(self, parts: saved.SavedKernel, plan: Plan | None, attempts: tuple[Attempt, ...]) -> None:
+        self.parts = parts
+        self._runner: Runner | None = None
+        self._lock = Lock()
+        self.digest = parts.digest
+        self.target = parts.target
+        self.expression = parts.expression
+        self.source = parts.compiled.source.text
+        self.binary = parts.compiled.binary
+        self.language = parts.compiled.source.language.value
+        self.launches: tuple[LaunchSpec, ...] = parts.compiled.source.launches
+        self.resources: tuple[Resources, ...] = parts.compiled.resources
+        self.estimate = None if plan is None else Estimate.of(plan)
+        self.program = None if plan is None else plan.main.program
+        self.candidates = tuple(Candidate.of(attempt) for attempt in attempts)
+        self.report: dict[str, Any] = dict(parts.extra.get("report") or {})
+
+    @classmethod
+    def of(cls, report: BuildReport) -> Kernel:
+        return cls(kept(report), report.winner.plan, report.attempts)
+
+    def __call__(self, /, *, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
+        """The outputs by name. `out` gives arrays to write them to."""
+        return self.run(arrays, out)
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The same call for names that are no Python argument."""
+        for what, given in (("arrays", arrays), ("out", out)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ArgumentError(
+                    f"{what} must map names to arrays, not {type(given).__qualname__}", code="not-an-array"
+                )
+        return self.runner().run(arrays, out)
+
+    def runner(self) -> Runner:
+        """The kernel loaded on its device, at first use."""
+        with self._lock:
+            if self._runner is None:
+                self._runner = _loaded(self.parts)
+            return self._runner
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write text, binary and metadata.json: enough to launch the kernel without this project."""
+        return saved.save(self.parts, folder)
+
+    def __repr__(self) -> str:
+        return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"
+
+
+def compile(  # noqa: PLR0913 - the name and the options that interface.md gives it
+    expression: str,
+    inputs: Inputs,
+    *,
+    target: str = "local",
+    outputs: Sequence[str] | None = None,
+    top_k: int = 10,
+    select: str = "measure",
+    runtime: str = "auto",
+    allow_tf32: bool = False,
+    hardware: HardwareSpec | str | None = None,
+) -> Kernel:
+    """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`."""
+    request = build_request(
+        expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
+        allow_tf32=allow_tf32, hardware=hardware,
+    )  # fmt: skip
+    return Kernel.of(build_kernel(request))
+
+
+def estimate(
+    expression: str,
+    inputs: Inputs,
+    targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
+    outputs: Sequence[str] | None = None,
+    top_k: int = 1,
+) -> dict[str, list[Estimate]]:
+    """The model's best plans for every target, best first; no compiler and no device is touched."""
+    count = checked_top_k(top_k)
+    if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+        raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
+    item = Item(expression, inputs, outputs)
+    found = [plans_of(item, target, count) for target in targets]
+    return {spec.id: [Estimate.of(plan) for plan in plans] for spec, plans in found}
+
+
+def targets() -> tuple[HardwareSpec, ...]:
+    """Every device there is a spec for, the CPU at hand among them."""
+    return devices.all_specs()
+
+
+def reference(
+    expression: str, inputs: Inputs, arrays: Mapping[str, Any], outputs: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """What the interpreter makes of the arrays: slow, and right by definition."""
+    types = tensor_types(inputs)
+    program = parse(checked_expression(expression), dict(types), checked_outputs(outputs))
+    buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
+    return dict(interpret(program, bind(buffers, arrays).memory))
+
+
+def load(folder: str | os.PathLike[str]) -> Kernel:
+    """A kernel that was saved; needs no compiler."""
+    parts = saved.load(folder)
+    return Kernel(parts, plan_of(parts), ())
+
+
+def _loaded(parts: saved.SavedKernel) -> Runner:
+    match parts.compiled.source.language:
+        case Language.C:
+            return CpuModule(parts.compiled)
+        case Language.CUDA:
+            return CudaModule(parts.compiled)
+        case Language.HIP:
+            raise InvariantError("there is no runtime for HIP kernels")

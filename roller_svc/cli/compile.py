@@ -1,0 +1,87 @@
+"""roller compile: an expression → a kernel, shown or saved."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from roller_svc.api import Kernel
+from roller_svc.cli import options as common
+from roller_svc.cli import remote, show
+from roller_svc.describe import kernel_json
+from roller_svc.pipeline import build_kernel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_program(parser)
+    common.add_device(parser)
+    common.add_build(parser, "measure")
+    common.add_server(parser)
+    parser.add_argument("--save", metavar="DIR", help="write text, binary and metadata.json there")
+    parser.add_argument("--source", action="store_true", help="show the kernel's text")
+
+
+def execute(options: argparse.Namespace) -> int:
+    server = common.server_of(options)
+    kernel = remote.kernel(options, server) if server else built(options)
+    facts = facts_of(kernel)
+    if options.save:
+        kernel.save(options.save)
+        facts["saved"] = options.save
+    if options.json:
+        show.as_json(facts | {"source": kernel.source})
+        return 0
+    print(summary(facts))
+    if options.source:
+        print(f"\n{kernel.source}")
+    return 0
+
+
+def built(options: argparse.Namespace) -> Kernel:
+    """The kernel, built in this process."""
+    return Kernel.of(build_kernel(common.request_of(options)))
+
+
+def facts_of(kernel: Kernel) -> dict[str, Any]:
+    return kernel_json(
+        kernel.parts.compiled,
+        {
+            "target": kernel.target,
+            "expression": kernel.expression,
+            "estimate": kernel.parts.estimate,
+            "candidates": kernel.report.get("attempts", []),
+            "notes": kernel.report.get("notes", []),
+        },
+    )
+
+
+def summary(facts: dict[str, Any]) -> str:
+    lines = [
+        f"{facts['digest']}",
+        facts["expression"],
+        f"for {facts['target']}, {facts['language']}:",
+        show.launches(facts),
+    ]
+    estimate = facts["estimate"]
+    if estimate:
+        lines.append(
+            f"estimate: {show.duration(estimate['seconds'])}, bound by {estimate['bound']} ({show.stages(estimate)})"
+        )
+    if facts["candidates"]:
+        lines += ["", candidates_table(facts["candidates"])]
+    lines += [f"note: {note}" for note in facts["notes"]]
+    if "saved" in facts:
+        lines.append(f"saved to {facts['saved']}")
+    return "\n".join(lines)
+
+
+def candidates_table(attempts: list[dict[str, Any]]) -> str:
+    """The candidates, best first: estimated, measured, tiles."""
+    rows = []
+    for number, attempt in enumerate(attempts, 1):
+        plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
+        outcome = show.duration(measured["median_s"]) if measured else error["code"] if error else "-"
+        rows.append(
+            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"], show.tiles(plan["tiles"]))
+        )
+    return show.table(("", "estimated", "measured", "bound", "unit", "tiles"), rows)

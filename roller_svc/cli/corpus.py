@@ -1,0 +1,128 @@
+"""roller corpus: every case of a file compiled, run and judged, in worker processes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from roller_svc import corpus
+from roller_svc.cli import options as common
+from roller_svc.cli import progress, show
+from roller_svc.corpus import Row, Task
+from roller_svc.errors import ArgumentError, RollerError
+from roller_svc.farm.action import generator_digest
+from roller_svc.farm.lanes import ThreadLanes
+from roller_svc.settings import settings
+
+BAD_SHOWN = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.json", help="the corpus")
+    parser.add_argument("--target", default="local", metavar="ID", help="the device (default: %(default)s)")
+    parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
+    parser.add_argument("--emulate", action="store_true", help="run CUDA kernels on the CPU")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    for name in ("every", "jobs", "timeout"):
+        if getattr(options, name) <= 0:
+            raise ArgumentError(f"--{name} must be positive", code="invalid-option")
+    text = common.text_file(options.file)
+    try:
+        document = json.loads(text)
+    except ValueError as failure:
+        raise ArgumentError(f"{options.file} is not JSON: {failure}", code="invalid-corpus") from failure
+    cases = corpus.cases_of(document, small=options.small, every=options.every)
+    began = time.monotonic()
+    journal = Journal(settings().store / "corpus" / f"{_run_id(options, text)}.jsonl", keep=options.resume)
+    done = {row.id: row for row in journal.rows()}
+    tasks = corpus.tasks_of([case for case in cases if case.id not in done], options.target, emulate=options.emulate)
+    for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
+        journal.add(rows)
+        done |= {row.id: row for row in rows}
+    found = [done[case.id] for case in cases]
+    totals = corpus.summary(found) | {"target": options.target, "seconds": time.monotonic() - began}
+    journal.drop()
+    if options.json:
+        show.as_json({"cases": [row.as_json() for row in found], "summary": totals})
+    else:
+        print(_report(found, totals))
+    return 1 if totals["wrong"] or totals["error"] else 0
+
+
+class Journal:
+    """Rows on disk as they come, so that an interrupted run can go on."""
+
+    def __init__(self, path: Path, *, keep: bool) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not keep:
+            self.drop()
+
+    def add(self, rows: tuple[Row, ...]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row.as_json()) + "\n" for row in rows))
+
+    def rows(self) -> list[Row]:
+        """What can be read of it: the last line may be cut short."""
+        found = []
+        for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else ():
+            try:
+                found.append(Row(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        return found
+
+    def drop(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Row, ...]]:
+    """Rows as they come, one task after the other in each of the worker processes."""
+    lanes = ThreadLanes(corpus.judge, options.timeout)
+
+    def one(task: Task) -> tuple[Row, ...]:
+        try:
+            return lanes.call(task)
+        except RollerError as error:
+            return corpus.failed(task, error)
+
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
+        for future in as_completed([pool.submit(one, task) for task in tasks]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        lanes.close(at_once=True)
+
+
+def _run_id(options: argparse.Namespace, text: str) -> str:
+    """Of what decides the rows: the file, the options, this version."""
+    parts = [text, options.target, options.small, options.emulate, options.every, generator_digest()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _report(rows: list[Row], totals: corpus.Json) -> str:
+    bad = [row for row in rows if row.status != "ok"]
+    lines = [f"{row.status:8} {row.id:40} {row.cls:18} {row.detail[:150]}" for row in bad[:BAD_SHOWN]]
+    if len(bad) > BAD_SHOWN:
+        lines.append(f"... and {len(bad) - BAD_SHOWN} more (--json has them all)")
+    counts = ", ".join(f"{totals[status]} {status}" for status in corpus.RANK)
+    spilled = f", {totals['spilled']} spilled" if totals["spilled"] else ""
+    lines.append(
+        f"{totals['cases']} cases on {totals['target']}: {counts} ({totals['ok_share']:.1%} ok){spilled};"
+        f" compile median {show.duration(totals['compile_median_s'])}; {totals['seconds']:.0f} s in all"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""roller explain: how a kernel came about, for people."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from roller_svc.cli import options as common
+from roller_svc.cli import show
+from roller_svc.cli.compile import candidates_table
+from roller_svc.describe import report_json
+from roller_svc.ir.report import BuildReport
+from roller_svc.pipeline import build_kernel
+
+STEPS_SHOWN = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_program(parser)
+    common.add_device(parser)
+    common.add_build(parser, "model")
+    parser.add_argument("--source", action="store_true", help="show the kernel's text too")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS_SHOWN, metavar="N", help="steps of construction shown (default: %(default)s)"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    report = build_kernel(common.request_of(options))
+    facts = report_json(report)
+    source = _source(report)
+    if options.json:
+        show.as_json(facts | {"source": source})
+        return 0
+    print(explanation(facts, options.steps))
+    if options.source and source is not None:
+        print(f"\n{source}")
+    return 0
+
+
+def explanation(facts: Mapping[str, Any], steps: int) -> str:
+    """The whole story: groups, construction, candidates, costs."""
+    lines = [
+        "Program",
+        *(f"  {line}" for line in facts["expression"].splitlines()),
+        f"Device: {facts['target']} ({facts['arch']})",
+    ]
+    for number, (group, construction) in enumerate(zip(facts["groups"], _padded(facts), strict=True), 1):
+        lines += [
+            "",
+            f"Kernel {number}: {group['name']}, a {group['kind']} of {group['flops']:,} operations",
+            *_axes(group),
+        ]
+        if construction is not None:
+            lines += _construction(construction, steps)
+    lines += ["", "Candidates, best first", candidates_table(facts["attempts"])]
+    winner = facts["attempts"][0]["plan"]
+    lines += ["", f"Estimate of the first: {show.duration(winner['seconds'])}, bound by {winner['bound']}"]
+    lines.append(show.table(("stage", "time", "share"), _stages(winner)))
+    factor = f"{winner['uncertainty']:.3g}"
+    lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
+    lines += [f"note: {note}" for note in facts["notes"]]
+    if facts["stage_seconds"]:
+        lines.append("time spent: " + ", ".join(f"{k} {show.duration(v)}" for k, v in facts["stage_seconds"].items()))
+    return "\n".join(lines)
+
+
+def trace_table(construction: Mapping[str, Any], steps: int) -> str:
+    """Level by level: the tile, what it needs, how much it reuses, what became of it."""
+    shown = construction["trace"][:steps]
+    rows = [
+        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.size(step["footprint_bytes"]),
+         f"{step['reuse']:.3g}", step["outcome"])
+        for step in shown
+    ]  # fmt: skip
+    return show.table(("level", "tile", "footprint", "reuse", "outcome"), rows)
+
+
+def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
+    lines = [f"  {construction['tiles_visited']} tiles visited, {construction['programs']} programs found"]
+    lines += [f"  {line}" for line in trace_table(construction, steps).splitlines()]
+    rest = construction["trace_steps"] - min(steps, len(construction["trace"]))
+    if rest > 0:
+        lines.append(f"  ... and {rest} steps more (--steps)")
+    if construction["rejections"]:
+        lines.append(
+            "  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items())
+        )
+    return lines
+
+
+def _axes(group: Mapping[str, Any]) -> list[str]:
+    return ["  axes: " + ", ".join(f"{a['name']} ({a['role']}) {a['extent']}" for a in group["axes"])]
+
+
+def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    total = sum(stage["seconds"] for stage in plan["stages"]) or 1.0
+    return [(s["name"], show.duration(s["seconds"]), f"{s['seconds'] / total:.0%}") for s in plan["stages"]]
+
+
+def _padded(facts: Mapping[str, Any]) -> list[Any]:
+    """One construction a group; None where there are fewer."""
+    found = list(facts["constructions"])
+    return found + [None] * (len(facts["groups"]) - len(found))
+
+
+def _source(report: BuildReport) -> str | None:
+    source = report.winner.source
+    return None if source is None else source.text

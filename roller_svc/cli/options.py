@@ -1,0 +1,126 @@
+"""Options that several verbs share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from roller_svc.ask import build_request
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.report import BuildRequest
+from roller_svc.settings import settings
+
+_INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
+FILE_BYTES_MOST = 64 << 20
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The expression, its inputs and outputs."""
+    parser.add_argument("expression", help="the program; - reads it from stdin, @FILE from a file")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="A=float32[1024,1024]", help="an input's type; once for each"
+    )
+    parser.add_argument(
+        "--output", action="append", default=[], metavar="NAME", help="an output; default: all that is left"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", metavar="ID", help="the device (roller targets lists them); default: local")
+    parser.add_argument("--hardware", metavar="FILE", help="a device's spec in YAML, in place of --target")
+
+
+def add_build(parser: argparse.ArgumentParser, select: str) -> None:
+    """How a kernel is chosen."""
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
+    parser.add_argument(
+        "--select",
+        default=select,
+        metavar="HOW",
+        help="measure: time the candidates; model: trust the ranking (default: %(default)s)",
+    )
+    parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
+    parser.add_argument("--emulate", action="store_true", help="run a CUDA kernel on the CPU")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--server", metavar="URL", help="a service to build on, in place of this process")
+
+
+def server_of(options: argparse.Namespace) -> str:
+    return options.server or settings().server
+
+
+def expression_of(options: argparse.Namespace) -> str:
+    """The program's text, remembered for errors that point into it."""
+    given: str = options.expression
+    if given == "-":
+        text = _decoded(sys.stdin.buffer.read(FILE_BYTES_MOST), "stdin")
+    elif given.startswith("@"):
+        text = text_file(given[1:])
+    else:
+        text = given
+    options.texts.expression = text
+    return text
+
+
+def text_file(name: str) -> str:
+    """A file that the caller names."""
+    try:
+        with Path(name).open("rb") as file:
+            return _decoded(file.read(FILE_BYTES_MOST), name)
+    except OSError as failure:
+        raise ArgumentError(f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file") from failure
+
+
+def inputs_of(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
+    """--input A=float32[4,4] → {"A": ("float32", [4, 4])}; A=float32 is a scalar."""
+    inputs: dict[str, tuple[str, list[int]]] = {}
+    for text in options.input:
+        match = _INPUT.fullmatch(text)
+        if match is None:
+            raise ArgumentError(f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs")
+        if match["name"] in inputs:
+            raise ArgumentError(f"--input {match['name']} is given twice", code="invalid-inputs")
+        inputs[match["name"]] = (match["dtype"], _extents(text, match["shape"] or ""))
+    return inputs
+
+
+def request_of(options: argparse.Namespace) -> BuildRequest:
+    return build_request(
+        expression_of(options),
+        inputs_of(options),
+        outputs=options.output or None,
+        top_k=options.top_k,
+        select=options.select,
+        runtime="emulator" if options.emulate else "auto",
+        allow_tf32=options.allow_tf32,
+        **device_of(options),
+    )
+
+
+def device_of(options: argparse.Namespace) -> dict[str, Any]:
+    """target or hardware, as build_request takes them."""
+    if options.hardware is None:
+        return {"target": options.target or "local"}
+    if options.target:
+        raise ArgumentError("--target and --hardware exclude each other", code="invalid-option")
+    return {"hardware": text_file(options.hardware)}
+
+
+def _extents(text: str, shape: str) -> list[int]:
+    try:
+        return [int(extent) for extent in shape.split(",")] if shape.strip() else []
+    except ValueError as failure:
+        raise ArgumentError(f"--input {text}: extents must be whole numbers", code="invalid-shape") from failure
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as failure:
+        raise ArgumentError(f"{where} is not UTF-8 text", code="unreadable-file") from failure

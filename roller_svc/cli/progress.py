@@ -1,0 +1,25 @@
+"""A progress bar on stderr where that is a terminal, and nothing where it is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+
+def shown(items: Iterable[T], total: int, title: str, done: int = 0) -> Iterator[T]:
+    """The items, counted while they come."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total, completed=done)
+        for item in items:
+            yield item
+            progress.advance(task)

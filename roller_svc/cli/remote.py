@@ -1,0 +1,70 @@
+"""A verb's options → a kernel built by a service."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+import zipfile
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from roller_svc import api, hardware
+from roller_svc.cli import options as common
+from roller_svc.client import Client
+from roller_svc.errors import ArgumentError, FarmError
+from roller_svc.settings import settings
+from roller_svc.wire import CompileBody
+
+_FILE_BYTES_MOST = 1 << 30
+
+
+def connected(server: str) -> Client:
+    return Client(server, api_key=settings().api_key.get_secret_value())
+
+
+def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
+    """Built there, loaded here."""
+    with connected(server) as service:
+        operation = service.compile(_body(options))
+        if operation.response is None:
+            raise FarmError(f"{server} does not answer like this service", code="bad-answer")
+        bundle = service.file(operation.response.links["bundle"])
+    with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+        unpack(bundle, Path(folder))
+        return api.load(folder)
+
+
+def unpack(bundle: bytes, folder: Path) -> None:
+    """A bundle's files into a folder: plain names only, of bounded size."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            for entry in archive.infolist():
+                if Path(entry.filename).name != entry.filename or entry.file_size > _FILE_BYTES_MOST:
+                    raise FarmError(f"the bundle holds {entry.filename!r}", code="bad-answer")
+                (folder / entry.filename).write_bytes(archive.read(entry))
+    except zipfile.BadZipFile as failure:
+        raise FarmError("the bundle is no archive", code="bad-answer") from failure
+
+
+def _body(options: argparse.Namespace) -> CompileBody:
+    # A target's spec is the service's to know; a spec in a file is sent along.
+    inputs = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in common.inputs_of(options).items()}
+    device = common.device_of(options)
+    if "hardware" in device:
+        spec = hardware.load_yaml(device["hardware"], options.hardware)
+        device = {"hardware": hardware.to_mapping(spec)}
+    fields = {
+        "expression": common.expression_of(options),
+        "inputs": inputs,
+        "outputs": options.output or None,
+        **device,
+        "options": {"top_k": options.top_k, "select": options.select, "allow_tf32": options.allow_tf32},
+    }
+    try:
+        return CompileBody.model_validate(fields)
+    except ValidationError as failure:
+        first = failure.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArgumentError(f"{where}: {first['msg']}", code="invalid-body") from failure

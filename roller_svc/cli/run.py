@@ -1,0 +1,78 @@
+"""roller run: build, run on random inputs, check against the reference, time."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from roller_svc.ask import checked_outputs, tensor_types
+from roller_svc.cli import options as common
+from roller_svc.cli import remote, show
+from roller_svc.cli.compile import built, facts_of
+from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.ir.program import TensorProgram
+from roller_svc.lang import parse
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.trial import as_einsum, judged, prepared
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_program(parser)
+    common.add_device(parser)
+    common.add_build(parser, "measure")
+    common.add_server(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+
+
+def execute(options: argparse.Namespace) -> int:
+    if options.seed < 0:
+        raise ArgumentError("--seed must not be negative", code="invalid-option")
+    server = common.server_of(options)
+    kernel = remote.kernel(options, server) if server else built(options)
+    types = dict(tensor_types(common.inputs_of(options)))
+    program = parse(options.texts.expression, types, checked_outputs(options.output or None))
+    arrays = random_inputs(program, options.seed)
+    trial = prepared(kernel.parts.compiled, arrays)
+    verdict = judged(program, arrays, trial.results(), allow_tf32=options.allow_tf32)
+    if not verdict.ok:
+        raise WrongAnswerError(f"the kernel disagrees with the reference: {verdict.detail}")
+    measured = trial.timed()
+    facts = facts_of(kernel) | {
+        "median_s": measured.median_s,
+        "min_s": measured.min_s,
+        "device": measured.device_name,
+        "gflops": gflops(program, measured.median_s),
+        "max_abs_error": verdict.max_abs_error,
+        "max_rel_error": verdict.max_rel_error,
+        "numpy_s": numpy_s(program, arrays),
+    }
+    if options.json:
+        show.as_json(facts)
+    else:
+        print(summary(facts))
+    return 0
+
+
+def gflops(program: TensorProgram, seconds: float) -> float:
+    return program.flops / seconds / 1e9
+
+
+def numpy_s(program: TensorProgram, arrays: Any) -> float | None:
+    """numpy's time for the same, where it has one call for it."""
+    peer = as_einsum(program)
+    return None if peer is None else peer.timed(arrays).median_s
+
+
+def summary(facts: dict[str, Any]) -> str:
+    lines = [
+        facts["expression"],
+        f"for {facts['target']}, {facts['language']}, on {facts['device']}:",
+        show.launches(facts),
+        f"right: largest error {facts['max_abs_error']:.3g} absolute, {facts['max_rel_error']:.3g} relative",
+        f"time: {show.duration(facts['median_s'])} median, {show.duration(facts['min_s'])} least; "
+        f"{facts['gflops']:.3g} GFLOP/s; estimated {show.duration(facts['estimate']['seconds'])}",
+    ]
+    if facts["numpy_s"] is not None:
+        lines.append(f"numpy: {show.duration(facts['numpy_s'])}, {facts['numpy_s'] / facts['median_s']:.2f} times ours")
+    lines += [f"note: {note}" for note in facts["notes"]]
+    return "\n".join(lines)

@@ -1,0 +1,33 @@
+"""roller serve: the HTTP service, until it is interrupted."""
+
+from __future__ import annotations
+
+import argparse
+
+import uvicorn
+
+from roller_svc import settings
+
+STOP_S = 10  # what requests under way get before the service ends
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on; other than loopback only with ROLLER_API_KEYS")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--store", metavar="DIR", help="folder of the store; made where it is not there")
+    parser.add_argument("--workers", type=int, help="processes that build kernels")
+
+
+def execute(options: argparse.Namespace) -> int:
+    chosen = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
+    settings.check_address(chosen)
+    settings.use(chosen)
+    uvicorn.run(
+        "roller_svc.service.app:from_settings",
+        factory=True,
+        host=chosen.host,
+        port=chosen.port,
+        timeout_graceful_shutdown=STOP_S,
+        server_header=False,
+    )
+    return 0

@@ -1,0 +1,10 @@
+"""What a command was given, kept for the errors that point into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Texts:
+    expression: str = ""

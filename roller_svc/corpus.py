@@ -1,0 +1,163 @@
+"""A corpus case → a verdict: compiled, run on random inputs, judged by the reference interpreter."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roller_svc.artifact import kept
+from roller_svc.ask import build_request
+from roller_svc.errors import ArgumentError, InputError, RollerError
+from roller_svc.ir.kernel import CompiledKernel, Language
+from roller_svc.ir.report import BuildRequest
+from roller_svc.lang import parse
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.pipeline import build_kernel
+from roller_svc.runtime.cuda import device_present
+from roller_svc.trial import judged, prepared
+
+Json = dict[str, Any]
+RANK = {"ok": 0, "refused": 1, "wrong": 2, "error": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a corpus, in the variant that is to be used. `hints` shape its random inputs."""
+
+    id: str
+    cls: str
+    expression: str
+    inputs: Json
+    outputs: tuple[str, ...] | None
+    options: Json
+    hints: Json
+
+    @property
+    def program_key(self) -> str:
+        """Equal for cases of one program."""
+        return json.dumps([self.expression, self.inputs, self.outputs, self.options], sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Cases of one program, on one target: built once."""
+
+    cases: tuple[Case, ...]
+    target: str
+    emulate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of a case. `spill_bytes` of all launches; None where nothing was compiled."""
+
+    id: str
+    cls: str
+    status: str
+    detail: str = ""
+    max_abs_error: float | None = None
+    compile_seconds: float | None = None
+    spill_bytes: int | None = None
+
+    def as_json(self) -> Json:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def cases_of(document: object, *, small: bool, every: int = 1) -> list[Case]:
+    """The cases of a corpus file, or ArgumentError where it is none."""
+    raw = document.get("cases") if isinstance(document, Mapping) else None
+    if not isinstance(raw, list):
+        raise ArgumentError('a corpus is an object with a list "cases"', code="invalid-corpus")
+    cases = [_case(number, entry, small=small) for number, entry in enumerate(raw)]
+    return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
+
+
+def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool) -> list[Task]:
+    """Cases grouped by program, in their order."""
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.program_key, []).append(case)
+    return [Task(tuple(group), target, emulate) for group in groups.values()]
+
+
+def judge(task: Task) -> tuple[Row, ...]:
+    """One row a case. Errors of ours are rows; a bug ends the worker process, which is a row too."""
+    first = task.cases[0]
+    try:
+        request = request_of(first, task)
+        kernel = kept(build_kernel(request)).compiled
+    except InputError as refusal:
+        detail = f"{type(refusal).__name__} {refusal.code}: {refusal.message}"
+        return tuple(Row(case.id, case.cls, "refused", detail) for case in task.cases)
+    except RollerError as failure:
+        detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
+        return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
+    return tuple(_tried(case, request, kernel) for case in task.cases)
+
+
+def request_of(case: Case, task: Task) -> BuildRequest:
+    return build_request(
+        case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model",
+        runtime="emulator" if task.emulate else "auto", allow_tf32=case.options.get("allow_tf32", False),
+    )  # fmt: skip
+
+
+def failed(task: Task, error: RollerError) -> tuple[Row, ...]:
+    """Rows for a task whose worker was lost."""
+    return tuple(Row(case.id, case.cls, "error", error.message) for case in task.cases)
+
+
+def summary(rows: Iterable[Row]) -> Json:
+    """Counts, in all and by class, and the median time to compile."""
+    found = list(rows)
+    counts = {status: sum(row.status == status for row in found) for status in RANK}
+    times = sorted(row.compile_seconds for row in found if row.compile_seconds is not None)
+    classes: dict[str, dict[str, int]] = {}
+    for row in found:
+        one = classes.setdefault(row.cls, dict.fromkeys(RANK, 0))
+        one[row.status] += 1
+    return {
+        "cases": len(found),
+        **counts,
+        "ok_share": counts["ok"] / len(found) if found else 0.0,
+        "spilled": sum(bool(row.spill_bytes) for row in found),
+        "compile_median_s": times[len(times) // 2] if times else None,
+        "classes": dict(sorted(classes.items())),
+    }
+
+
+def _case(number: int, entry: object, *, small: bool) -> Case:
+    try:
+        if not isinstance(entry, dict):
+            raise TypeError("not an object")
+        variant: Json = (entry.get("small") if small else None) or entry
+        outputs = entry.get("outputs") or list(entry.get("out_meta") or ())
+        return Case(
+            id=str(entry["id"]),
+            cls=str(entry.get("cls", "")),
+            expression=str(variant["expr"]),
+            inputs={name: {"dtype": kind["dtype"], "shape": kind["shape"]} for name, kind in variant["inputs"].items()},
+            outputs=tuple(outputs) or None,
+            options=dict(entry.get("options") or {}),
+            hints=dict(entry.get("hints") or {}),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as failure:
+        raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
+
+
+def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel) -> Row:
+    spilled = sum(resources.spill_bytes for resources in kernel.resources)
+    row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
+    if kernel.source.language is Language.CUDA and not device_present():
+        return replace(row, detail="compiled only")
+    try:
+        program = parse(request.expression, dict(request.inputs), request.outputs)
+        arrays = random_inputs(program, seed=0, hints=case.hints)
+        verdict = judged(program, arrays, prepared(kernel, arrays).results(), allow_tf32=request.allow_tf32)
+    except RollerError as failure:
+        return replace(row, status="error", detail=f"{type(failure).__name__} {failure.code}: {failure.message}")
+    status = "ok" if verdict.ok else "wrong"
+    return replace(row, status=status, detail=verdict.detail, max_abs_error=verdict.max_abs_error)

@@ -1,0 +1,47 @@
+"""Many programs on many devices → the answer of POST /v1/estimates, also what `roller estimate --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller_svc import hardware
+from roller_svc.ask import checked_expression, checked_outputs, checked_target, checked_top_k, tensor_types
+from roller_svc.describe import Json, error_json, plan_json
+from roller_svc.errors import RollerError
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.report import Plan
+from roller_svc.pipeline import estimate_program
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One program to estimate, in plain values, not yet checked."""
+
+    expression: object
+    inputs: Mapping[str, object]
+    outputs: Sequence[str] | None = None
+
+
+def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
+    """In order of items, then targets. What is refused stands in its place as `error`."""
+    count = checked_top_k(top_k)
+    return [_answer(index, item, target, count) for index, item in enumerate(items) for target in targets]
+
+
+def plans_of(item: Item, target: str | HardwareSpec, top_k: int) -> tuple[HardwareSpec, tuple[Plan, ...]]:
+    """The device and the best plans for it, best first."""
+    spec = target if isinstance(target, HardwareSpec) else hardware.load(checked_target(target))
+    expression = checked_expression(item.expression)
+    outputs = checked_outputs(item.outputs)
+    return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs=outputs, top_k=top_k)
+
+
+def _answer(index: int, item: Item, target: str | HardwareSpec, top_k: int) -> Json:
+    name = target.id if isinstance(target, HardwareSpec) else target
+    answer: Json = {"item": index, "target": name}
+    try:
+        spec, plans = plans_of(item, target, top_k)
+    except RollerError as error:
+        return answer | {"error": error_json(error)}
+    return answer | {"candidates": [plan_json(plan, spec) for plan in plans]}

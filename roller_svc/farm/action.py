@@ -1,0 +1,46 @@
+"""BuildRequest → the digest of everything that decides what a build makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from roller_svc import hardware, toolchain
+from roller_svc.ask import spec_of
+from roller_svc.ir import canonical
+from roller_svc.ir.report import BuildRequest
+from roller_svc.lang import parse
+
+SCHEMA = 1  # of the manifests; raise it when what they hold changes
+
+
+def action_digest(request: BuildRequest) -> str:
+    """sha256:<hex>. Parsing happens here: an expression that is wrong raises its InputError."""
+    program = parse(request.expression, dict(request.inputs), request.outputs)
+    # The spec's content, not its name: a spec that is edited is another device. Never a measurement.
+    parts = {
+        "schema": SCHEMA,
+        "program": canonical.to_json(program),
+        "hardware": hardware.to_mapping(spec_of(request)),
+        "top_k": request.top_k,
+        "select": request.select.value,
+        "runtime": request.runtime.value,
+        "allow_tf32": request.allow_tf32,
+        "generator": generator_digest(),
+        "toolchain": dict(toolchain.versions()),
+    }
+    content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+@lru_cache(maxsize=1)
+def generator_digest() -> str:
+    """Of the package's own source files: another version of the generator makes another kernel."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

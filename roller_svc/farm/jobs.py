@@ -1,0 +1,257 @@
+"""Operations: a request, what is being done about it, and what came of it.
+
+Identical requests that are under way share one build. Records are on disk, so an operation is known after a restart,
+and one that had not ended is begun again: building is idempotent, its result is published once.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import Enum
+
+from roller_svc.ask import build_request, request_json
+from roller_svc.describe import error_json
+from roller_svc.errors import FarmError, QueueFullError, RollerError, StoreError
+from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.ir.report import BuildRequest
+
+HIT_PREFIX = "hit-"
+
+
+class Stage(Enum):
+    QUEUED = "queued"
+    BUILDING = "building"
+    DONE = "done"
+
+
+class Cache(Enum):
+    HIT = "hit"  # made before
+    MISS = "miss"  # this operation makes it
+    JOINED = "joined"  # another operation is making it
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`facts` are the kernel's where it was built, `error` the failure's where it was not; neither until it is done."""
+
+    id: str
+    action: str
+    stage: Stage
+    cache: Cache
+    create_time: str
+    request: Json
+    facts: Json | None = None
+    error: Json | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.stage is Stage.DONE
+
+
+@dataclass(slots=True)
+class _Job:
+    """One build under way, and the operations that wait for it."""
+
+    action: str
+    request: BuildRequest
+    operations: list[Operation]
+    ended: Future[None] = field(default_factory=Future)
+
+
+class JobQueue:
+    """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one."""
+
+    def __init__(  # noqa: PLR0913 - two verbs, a store and two limits
+        self,
+        store: Store,
+        build: Callable[[BuildRequest], Artifact],
+        digest: Callable[[BuildRequest], str],
+        *,
+        workers: int,
+        length: int,
+    ) -> None:
+        self.store = store
+        self._build = build
+        self._digest = digest
+        self._length = length
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Job] = {}  # by action
+        self._live: dict[str, Operation] = {}  # operations that have not ended
+        self._closing = False
+
+    def submit(self, request: BuildRequest) -> Operation:
+        """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
+        action = self._digest(request)
+        facts = self.store.made_by(action)
+        if facts is not None:
+            return _hit(action, facts, request_json(request))
+        operation = Operation(
+            id=_new_id(), action=action, stage=Stage.QUEUED, cache=Cache.MISS, create_time=_now(),
+            request=request_json(request),
+        )  # fmt: skip
+        return self._enqueue(operation, request)
+
+    def get(self, operation_id: str) -> Operation | None:
+        with self._lock:
+            live = self._live.get(operation_id)
+        if live is not None:
+            return live
+        if operation_id.startswith(HIT_PREFIX):
+            action = "sha256:" + operation_id.removeprefix(HIT_PREFIX)
+            facts = self.store.made_by(action)
+            return None if facts is None else _hit(action, facts, {})
+        record = self.store.record(operation_id)
+        return None if record is None else _from_record(record)
+
+    def ended(self, operation_id: str) -> Future[None] | None:
+        """Resolves when the operation is done; None where it is already."""
+        with self._lock:
+            live = self._live.get(operation_id)
+            job = None if live is None else self._jobs.get(live.action)
+            return None if job is None else job.ended
+
+    def resume(self) -> int:
+        """Begin again what a former process left unfinished; how many."""
+        count = 0
+        for record in self.store.records():
+            operation = _from_record(record)
+            if operation is None or operation.done:
+                continue
+            count += 1
+            try:
+                request = build_request(**operation.request)
+                # Everything that decides the result may have changed since: the action is named anew.
+                action = self._digest(request)
+                self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request)
+            except RollerError as failure:
+                self._finish(operation, None, failure)
+        return count
+
+    def close(self, stop_builds: Callable[[], None] = lambda: None) -> None:
+        """Take nothing more. What has not ended stays recorded, and the next process resumes it.
+
+        `stop_builds` is called once nothing new can start; a build that it ends counts as not ended.
+        """
+        self._closing = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        stop_builds()
+        self._pool.shutdown(wait=True)
+
+    def _enqueue(self, operation: Operation, request: BuildRequest) -> Operation:
+        with self._lock:
+            job = self._jobs.get(operation.action)
+            if job is None and len(self._jobs) >= self._length:
+                raise QueueFullError(f"{self._length} builds are waiting already; try again later")
+            if job is not None:
+                operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
+            self.store.write_record(operation.id, _to_record(operation))
+            self._live[operation.id] = operation
+            if job is not None:
+                job.operations.append(operation)
+                return operation
+            job = self._jobs[operation.action] = _Job(operation.action, request, [operation])
+        self._pool.submit(self._run, job)
+        return operation
+
+    def _run(self, job: _Job) -> None:
+        self._move(job, Stage.BUILDING)
+        facts: Json | None = None
+        failure: RollerError = FarmError("the build ended without a result")  # what stands after a bug of ours
+        try:
+            facts = self.store.made_by(job.action)  # another process may have made it since
+            if facts is None:
+                artifact = self._build(job.request)
+                self.store.publish(job.action, artifact)
+                facts = artifact.facts
+        except RollerError as error:
+            failure = error
+        finally:
+            with self._lock:
+                del self._jobs[job.action]  # nobody joins any more
+                operations = [self._live[operation.id] for operation in job.operations]
+            if facts is not None or not self._closing:
+                for operation in operations:
+                    self._finish(operation, facts, failure)
+            job.ended.set_result(None)
+
+    def _move(self, job: _Job, stage: Stage) -> None:
+        with self._lock:
+            job.operations = [replace(operation, stage=stage) for operation in job.operations]
+            self._live |= {operation.id: operation for operation in job.operations}
+
+    def _finish(self, operation: Operation, facts: Json | None, failure: RollerError) -> None:
+        error = None if facts is not None else error_json(failure)
+        done = replace(operation, stage=Stage.DONE, facts=facts, error=error)
+        try:
+            self.store.write_record(done.id, _to_record(done))
+        except StoreError:
+            with self._lock:
+                self._live[done.id] = done  # known for as long as this process lives
+        else:
+            with self._lock:
+                self._live.pop(done.id, None)
+
+
+def _hit(action: str, facts: Json, request: Json) -> Operation:
+    """An operation that needs no record: its id says which action it was about."""
+    return Operation(
+        id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, stage=Stage.DONE, cache=Cache.HIT,
+        create_time=_now(), request=request, facts=facts,
+    )  # fmt: skip
+
+
+def _to_record(operation: Operation) -> Json:
+    return {
+        "id": operation.id,
+        "action": operation.action,
+        "stage": operation.stage.value,
+        "cache": operation.cache.value,
+        "create_time": operation.create_time,
+        "request": operation.request,
+        "facts": operation.facts,
+        "error": operation.error,
+    }
+
+
+def _from_record(record: Mapping[str, object]) -> Operation | None:
+    """None where the record is not one of ours."""
+    try:
+        return Operation(
+            id=_text(record["id"]),
+            action=_text(record["action"]),
+            stage=Stage(record["stage"]),
+            cache=Cache(record["cache"]),
+            create_time=_text(record["create_time"]),
+            request=_mapping(record["request"]),
+            facts=None if record["facts"] is None else _mapping(record["facts"]),
+            error=None if record["error"] is None else _mapping(record["error"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not text: {value!r}")
+    return value
+
+
+def _mapping(value: object) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError(f"not an object: {value!r}")
+    return value
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _new_id() -> str:
+    """Sorts by the time it was made."""
+    return f"{int(datetime.now(UTC).timestamp() * 1000):013d}-{uuid.uuid4().hex[:16]}"

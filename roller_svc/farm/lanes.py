@@ -1,0 +1,169 @@
+"""Lanes: worker processes that take one task at a time and are replaced when they die or overrun."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from roller_svc.errors import FarmError, InvariantError, KernelTimeoutError, RollerError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STOP_S = 2.0  # what an idle worker gets to end by itself
+
+
+class Lane(Generic[T, R]):
+    """One worker process, started at its first task. `work` is a module's function; tasks and results are pickled.
+
+    A worker that meets a bug reports it and ends: the next task gets a fresh one.
+    """
+
+    def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
+        self._work = work
+        self._timeout_s = timeout_s
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def call(self, task: T) -> R:
+        """The result of one task; raises what the work raised, KernelTimeoutError, or FarmError where it died."""
+        connection = self._started()
+        try:
+            connection.send(task)
+            if not connection.poll(self._timeout_s):
+                self.close(at_once=True)
+                raise KernelTimeoutError(f"no answer in {self._timeout_s:g} s: the worker was stopped")
+            answer = connection.recv()
+        except (EOFError, OSError) as failure:
+            code = self._exit_code()
+            raise FarmError(f"the worker process died ({_in_words(code)})", code="worker-lost") from failure
+        if isinstance(answer, _Bug):
+            self.close(at_once=True)
+            raise InvariantError(answer.message)
+        if isinstance(answer, _Raised):
+            raise answer.error
+        result: R = answer
+        return result
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the worker: after its task, or at once."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            if at_once:
+                process.kill()
+            process.join(STOP_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _started(self) -> Connection:
+        if self._process is not None and self._connection is not None and self._process.is_alive():
+            return self._connection
+        self.close(at_once=True)
+        # spawn: a fresh interpreter, with none of this process's threads, locks or sockets
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._connection = process, ours
+        return ours
+
+    def _exit_code(self) -> int | None:
+        process = self._process
+        if process is None:
+            return None
+        process.join(STOP_S)
+        code = process.exitcode
+        self.close(at_once=True)
+        return code
+
+
+class ThreadLanes(Generic[T, R]):
+    """One lane for each thread that calls."""
+
+    def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
+        self._work = work
+        self._timeout_s = timeout_s
+        self._mine = threading.local()
+        self._all: list[Lane[T, R]] = []
+        self._lock = threading.Lock()
+
+    def call(self, task: T) -> R:
+        lane: Lane[T, R] | None = getattr(self._mine, "lane", None)
+        if lane is None:
+            lane = self._mine.lane = Lane(self._work, self._timeout_s)
+            with self._lock:
+                self._all.append(lane)
+        return lane.call(task)
+
+    def close(self, *, at_once: bool = False) -> None:
+        with self._lock:
+            lanes, self._all = self._all, []
+        for lane in lanes:
+            lane.close(at_once=at_once)
+
+
+class _Raised:
+    """An error of ours, on its way back."""
+
+    def __init__(self, error: RollerError) -> None:
+        self.error = error
+
+
+class _Bug:
+    """Any other exception, in words."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
+class _Reporting:
+    """Sends what escapes from a task to the parent before it ends the worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, Exception):
+            where = traceback.extract_tb(trace)[-1]
+            self._connection.send(_Bug(f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"))
+
+
+def _serve(connection: Connection, work: Callable[[T], R]) -> None:
+    """A worker's life: tasks in, answers out, until the parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
+    while True:
+        try:
+            task: T = connection.recv()
+        except (EOFError, OSError):
+            return
+        with _Reporting(connection):
+            try:
+                answer: object = work(task)
+            except RollerError as error:
+                answer = _Raised(error)
+        connection.send(answer)
+
+
+def _in_words(code: int | None) -> str:
+    if code is None:
+        return "how is not known"
+    if code < 0:
+        return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return f"exit status {code}"

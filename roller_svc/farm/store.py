@@ -1,0 +1,200 @@
+"""Content-addressed store on disk: immutable blobs, and names that point to a manifest of them.
+
+    cas/sha256/ab/<hex>    a blob, named by its content
+    ac/<action digest>     the manifest blob of what an action made
+    kernels/<digest>       the manifest blob of a kernel
+    operations/<id>.json   a record of a request (farm/jobs.py)
+
+Blobs are published first and names last, each through a rename, so a name that resolves is complete. Every read
+checks the hash: a blob that is missing, cut short or changed makes its name a miss, and building again mends it.
+Any number of processes may write at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from roller_svc.errors import StoreError
+
+Json = dict[str, object]
+_HEX = re.compile(r"[0-9a-f]{64}")
+_RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What an action made: plain facts, and files by kind (source, binary, metadata, ...)."""
+
+    digest: str  # sha256:<hex>, the kernel's
+    facts: Json
+    files: Mapping[str, bytes]
+
+
+class Store:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with _as_store_error("make"):
+            for folder in ("cas/sha256", "ac", "kernels", "operations", "tmp"):
+                (root / folder).mkdir(parents=True, exist_ok=True)
+
+    # ------------------------------------------------------------------ blobs
+
+    def put(self, content: bytes) -> str:
+        """Keep a blob; its digest as hex."""
+        digest = hashlib.sha256(content).hexdigest()
+        if self.get(digest) is None:
+            self._write(self._blob(digest), content)
+        return digest
+
+    def get(self, digest: str) -> bytes | None:
+        """A blob, or None where it is missing or no longer what its name says."""
+        if not _HEX.fullmatch(digest):
+            return None
+        content = _read(self._blob(digest))
+        if content is None or hashlib.sha256(content).hexdigest() != digest:
+            return None
+        return content
+
+    # -------------------------------------------------------------- artifacts
+
+    def publish(self, action: str, artifact: Artifact) -> None:
+        """Keep an artifact: its blobs, then the kernel's name, then the action's."""
+        files = {kind: self.put(content) for kind, content in artifact.files.items()}
+        manifest = self.put(_to_bytes({"digest": artifact.digest, "facts": artifact.facts, "files": files}))
+        kernel = self.root / "kernels" / _bare(artifact.digest)
+        if self._resolved(kernel) is None:  # the first to publish a kernel decides: what a digest names never changes
+            self._write(kernel, manifest.encode())
+        self._write(self.root / "ac" / _bare(action), manifest.encode())
+
+    def made_by(self, action: str) -> Json | None:
+        """Facts of what an action made, complete, or None."""
+        manifest = self._resolved(self.root / "ac" / _bare(action))
+        return None if manifest is None else _mapping(manifest["facts"])
+
+    def kernel(self, digest: str) -> Json | None:
+        """Facts of a kernel, complete, or None."""
+        manifest = self._kernel(digest)
+        return None if manifest is None else _mapping(manifest["facts"])
+
+    def file(self, digest: str, kind: str) -> bytes | None:
+        """One file of a kernel."""
+        manifest = self._kernel(digest)
+        blob = None if manifest is None else _mapping(manifest["files"]).get(kind)
+        return self.get(blob) if isinstance(blob, str) else None
+
+    def kinds(self, digest: str) -> tuple[str, ...]:
+        """Kinds of the files that a kernel has."""
+        manifest = self._kernel(digest)
+        return () if manifest is None else tuple(_mapping(manifest["files"]))
+
+    # ---------------------------------------------------------------- records
+
+    def write_record(self, record_id: str, record: Mapping[str, object]) -> None:
+        self._write(self._record(record_id), _to_bytes(record))
+
+    def record(self, record_id: str) -> Json | None:
+        return _parsed(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
+
+    def records(self) -> Iterator[Json]:
+        """All records that can be read, oldest id first."""
+        for path in sorted((self.root / "operations").glob("*.json")):
+            record = _parsed(_read(path))
+            if record is not None:
+                yield record
+
+    def check_writable(self) -> None:
+        """StoreError where nothing can be written."""
+        probe = self.root / "tmp" / f"probe-{os.getpid()}"
+        with _as_store_error("write to"):
+            probe.write_bytes(b"")
+            probe.unlink()
+
+    # ---------------------------------------------------------------- details
+
+    def _blob(self, digest: str) -> Path:
+        return self.root / "cas" / "sha256" / digest[:2] / digest
+
+    def _record(self, record_id: str) -> Path:
+        return self.root / "operations" / f"{record_id}.json"
+
+    def _kernel(self, digest: str) -> Json | None:
+        bare = _bare(digest)
+        return self._resolved(self.root / "kernels" / bare) if _HEX.fullmatch(bare) else None
+
+    def _resolved(self, name: Path) -> Json | None:
+        """The manifest a name points to, if every blob of it is there and whole."""
+        pointer = _read(name)
+        manifest = None if pointer is None else _parsed(self.get(pointer.decode("ascii", "replace")))
+        if manifest is None:
+            return None
+        blobs = _mapping(manifest["files"]).values()
+        return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """All of the content or nothing, on disk when this returns."""
+        with _as_store_error("write to"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).replace(path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+            _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _as_store_error(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise StoreError(f"cannot {verb} the store: {failure.strerror or failure}") from failure
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is on disk only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _parsed(content: bytes | None) -> Json | None:
+    if content is None:
+        return None
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _to_bytes(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _bare(digest: str) -> str:
+    return digest.removeprefix("sha256:")

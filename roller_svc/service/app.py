@@ -1,0 +1,56 @@
+"""The application: settings → store, queue, routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from roller_svc.farm.action import action_digest
+from roller_svc.farm.build import build_artifact
+from roller_svc.farm.jobs import JobQueue
+from roller_svc.farm.lanes import ThreadLanes
+from roller_svc.farm.store import Artifact, Store
+from roller_svc.ir.report import BuildRequest
+from roller_svc.service.guard import Guard
+from roller_svc.service.problems import add_handlers
+from roller_svc.service.routes import estimates, hardware, health, kernels, operations
+from roller_svc.service.state import State
+from roller_svc.settings import Settings
+from roller_svc.settings import settings as settings_in_use
+from roller_svc.version import __version__
+
+COMPUTE_THREADS = 4
+Builder = Callable[[BuildRequest], Artifact]
+Digest = Callable[[BuildRequest], str]
+
+
+def create_app(settings: Settings, builder: Builder | None = None, digest: Digest = action_digest) -> FastAPI:
+    """`builder` makes artifacts in place of worker processes; `digest` names what a request asks for."""
+    lanes = ThreadLanes(build_artifact, settings.build_timeout_s)
+    store = Store(Path(settings.store))
+    queue = JobQueue(store, builder or lanes.call, digest, workers=settings.workers, length=settings.queue_length)
+    compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        queue.resume()
+        yield
+        queue.close(lambda: lanes.close(at_once=True))
+        compute.shutdown(wait=True, cancel_futures=True)
+
+    app = FastAPI(title="roller-svc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.roller = State(settings, store, queue, compute)
+    add_handlers(app)
+    app.add_middleware(Guard, body_bytes_most=settings.body_bytes_most, keys=settings.accepted_keys)
+    for module in (kernels, operations, estimates, hardware, health):
+        app.include_router(module.router)
+    return app
+
+
+def from_settings() -> FastAPI:
+    """What a server loads by name: the application with this process's settings."""
+    return create_app(settings_in_use())

@@ -1,0 +1,38 @@
+"""Whether the service lives, is ready, and which version it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from roller_svc import toolchain
+from roller_svc.farm.action import SCHEMA, generator_digest
+from roller_svc.service.state import state_of
+from roller_svc.version import __version__
+from roller_svc.wire import Problem
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def alive() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"model": Problem}})
+def ready(request: Request) -> dict[str, str]:
+    """503 where the store cannot be written."""
+    state_of(request).store.check_writable()
+    return {"status": "ready"}
+
+
+@router.get("/v1/version")
+def version() -> dict[str, Any]:
+    """All that decides, beside the request, what a build makes."""
+    return {
+        "version": __version__,
+        "generator": generator_digest(),
+        "schema": SCHEMA,
+        "toolchain": dict(toolchain.versions()),
+    }

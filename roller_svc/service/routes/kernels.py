@@ -1,0 +1,149 @@
+"""/v1/kernels: compile, and the files of what was compiled."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import zipfile
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse, Response
+
+from roller_svc import toolchain
+from roller_svc.errors import UnknownKernelError
+from roller_svc.farm.build import unpacked
+from roller_svc.farm.jobs import Operation
+from roller_svc.farm.store import Json, Store
+from roller_svc.ir.kernel import Language
+from roller_svc.service.convert import build_request_of, kernel_answer, operation_json
+from roller_svc.service.state import State, state_of, waited
+from roller_svc.wire import CompileBody, KernelAnswer, OperationAnswer, Problem
+
+router = APIRouter(prefix="/v1", tags=["kernels"])
+
+POLL_S = 1
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)\"?\s*(?:$|[,;\s])", re.IGNORECASE)
+_MEDIA_TYPES = {
+    "source": "text/plain; charset=utf-8",
+    "header": "text/plain; charset=utf-8",
+    "ptx": "text/plain; charset=utf-8",
+    "metadata": "application/json",
+    "binary": "application/octet-stream",
+    "bundle": "application/zip",
+}
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same kernel makes the same archive
+
+
+@router.post(
+    "/kernels:compile",
+    response_model=OperationAnswer,
+    responses={202: {"model": OperationAnswer}, 422: {"model": Problem}, 503: {"model": Problem}},
+)
+async def compile_kernel(
+    body: CompileBody, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
+) -> Response:
+    """Build a kernel, or find it built: 200 when it is done, 202 when not. `Prefer: wait=SECONDS` waits for it."""
+    state = state_of(request)
+    loop = asyncio.get_running_loop()
+    operation = await loop.run_in_executor(state.compute, lambda: state.queue.submit(build_request_of(body)))
+    seconds = preferred_wait_s(prefer, state.settings.wait_most_s)
+    operation = await waited(state.queue, operation, seconds)
+    applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
+    return operation_response(operation, 202, applied)
+
+
+@router.get("/kernels/{digest}", response_model=KernelAnswer, responses={404: {"model": Problem}})
+async def kernel(digest: str, request: Request) -> Response:
+    """What a kernel is."""
+    return JSONResponse(kernel_answer(_facts(state_of(request).store, digest)))
+
+
+@router.get(
+    "/kernels/{digest}/{kind}",
+    response_class=Response,
+    responses={200: {"content": {media: {} for media in _MEDIA_TYPES.values()}}, 404: {"model": Problem}},
+)
+async def kernel_file(
+    digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """One file of a kernel: source, binary, ptx, metadata, header, or bundle, a zip that roller_svc.load reads."""
+    state = state_of(request)
+    _facts(state.store, digest)
+    # A digest's files never change, and the scope is private where a key was needed to see them.
+    scope = "private" if state.settings.accepted_keys else "public"
+    headers = {"ETag": f'"{digest}/{kind}"', "Cache-Control": f"{scope}, max-age=31536000, immutable"}
+    if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    loop = asyncio.get_running_loop()
+    content = await loop.run_in_executor(state.compute, _content, state, digest, kind)
+    return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
+
+
+def operation_response(operation: Operation, pending_status: int, headers: dict[str, str]) -> Response:
+    if operation.done:
+        return JSONResponse(operation_json(operation), headers=headers)
+    where = {"Location": f"/v1/operations/{operation.id}", "Retry-After": str(POLL_S)}
+    return JSONResponse(operation_json(operation), status_code=pending_status, headers=headers | where)
+
+
+def preferred_wait_s(prefer: str | None, most_s: float) -> float:
+    """RFC 7240's wait, cut to what the service allows; a preference that makes no sense is ignored."""
+    match = _WAIT.search(prefer or "")
+    return min(float(match[1]), most_s) if match else 0.0
+
+
+def _matches(if_none_match: str, etag: str) -> bool:
+    offered = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
+    return etag in offered or "*" in offered
+
+
+def _facts(store: Store, digest: str) -> Json:
+    facts = store.kernel(digest) if _DIGEST.fullmatch(digest) else None
+    if facts is None:
+        raise UnknownKernelError(f"no kernel {digest[:80]}")
+    return facts
+
+
+def _content(state: State, digest: str, kind: str) -> bytes:
+    match kind:
+        case "bundle":
+            return _bundle(state.store, digest)
+        case "ptx":
+            return _ptx(state.store, digest)
+        case "sass":
+            raise UnknownKernelError(
+                "this service has no disassembler; take the binary and use nvdisasm", code="no-disassembler"
+            )
+    content = state.store.file(digest, kind)
+    if content is None:
+        kinds = ", ".join([*state.store.kinds(digest), "bundle"])
+        raise UnknownKernelError(f"kernel {digest} has no {kind[:40]!r}; it has {kinds}", code="unknown-artifact")
+    return content
+
+
+def _files(store: Store, digest: str) -> dict[str, bytes]:
+    found = {kind: store.file(digest, kind) for kind in store.kinds(digest)}
+    return {kind: content for kind, content in found.items() if content is not None}
+
+
+def _bundle(store: Store, digest: str) -> bytes:
+    names = _facts(store, digest)["files"]
+    assert isinstance(names, dict)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for kind, content in sorted(_files(store, digest).items()):
+            bundle.writestr(zipfile.ZipInfo(names[kind], _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()
+
+
+def _ptx(store: Store, digest: str) -> bytes:
+    source = unpacked(_facts(store, digest), _files(store, digest)).compiled.source
+    if source.language is not Language.CUDA:
+        raise UnknownKernelError(
+            f"kernel {digest} is {source.language.value}; only CUDA has PTX", code="unknown-artifact"
+        )
+    text = toolchain.ptx(source)
+    return text if isinstance(text, bytes) else text.encode()

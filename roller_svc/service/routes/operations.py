@@ -1,0 +1,28 @@
+"""/v1/operations: what became of a request."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from roller_svc.errors import UnknownKernelError
+from roller_svc.service.routes.kernels import operation_response
+from roller_svc.service.state import state_of, waited
+from roller_svc.wire import OperationAnswer, Problem
+
+router = APIRouter(prefix="/v1", tags=["operations"])
+
+
+@router.get("/operations/{operation_id}", response_model=OperationAnswer, responses={404: {"model": Problem}})
+async def operation(
+    operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0
+) -> Response:
+    """The operation as it is, or once it has ended within `wait` seconds."""
+    state = state_of(request)
+    found = state.queue.get(operation_id)
+    if found is None:
+        raise UnknownKernelError(f"no operation {operation_id[:80]}", code="unknown-operation")
+    found = await waited(state.queue, found, min(wait, state.settings.wait_most_s))
+    return operation_response(found, 200, {})

@@ -1,0 +1,139 @@
+"""A kernel tried on arrays in the host's memory: run, judged by the reference, timed, and numpy beside it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.errors import InvariantError
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
+from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
+from roller_svc.ir.program import Combine, StatementKind, TensorProgram
+from roller_svc.lang.compare import Agreement, agrees
+from roller_svc.lang.interpreter import evaluate, sampled
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda_arrays import import_cupy
+from roller_svc.runtime.measure import host_name, host_stopwatch, measure
+
+Arrays = Mapping[str, NDArray[Any]]
+
+# The interpreter makes about ten million points a second: beyond this only a sample of the outputs is judged.
+WHOLE_POINTS = 30_000_000
+SAMPLED_ELEMENTS = 1024
+
+
+class Call(Protocol):
+    """A kernel bound to arrays, as the runtimes make it."""
+
+    def __call__(self) -> None: ...
+
+    def finish(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One kernel with its inputs in place."""
+
+    call: Call
+    language: Language
+
+    def results(self) -> dict[str, NDArray[Any]]:
+        """Run once; the outputs in the host's memory."""
+        self.call()
+        found = self.call.finish()
+        if self.language is Language.CUDA:
+            cupy = import_cupy()
+            return {name: cupy.asnumpy(array) for name, array in found.items()}
+        return found
+
+    def timed(self, budget_s: float = 0.5) -> Measurement:
+        stopwatch = getattr(self.call, "stopwatch", host_stopwatch)
+        name: Callable[[], str] = getattr(self.call, "device_name", host_name)
+        return measure(self.call, budget_s, device_name=name(), stopwatch=stopwatch)
+
+
+def prepared(compiled: CompiledKernel, arrays: Arrays) -> Trial:
+    """The kernel loaded and bound; raises LaunchError where its device is missing."""
+    match compiled.source.language:
+        case Language.C:
+            return Trial(CpuModule(compiled).bound(arrays), Language.C)
+        case Language.CUDA:
+            cupy = import_cupy()
+            on_device = {name: cupy.asarray(array) for name, array in arrays.items()}
+            return Trial(CudaModule(compiled).bound(on_device), Language.CUDA)
+        case Language.HIP:
+            raise InvariantError("there is no runtime for HIP kernels")
+
+
+def judged(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement:
+    """Whether the results are right; of a program too large to interpret, whether a sample of them is."""
+    points = sum(statement.points for statement in program.statements)
+    if points <= WHOLE_POINTS:
+        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32))
+    return agrees(program, results, sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32))
+
+
+@dataclass(frozen=True, slots=True)
+class Einsum:
+    """A program that numpy can do in one call."""
+
+    equation: str
+    operands: tuple[str, ...]
+
+    def timed(self, arrays: Arrays, budget_s: float = 0.5) -> Measurement:
+        """numpy's time: matmul where the equation is one, which is faster than einsum."""
+        values = [arrays[name] for name in self.operands]
+        if self.equation == "ab,bc->ac":
+            out = np.empty((values[0].shape[0], values[1].shape[1]), values[0].dtype)
+            return measure(lambda: np.matmul(values[0], values[1], out=out), budget_s, device_name=host_name())
+        return measure(lambda: np.einsum(self.equation, *values, optimize=True), budget_s, device_name=host_name())
+
+
+def as_einsum(program: TensorProgram) -> Einsum | None:
+    """The equation of a program of one sum over a product of floating tensors indexed by bare axes; else None."""
+    if len(program.statements) != 1:
+        return None
+    statement = program.statements[0]
+    if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
+        return None
+    factors = _factors(statement.body)
+    if factors is None or len(statement.axes) > len(string.ascii_letters):
+        return None
+    order = dict.fromkeys(name for factor in factors for name in _bare(factor.index) or ())
+    letters = dict(zip(order, string.ascii_letters, strict=False))
+    left = [_bare(factor.index) for factor in factors]
+    right = _bare(statement.index)
+    if right is None or any(index is None for index in left):
+        return None
+    types = dict(program.inputs)
+    for factor in factors:
+        kind = types.get(factor.tensor)
+        whole = kind is not None and kind.shape == tuple(statement.extents[n] for n in _bare(factor.index) or ())
+        if not whole or not factor.dtype.is_float or factor.dtype.is_narrow_float:
+            return None
+    terms = ["".join(letters[name] for name in index or ()) for index in left]
+    equation = f"{','.join(terms)}->{''.join(letters[name] for name in right)}"
+    return Einsum(equation, tuple(factor.tensor for factor in factors))
+
+
+def _factors(body: Expr) -> list[Load] | None:
+    match body:
+        case Load():
+            return [body]
+        case Cast(implicit=True):
+            return _factors(body.arg)
+        case Op(kind=OpKind.MUL):
+            parts = [_factors(arg) for arg in body.args]
+            return None if any(part is None for part in parts) else [load for part in parts for load in part or ()]
+    return None
+
+
+def _bare(index: tuple[Expr, ...]) -> tuple[str, ...] | None:
+    names = tuple(part.name for part in index if isinstance(part, AxisRef))
+    return names if len(names) == len(index) else None
