@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import padded, within_padding
+from roller_svc.construct.align import EPSILONS, padded, within_padding
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.perf.cpu_contraction import kernel_cycles
@@ -16,8 +16,8 @@ M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (64, 96, 128, 192, 256, 384, 512, 1024)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in how many blocks an axis is cut
-MAX_STEPS = 7
-MAX_BASES = 6
+MAX_STEPS = 6
+MAX_BASES = 4
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. Measured
 # optimum on a 32 KiB L1, 512 KiB L2: panels of 24 KiB, blocks of 400 KiB.
 PANEL_OF_L1, BLOCK_OF_L2, BLOCK_OF_L3 = 0.75, 0.8, 0.5
@@ -44,19 +44,35 @@ class CpuContraction:
             rank=tuple(range(len(p.extents))),
             too_large=self._register_rule,
             misaligned=lambda _tile: "",
-            footprint=lambda t: self._registers(t) * width * p.elem_bytes,
-            traffic=lambda t: p.elem_bytes / at(t, p.m) + p.elem_bytes / at(t, p.n),
+            measure=lambda t: (
+                self._registers(t) * width * p.elem_bytes,
+                p.elem_bytes / at(t, p.m) + p.elem_bytes / at(t, p.n),
+            ),
             saturates=self._feeds_the_unit,
         )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        """Least cycles for the whole problem, edges included; small kernels of the same speed last."""
-        return sorted(grown.large or grown.border, key=self._kernel_time)[:MAX_BASES]
+        """Least cycles for the whole problem, edges included, of those within the tightest bound on padding.
+
+        Blocks at the edge are cut to the problem, so that only register tiles pad.
+        """
+        ordered = sorted(grown.large or grown.border, key=self._kernel_time)
+        for epsilon in EPSILONS:
+            fitting = [t for t in ordered if self._pads_within(t, epsilon)]
+            if len(fitting) >= MAX_BASES:
+                return fitting[:MAX_BASES]
+        return ordered[:MAX_BASES]
+
+    def _pads_within(self, thread: Tile, epsilon: float) -> bool:
+        p = self.problem
+        width = p.machine.unit.shape[-1]
+        rows = within_padding(p.extent(p.m), at(thread, p.m), epsilon, 1)
+        return rows and within_padding(p.extent(p.n), at(thread, p.n), epsilon, width)
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
         axes = {
-            axis: self._block_steps(p.extents[axis], base.thread[axis], epsilon)
+            axis: self._block_steps(p.extents[axis], base.thread[axis])
             for axis in (p.m, p.n)
             if axis is not None
         }
@@ -69,8 +85,7 @@ class CpuContraction:
             rank=tuple(range(len(p.extents))),
             too_large=lambda t: self.too_large(t, base),
             misaligned=lambda t: self.misaligned(t, base),
-            footprint=lambda t: self._block_bytes(t, p.m) + self._block_bytes(t, p.n),
-            traffic=self._traffic,
+            measure=lambda t: (self._block_bytes(t, p.m) + self._block_bytes(t, p.n), self._traffic(t)),
             saturates=lambda t: self._packing_share(t) <= 0.25,
         )
 
@@ -120,11 +135,10 @@ class CpuContraction:
         depth = p.extent(p.k)
         return calls * (depth * kernel_cycles(p.machine, m, n // p.machine.unit.shape[-1]) + 12), 1 / m + 1 / n
 
-    def _block_steps(self, extent: int, unit: int, epsilon: float) -> Tile:
+    def _block_steps(self, extent: int, unit: int) -> Tile:
         """The axis cut in 1, 2, 3, ... about equal blocks, the largest few of them."""
         sizes = {padded(-(-extent // cut), unit) for cut in SPLITS if cut == 1 or extent >= cut * unit // 2}
-        fitting = sorted(s for s in sizes if within_padding(extent, s, epsilon, unit))
-        return tuple(fitting[-MAX_STEPS:] or [unit])
+        return tuple(sorted(sizes)[-MAX_STEPS:])
 
     def _k_steps(self, base: Base) -> Tile:
         p = self.problem
@@ -132,7 +146,7 @@ class CpuContraction:
         room = int(PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core / (at(base.thread, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
         fitting = sorted(k for k in even | {depth} if k <= room)
-        return tuple(fitting[-3:] or [max(1, min(depth, room, K_STEPS[0]))])
+        return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
         return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes
@@ -145,8 +159,7 @@ class CpuContraction:
 
     def _traffic(self, block: Tile) -> float:
         p = self.problem
-        moved = p.a.moved_bytes(block, p.machine.dram.transaction_bytes)
-        moved += p.b.moved_bytes(block, p.machine.dram.transaction_bytes)
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
         return moved / (at(block, p.m) * at(block, p.n) * at(block, p.k))
 
     def _steps(self, chosen: dict[int, Tile]) -> tuple[Tile, ...]:

@@ -49,8 +49,7 @@ class CpuNest:
             rank=tuple(range(len(p.extents))),
             too_large=lambda _tile: "",
             misaligned=lambda _tile: "",
-            footprint=p.touched.bytes,
-            traffic=self._traffic,
+            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
             saturates=lambda _tile: True,
         )
 
@@ -66,8 +65,7 @@ class CpuNest:
             rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
             too_large=lambda t: self.too_large(t, base),
             misaligned=lambda t: self.misaligned(t, base),
-            footprint=p.touched.bytes,
-            traffic=self._traffic,
+            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
             saturates=lambda _tile: True,
         )
 

@@ -25,7 +25,10 @@ from roller_svc.perf.problem import Problem, problem
 
 LIMIT = 64
 MAX_VISITS = 2000
-VISITS_PER_STAGE = 48
+VISITS_PER_STAGE = 64
+ENOUGH = 12  # tiles after which padding need not grow
+SHRUNK = 4  # tiles that scale-out starts from
+RANKED = 40  # rPrograms that `rank` puts before the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def rank(
 ) -> tuple[tuple[Candidate, ...], Construction]:
     """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
     prepared = problem(group.space, hw, unit)
-    construction = _construct(group, prepared, LIMIT)
+    construction = _construct(group, prepared, RANKED)
     model = Model(prepared)
     candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
     return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
@@ -64,8 +67,8 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
             hint="the device's limits leave no room for a single warp or vector of work",
         )
     if _splittable(group):
-        shapes = _with_splits(p, shapes)
-    programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(shapes[:limit]))
+        shapes = _with_splits(p, shapes, limit)
+    programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
@@ -85,24 +88,33 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
 
 
 def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
-    """Scale-up, once for each bound on padding until there are enough tiles; then scale-out."""
+    """Scale-up, again with a looser bound on padding until there are enough tiles; then scale-out."""
     bases = _bases(rules, log)
-    shapes: list[Shape] = []
+    share = max(4, limit * 3 // 4 // max(1, len(bases)))
+    found: dict[Base, list[Tile]] = {}
+    steps: dict[Base, tuple[Tile, ...]] = {}
     for epsilon in EPSILONS:
-        shapes = []
-        share = max(4, limit * 3 // 4 // max(1, len(bases)))
         for base in bases:
-            grown = scale_up(rules.block_stage(base, epsilon), log, VISITS_PER_STAGE)
-            shapes += [Shape(tile, base) for tile in spread(grown.large or grown.border, share)]
-        if len(shapes) >= limit // 4 or log.visited >= log.budget:
+            stage = rules.block_stage(base, epsilon)
+            if steps.get(base) != stage.steps:
+                steps[base] = stage.steps
+                grown = scale_up(stage, log, VISITS_PER_STAGE)
+                found[base] = spread(grown.large or grown.border, share)
+        if sum(map(len, found.values())) >= ENOUGH or log.visited >= log.budget:
             break
-    smaller = [
+    shapes = [Shape(tile, base) for base, tiles in found.items() for tile in tiles]
+    return list(dict.fromkeys([*shapes, *_smaller(rules, shapes, log)]))
+
+
+def _smaller(rules: Rules, shapes: list[Shape], log: Log) -> list[Shape]:
+    """Scale-out of the tiles that leave cores without work."""
+    cores = rules.problem.machine.cores
+    idle = [s for s in shapes if spatial_grid(rules.problem, s.block) < cores]
+    return [
         Shape(block, base)
-        for shape in shapes
-        if spatial_grid(rules.problem, shape.block) < rules.problem.machine.cores
+        for shape in spread(idle, SHRUNK)
         for block, base in shrink(rules, shape.block, shape.base, log)
     ]
-    return list(dict.fromkeys(shapes + smaller))
 
 
 def _bases(rules: Rules, log: Log) -> list[Base]:
@@ -128,9 +140,10 @@ def _splittable(group: KernelGroup) -> bool:
     return sum(s.kind is StatementKind.REDUCE for s in group.statements) == 1
 
 
-def _with_splits(p: Problem, shapes: list[Shape]) -> list[Shape]:
+def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:
+    """Half of the places go to split reductions, where there are any."""
     split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)]
-    return [*spread(shapes, LIMIT // 2), *spread(split, LIMIT - LIMIT // 2)] if split else shapes
+    return [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)] if split else spread(shapes, limit)
 
 
 def _rprogram(p: Problem, shape: Shape) -> RProgram:

@@ -27,8 +27,7 @@ class Stage:
     rank: Tile
     too_large: Callable[[Tile], str]
     misaligned: Callable[[Tile], str]
-    footprint: Callable[[Tile], int]
-    traffic: Callable[[Tile], float]  # bytes moved for one point of the iteration space
+    measure: Callable[[Tile], tuple[int, float]]  # footprint in bytes; bytes moved for one point
     saturates: Callable[[Tile], bool]
 
     @property
@@ -48,7 +47,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Tiles of one stage: `large` saturate their level, `border` are the largest that do not."""
+    """Aligned tiles of one stage, each set from the least traffic up: `large` saturate their level, `border` do not."""
 
     large: tuple[Tile, ...]
     border: tuple[Tile, ...]
@@ -67,63 +66,66 @@ def scale_up(stage: Stage, log: Log, most_visits: int) -> Grown:
     """Depth first from the base, the axis of best data reuse first, until capacity stops every axis."""
     search = _Search(stage, log, min(log.visited + most_visits, log.budget))
     search.visit(tuple([0] * len(stage.steps)))
-    return Grown(tuple(search.large), tuple(search.border))
+    by_traffic = sorted(search.accepted, key=lambda t: search.measured[t][1])
+    large = tuple([t for t in by_traffic if stage.saturates(t)])
+    return Grown(large, () if large else tuple(by_traffic))
 
 
 class _Search:
-    """State of one scale-up. Positions index into the steps of each axis; `seen` says whether the tile there fits."""
+    """State of one scale-up. Positions index into the steps of each axis."""
 
     def __init__(self, stage: Stage, log: Log, last_visit: int) -> None:
         self.stage = stage
         self.log = log
         self.last_visit = last_visit
-        self.seen: dict[Tile, bool] = {}
-        self.large: list[Tile] = []
-        self.border: list[Tile] = []
+        self.seen: set[Tile] = set()
+        self.measured: dict[Tile, tuple[int, float]] = {}
+        self.accepted: list[Tile] = []
+        self.growing = tuple([i for i, steps in enumerate(stage.steps) if len(steps) > 1])
 
     def visit(self, position: Tile) -> None:
         """Look at a tile, then at those one step larger."""
         stage, log = self.stage, self.log
         tile = tuple([s[i] for s, i in zip(stage.steps, position, strict=True)])
-        self.seen[position] = True
+        self.seen.add(position)
         log.visited += 1
-        footprint = stage.footprint(tile)
+        named = tuple(zip(stage.names, tile, strict=True))
         if rule := stage.too_large(tile):
             log.rejections[rule] += 1
-            log.steps.append(TraceStep(stage.level, self._named(tile), footprint, 0.0, rule))
-            self.seen[position] = False
+            log.steps.append(TraceStep(stage.level, named, self._measure(tile)[0], 0.0, rule))
             return
-        growths = self._growths(position, tile, footprint)
+        growths = self._growths(position, tile)
         lacking = stage.misaligned(tile)
-        accepted = not lacking and stage.saturates(tile)
+        if not lacking:
+            self.accepted.append(tile)
+        elif not growths:
+            log.rejections[lacking] += 1
         reuse, axis, _ = growths[0] if growths else (0.0, -1, position)
-        outcome = ACCEPTED if accepted else f"grown {stage.names[axis]}" if growths else lacking or ACCEPTED
-        log.steps.append(TraceStep(stage.level, self._named(tile), footprint, reuse, outcome))
-        if accepted:
-            self.large.append(tile)
+        outcome = ACCEPTED if not lacking else f"grown {stage.names[axis]}" if growths else lacking
+        log.steps.append(TraceStep(stage.level, named, self._measure(tile)[0], reuse, outcome))
         for _, _, larger in growths:
             if log.visited >= self.last_visit:
-                break
+                return
             if larger not in self.seen:
                 self.visit(larger)
-        if not accepted and not any(self.seen.get(larger, False) for _, _, larger in growths):
-            if lacking:
-                log.rejections[lacking] += 1
-            else:
-                self.border.append(tile)
 
-    def _growths(self, position: Tile, tile: Tile, footprint: int) -> list[tuple[float, int, Tile]]:
+    def _growths(self, position: Tile, tile: Tile) -> list[tuple[float, int, Tile]]:
         """(reuse score, axis, position) of every tile one step larger, best first."""
         stage = self.stage
-        traffic = stage.traffic(tile)
+        footprint, traffic = self._measure(tile)
         found = []
-        for axis, at in enumerate(position):
-            if at + 1 < len(stage.steps[axis]):
-                grown = tile[:axis] + (stage.steps[axis][at + 1],) + tile[axis + 1 :]
-                score = reuse_score(traffic, footprint, stage.traffic(grown), stage.footprint(grown))
-                found.append((score, axis, position[:axis] + (at + 1,) + position[axis + 1 :]))
-        found.sort(key=lambda g: (-g[0], stage.rank[g[1]]))
+        for axis in self.growing:
+            at = position[axis] + 1
+            if at < len(stage.steps[axis]):
+                grown = self._measure((*tile[:axis], stage.steps[axis][at], *tile[axis + 1 :]))
+                score = reuse_score(traffic, footprint, grown[1], grown[0])
+                found.append((score, axis, (*position[:axis], at, *position[axis + 1 :])))
+        if len(found) > 1:
+            found.sort(key=lambda g: (-g[0], stage.rank[g[1]]))
         return found
 
-    def _named(self, tile: Tile) -> tuple[tuple[str, int], ...]:
-        return tuple(zip(self.stage.names, tile, strict=True))
+    def _measure(self, tile: Tile) -> tuple[int, float]:
+        known = self.measured.get(tile)
+        if known is None:
+            known = self.measured[tile] = self.stage.measure(tile)
+        return known

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, at, replaced
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.perf.banks import staged_bytes
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import register_words
+from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import contraction_registers
 from roller_svc.perf.problem import Problem
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
 K_STEPS = (8, 16, 32)
-MAX_BASES = 6
+SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
+MAX_BASES = 4
+MAX_STAGED = 32  # elements of a step that one thread stages: they wait in registers for the barrier
 SPARE_REGISTERS = 24  # what compilers add on top of the count before they spill
 
 
@@ -33,7 +35,6 @@ class SimtContraction:
         steps = self._steps({
             axis: powers(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
         })  # fmt: skip
-        words = p.elem_bytes
         return Stage(
             level=p.machine.hw.thread_level.name,
             names=self._names(),
@@ -41,17 +42,22 @@ class SimtContraction:
             rank=tuple(range(len(steps))),
             too_large=self._register_rule,
             misaligned=lambda _tile: "",
-            footprint=lambda t: (at(t, p.m) * at(t, p.n) + at(t, p.m) + at(t, p.n)) * words,
-            traffic=lambda t: words / at(t, p.m) + words / at(t, p.n),
+            measure=self._thread_measure,
             saturates=self._feeds_the_unit,
         )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        """Highest reuse first; among equals the wider along n, whose stores are longer."""
+        """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
         p = self.problem
-        tiles = grown.large or grown.border
-        ordered = sorted(tiles, key=lambda t: (1 / at(t, p.m) + 1 / at(t, p.n), -at(t, p.n)))
-        return ordered[:MAX_BASES]
+        tiles = list(grown.large[:MAX_BASES] or grown.border[:1])
+        rows, columns = p.extent(p.m), p.extent(p.n)
+        if rows * columns < p.machine.cores * SMALL_BLOCK**2 or min(rows, columns) < SMALL_BLOCK:
+            one = tuple([1] * len(p.extents))
+            for side in (4, 2):
+                m, n = min(side, powers(rows)[-1]), min(side, powers(columns)[-1])
+                tiles.append(replaced(replaced(one, p.m, m), p.n, n))
+            tiles = tiles[:2] + tiles[-2:]
+        return list(dict.fromkeys(tiles))
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -62,33 +68,23 @@ class SimtContraction:
                 fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS // 4)]
                 enough = [s for s in fitting if s >= self._least_count() * unit]
                 axes[axis] = tuple(enough or fitting[-1:] or [unit])
+        block = self._block(base)
         return Stage(
             level=p.machine.hw.block_level.name,
             names=self._names(),
             steps=self._steps(axes),
             rank=tuple(range(len(p.extents))),
-            too_large=lambda t: self.too_large(t, base),
-            misaligned=lambda t: self.misaligned(t, base),
-            footprint=lambda t: self._staged(t, base),
-            traffic=self._traffic,
-            saturates=self._covers_memory,
+            too_large=block.too_large,
+            misaligned=block.misaligned,
+            measure=block.measure,
+            saturates=block.saturates,
         )
 
     def too_large(self, block: Tile, base: Base) -> str:
-        limits = self.problem.machine.hw.limits
-        threads = self._threads(block, base)
-        if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
-            return "threads per block"
-        if threads > MAX_THREADS:
-            return "barrier cost"
-        if -(-(self._registers(base.thread) + SPARE_REGISTERS) // 8) * 8 * threads > limits.registers_per_core:
-            return "registers per core"
-        if self._staged(block, base) > limits.shared_bytes_per_block:
-            return "shared memory"
-        return self._register_rule(base.thread)
+        return self._block(base).too_large(block) or self._register_rule(base.thread)
 
     def misaligned(self, block: Tile, base: Base) -> str:
-        return "execution unit" if self._threads(block, base) % self.problem.machine.hw.limits.warp_size else ""
+        return self._block(base).misaligned(block)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""
@@ -98,6 +94,11 @@ class SimtContraction:
         k = K_STEPS[0] if p.k is not None else 1
         small = replaced(one, p.k, k)
         return [(replaced(small, axis, warp), Base(one)) for axis in (p.n, p.m) if axis is not None]
+
+    def _thread_measure(self, thread: Tile) -> tuple[int, float]:
+        """Bytes in registers; bytes read from the staged tile for one multiply-add."""
+        m, n, size = at(thread, self.problem.m), at(thread, self.problem.n), self.problem.elem_bytes
+        return (m * n + m + n) * size, size / m + size / n
 
     def _registers(self, thread: Tile) -> int:
         p = self.problem
@@ -114,32 +115,16 @@ class SimtContraction:
         operands = (m + n) * self.problem.elem_bytes / mach.staged_bytes_per_cycle
         return m * n / mach.fma_per_cycle >= 0.95 * operands
 
-    def _covers_memory(self, block: Tile) -> bool:
-        """Multiply-adds take as long as loading their operands from the level outside."""
-        p, mach = self.problem, self.problem.machine
-        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
-        flops = 2.0 * at(block, p.m) * at(block, p.n) * at(block, p.k)
-        return flops / mach.unit.flops_per_s >= self._moved(block) / bandwidth
-
-    def _moved(self, block: Tile) -> float:
-        p = self.problem
-        transaction = p.machine.dram.transaction_bytes
-        return p.a.moved_bytes(block, transaction) + p.b.moved_bytes(block, transaction)
-
-    def _traffic(self, block: Tile) -> float:
-        p = self.problem
-        return self._moved(block) / (at(block, p.m) * at(block, p.n) * at(block, p.k))
-
-    def _staged(self, block: Tile, base: Base) -> int:
-        p = self.problem
-        level = p.machine.hw.block_level
-        bk = at(block, p.k)
-        a = staged_bytes(bk, at(block, p.m), at(base.thread, p.m), level, p.elem_bytes)
-        return a + staged_bytes(bk, at(block, p.n), at(base.thread, p.n), level, p.elem_bytes)
-
-    def _threads(self, block: Tile, base: Base) -> int:
-        p = self.problem
-        return (at(block, p.m) // at(base.thread, p.m)) * (at(block, p.n) // at(base.thread, p.n))
+    def _block(self, base: Base) -> _Block:
+        limits = self.problem.machine.hw.limits
+        registers = -(-(self._registers(base.thread) + SPARE_REGISTERS) // 8) * 8
+        bounds = (
+            (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
+            (limits.registers_per_core // registers, "registers per core"),
+            (MAX_THREADS, "barrier cost"),
+        )
+        most, rule = min(bounds)
+        return _Block(self.problem, at(base.thread, self.problem.m), at(base.thread, self.problem.n), most, rule)
 
     def _least_count(self) -> int:
         """Threads along m and along n from which growth starts: a quarter warp, where blocks hold several warps."""
@@ -159,3 +144,62 @@ class SimtContraction:
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The rules of blocks with one thread tile. `most_threads` is the tightest bound on threads, `thread_rule` its name."""
+
+    problem: Problem
+    thread_m: int
+    thread_n: int
+    most_threads: int
+    thread_rule: str
+    _rows: dict[tuple[int, int], int] = field(default_factory=dict, compare=False)
+
+    def threads(self, block: Tile) -> int:
+        p = self.problem
+        return (at(block, p.m) // self.thread_m) * (at(block, p.n) // self.thread_n)
+
+    def too_large(self, block: Tile) -> str:
+        if self.threads(block) > self.most_threads:
+            return self.thread_rule
+        fits = self.staged(block) <= self.problem.machine.hw.limits.shared_bytes_per_block
+        return "" if fits else "shared memory"
+
+    def misaligned(self, block: Tile) -> str:
+        p, threads = self.problem, self.threads(block)
+        if threads % p.machine.hw.limits.warp_size:
+            return "execution unit"
+        elements = (at(block, p.m) + at(block, p.n)) * at(block, p.k)
+        return "staging registers" if elements > MAX_STAGED * threads and threads > 1 else ""
+
+    def staged(self, block: Tile) -> int:
+        """Bytes of shared memory, bank padding included."""
+        p = self.problem
+        row = self._row(at(block, p.m), self.thread_m) + self._row(at(block, p.n), self.thread_n)
+        return at(block, p.k) * row
+
+    def _row(self, elements: int, thread: int) -> int:
+        known = self._rows.get((elements, thread))
+        if known is None:
+            level = self.problem.machine.hw.block_level
+            known = self._rows[elements, thread] = staged_bytes(1, elements, thread, level, self.problem.elem_bytes)
+        return known
+
+    def measure(self, block: Tile) -> tuple[int, float]:
+        """Staged bytes; bytes loaded from outside for one multiply-add."""
+        p = self.problem
+        return self.staged(block), self._moved(block) / (at(block, p.m) * at(block, p.n) * at(block, p.k))
+
+    def saturates(self, block: Tile) -> bool:
+        """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
+        p, mach = self.problem, self.problem.machine
+        if self.threads(block) < SCHEDULERS * mach.hw.limits.warp_size:
+            return False
+        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
+        flops = 2.0 * at(block, p.m) * at(block, p.n) * at(block, p.k)
+        return flops / mach.unit.flops_per_s >= self._moved(block) / bandwidth
+
+    def _moved(self, block: Tile) -> float:
+        return self.problem.a.moved_bytes(block) + self.problem.b.moved_bytes(block)

@@ -11,15 +11,15 @@ from roller_svc.construct.rules import Base, spread
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import register_words
+from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_nest import nest_registers
 
 MAX_POINTS = 16  # of one thread
 MAX_LANES = 1024
-MIN_THREADS, MAX_THREADS = 64, 512
+MIN_THREADS, MAX_THREADS = 128, 512
 THREADS_TO_FILL = 512  # a core's worth of threads that hides memory latency
-MAX_BASES = 6
+MAX_BASES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,16 @@ class SimtNest:
             names=self._names(),
             steps=steps,
             rank=self._rank(),
-            too_large=self._thread_rule,
+            too_large=lambda t: self._thread_rule(t, lanes),
             misaligned=lambda _tile: "",
-            footprint=p.touched.bytes,
-            traffic=self._traffic,
+            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
             saturates=lambda _tile: True,
         )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        """Least traffic of a thread first, then fewer points."""
-        ordered = sorted(grown.large, key=lambda t: (self._traffic(t), math.prod(t)))
+        """From one point to many along the vector axis, then the tiles of least traffic."""
         vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.vector)]
-        return list(dict.fromkeys([*spread(vector_only, 4), *ordered]))[: MAX_BASES if lanes == 1 else 3]
+        return list(dict.fromkeys([*spread(vector_only, MAX_BASES - 1), *grown.large]))[:MAX_BASES]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -75,8 +73,7 @@ class SimtNest:
             rank=self._rank(),
             too_large=lambda t: self.too_large(t, base),
             misaligned=lambda t: self.misaligned(t, base),
-            footprint=p.touched.bytes,
-            traffic=self._traffic,
+            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
             saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
         )
 
@@ -127,12 +124,14 @@ class SimtNest:
             fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
         return fitting
 
-    def _thread_rule(self, thread: Tile) -> str:
+    def _thread_rule(self, thread: Tile, lanes: int) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
         points = math.prod(self._points(thread))
-        words = register_words(self.problem.space.compute_dtype)
         if points > MAX_POINTS:
             return "points per thread"
-        fits = nest_registers(points, words) <= self.problem.machine.hw.limits.max_registers_per_thread
+        if points > 1 and p.outer_points * lanes < points * p.machine.cores * limits.warp_size * SCHEDULERS:
+            return "parallelism"
+        fits = nest_registers(points, register_words(p.space.compute_dtype)) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
 
     def _points(self, thread: Tile) -> Tile:

@@ -85,7 +85,7 @@ class TileAccess:
 
     def tile_shape(self, reach: Mapping[str, int]) -> tuple[int, ...]:
         """Elements touched along each dimension when member axis x covers reach[x] consecutive values."""
-        return tuple(_touched(dim, reach) for dim in self.dims)
+        return tuple(touched(dim, reach) for dim in self.dims)
 
     def tile_elements(self, reach: Mapping[str, int]) -> int:
         return math.prod(self.tile_shape(reach))
@@ -97,14 +97,14 @@ class TileAccess:
         """Length of the runs of consecutive elements that the tile consists of."""
         run = 1
         for dim in reversed(self.dims):
-            inner = _inner_run(dim, reach)
+            inner = inner_run(dim, reach)
             run *= inner
             if inner < dim.size:
                 return run
         return run
 
 
-def _inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
+def inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
     """Consecutive values that the index takes before it jumps."""
     if dim.opaque:
         return 1
@@ -119,7 +119,7 @@ def _inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
 _ENUMERATED = 1024  # combinations up to which an irregular walk is counted instead of bounded
 
 
-def _touched(dim: Dim, reach: Mapping[str, int]) -> int:
+def touched(dim: Dim, reach: Mapping[str, int]) -> int:
     """Values of the index: exact for walks whose strides nest (windows, blocks), else counted or bounded."""
     count = math.prod(reach.get(name, 1) for name, _ in dim.coeffs)
     if dim.opaque:

@@ -57,16 +57,12 @@ def _access_cycles(
 ) -> float:  # noqa: PLR0913 - the two counts are the caller's, computed once
     """Moving one tensor between L1 and registers: whole vectors, broadcasts, or element by element."""
     position = next((i for i, a in enumerate(p.space.axes) if a.name == p.space.vector_axis), None)
-    repeats = vectors if _moves_inside(p, tensor) else vectors / max(1, p.inner_points / max(1, launch.lanes))
+    repeats = vectors if tensor.walks_reduced or p.inner_points == 1 else vectors / max(1, p.inner_points / max(1, launch.lanes))
     if vector == 1 or position is None or position not in tensor.axes:
         return repeats * LOAD_CYCLES
-    if tensor.unit_stride_axis() == position:
+    if tensor.unit_stride_axis == position:
         return repeats * LOAD_CYCLES * unit_vectors
     return repeats * GATHER_CYCLES * vector
-
-
-def _moves_inside(p: Problem, tensor: AccessFootprint) -> bool:
-    return any(p.space.axes[i].kind.value == "reduce" for i in tensor.axes) or p.inner_points == 1
 
 
 def _memory_s(p: Problem, launch: Launch) -> float:

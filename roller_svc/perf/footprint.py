@@ -6,12 +6,53 @@ the tensor walks, so growing one axis recomputes only the tensors that depend on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roller_svc.ir.group import TileAccess, TileAxis, TileSpace
+from roller_svc.ir.affine import Dim
+from roller_svc.ir.group import TileAccess, TileAxis, TileSpace, inner_run, touched
+from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ReachTable:
+    """How far a tile of one axis reaches along each of its members, remembered by the tile's extent."""
+
+    axis: TileAxis
+    extent: int
+    members: tuple[str, ...]
+    _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def __getitem__(self, tile: int) -> tuple[int, ...]:
+        known = self._seen.get(tile)
+        if known is None:
+            reach = self.axis.member_extents(min(tile, self.extent))
+            known = self._seen[tile] = tuple([reach[name] for name in self.members])
+        return known
+
+
+@dataclass(slots=True)
+class DimFootprint:
+    """One dimension of a tensor. `walks`: (which of the tensor's axes, which of its members) for each term; None
+    where a term is an axis that the space leaves out, an inner one of another statement, walked from end to end."""
+
+    dim: Dim
+    walks: tuple[tuple[int, int], ...] | None
+    _seen: dict[Tile, tuple[int, int]] = field(default_factory=dict)
+
+    def measure(self, reaches: list[tuple[int, ...]]) -> tuple[int, int]:
+        """Values that the index takes, and how many of them follow each other without a gap."""
+        if self.walks is None:
+            return self.dim.size, self.dim.size
+        key = tuple([reaches[axis][member] for axis, member in self.walks])
+        known = self._seen.get(key)
+        if known is None:
+            by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
+            known = self._seen[key] = (touched(self.dim, by_name), inner_run(self.dim, by_name))
+        return known
 
 
 @dataclass(slots=True)
@@ -19,9 +60,13 @@ class AccessFootprint:
     """One tensor of the space. `axes` are the positions of the tile axes that it walks."""
 
     access: TileAccess
-    tile_axes: tuple[TileAxis, ...]
+    tables: tuple[ReachTable, ...]
+    dims: tuple[DimFootprint, ...]
     axes: tuple[int, ...]
     elem_bytes: int
+    unit_stride_axis: int | None
+    all_known: bool  # whether the space has every axis that it walks
+    walks_reduced: bool  # whether a reduced axis, or one the space leaves out, moves it
     _seen: dict[Tile, tuple[int, int]] = field(default_factory=dict)
 
     def _measure(self, tile: Tile) -> tuple[int, int]:
@@ -32,15 +77,19 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> tuple[int, int]:
-        reach: dict[str, int] = {}
         points = 1
-        for axis, extent in zip(self.tile_axes, key, strict=True):
-            whole = axis.extent
-            extent = min(extent, whole)
-            points *= extent
-            reach |= axis.member_extents(extent)
+        for extent, table in zip(key, self.tables, strict=True):
+            points *= min(extent, table.extent)
+        reaches = [table[extent] for extent, table in zip(key, self.tables, strict=True)]
+        elements, run, unbroken = 1, 1, True
+        for dim in self.dims:
+            values, follow = dim.measure(reaches)
+            elements *= values
+            if unbroken:
+                run *= follow
+                unbroken = follow == dim.dim.size
         # a box around an unaligned run of a fused axis holds more points than the run
-        return min(points, self.access.tile_elements(reach)), self.access.contiguous_elements(reach)
+        return (min(points, elements) if self.all_known else elements), run
 
     def elements(self, tile: Tile) -> int:
         """Distinct elements of this tensor that a tile touches."""
@@ -48,7 +97,7 @@ class AccessFootprint:
 
     def run(self, tile: Tile) -> int:
         """Elements of the runs of neighbours that they form."""
-        return max(1, self._measure(tile)[1])
+        return self._measure(tile)[1]
 
     def bytes(self, tile: Tile) -> int:
         return self._measure(tile)[0] * self.elem_bytes
@@ -56,19 +105,8 @@ class AccessFootprint:
     def moved_bytes(self, tile: Tile, transaction_bytes: int) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
         elements, run = self._measure(tile)
-        run_bytes = max(1, run) * self.elem_bytes
+        run_bytes = run * self.elem_bytes
         return elements * self.elem_bytes * (-(-run_bytes // transaction_bytes) * transaction_bytes / run_bytes)
-
-    def unit_stride_axis(self) -> int | None:
-        """Position of the tile axis whose neighbours are neighbours in this tensor; None where there is none."""
-        if not self.access.dims or self.access.dims[-1].opaque:
-            return None
-        steps = {name for name, coeff in self.access.dims[-1].coeffs if abs(coeff) == 1}
-        for position, axis in zip(self.axes, self.tile_axes, strict=True):
-            inner = next((m for m in reversed(axis.members) if m.extent > 1), None)
-            if inner is not None and inner.name in steps:
-                return position
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +140,45 @@ class SpaceFootprint:
 
 def footprint(space: TileSpace) -> SpaceFootprint:
     """Prepare a space for searching."""
-    compiled = [_compile(space, access) for access in space.accesses]
+    tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
+    compiled = [_compile(access, tables) for access in space.accesses]
     return SpaceFootprint(
         space,
-        tuple(a.extent for a in space.axes),
+        tuple(t.extent for t in tables),
         tuple(c for c in compiled if not c.access.is_output),
         tuple(c for c in compiled if c.access.is_output),
     )
 
 
-def _compile(space: TileSpace, access: TileAccess) -> AccessFootprint:
+def _compile(access: TileAccess, tables: tuple[ReachTable, ...]) -> AccessFootprint:
     walked = {name for dim in access.dims for name, _ in dim.coeffs}
-    axes = tuple(i for i, a in enumerate(space.axes) if any(m.name in walked for m in a.members))
-    return AccessFootprint(access, tuple(space.axes[i] for i in axes), axes, access.dtype.bytes)
+    axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
+    used = tuple(tables[i] for i in axes)
+    place = {name: (i, m) for i, t in enumerate(used) for m, name in enumerate(t.members)}
+    return AccessFootprint(
+        access=access,
+        tables=used,
+        dims=tuple(DimFootprint(dim, _walks(dim, place)) for dim in reversed(access.dims)),
+        all_known=walked <= place.keys(),
+        walks_reduced=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
+        axes=axes,
+        elem_bytes=access.dtype.bytes,
+        unit_stride_axis=_unit_stride_axis(access, axes, used),
+    )
 
 
-def distinct_bytes(space: SpaceFootprint) -> int:
-    """Compulsory traffic: every touched element of every tensor once."""
-    return space.bytes(space.extents)
+def _walks(dim: Dim, place: Mapping[str, tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:
+    return tuple(place[name] for name, _ in dim.coeffs) if all(name in place for name, _ in dim.coeffs) else None
 
+
+def _unit_stride_axis(access: TileAccess, axes: Tile, tables: tuple[ReachTable, ...]) -> int | None:
+    """Position of the tile axis whose neighbours are neighbours in this tensor; None where there is none."""
+    wide = [dim for dim in access.dims if dim.size > 1]
+    if not wide or wide[-1].opaque:
+        return None
+    steps = {name for name, coeff in wide[-1].coeffs if abs(coeff) == 1}
+    for position, table in zip(axes, tables, strict=True):
+        inner = next((m for m in reversed(table.axis.members) if m.extent > 1), None)
+        if inner is not None and inner.name in steps:
+            return position
+    return None

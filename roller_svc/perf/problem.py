@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
@@ -20,12 +20,20 @@ class Operand:
     """A factor of a contraction: its tensors, and what finding one element costs in integer operations."""
 
     tensors: tuple[AccessFootprint, ...]
+    axes: tuple[int, ...]  # positions of the tile axes that it walks
     address_ops: float
     elem_bytes: int  # widest of its tensors
     total_bytes: int
+    transaction_bytes: int
+    _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
-    def moved_bytes(self, tile: Tile, transaction_bytes: int) -> float:
-        return sum([t.moved_bytes(tile, transaction_bytes) for t in self.tensors])
+    def moved_bytes(self, tile: Tile) -> float:
+        """Bytes that memory moves for the tile, in whole transactions; remembered by the extents that matter."""
+        key = tuple([tile[i] for i in self.axes])
+        known = self._moved.get(key)
+        if known is None:
+            known = self._moved[key] = sum([t.moved_bytes(tile, self.transaction_bytes) for t in self.tensors])
+        return known
 
     def elements(self, tile: Tile) -> int:
         return sum([t.elements(tile) for t in self.tensors])
@@ -84,9 +92,9 @@ def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
         m=place.get(AxisRole.M),
         n=place.get(AxisRole.N),
         k=place.get(AxisRole.K),
-        a=_operand(by_operand["a"], touched),
-        b=_operand(by_operand["b"], touched),
-        rest=_operand(by_operand[""], touched),
+        a=_operand(by_operand["a"], touched, hw.dram.transaction_bytes),
+        b=_operand(by_operand["b"], touched, hw.dram.transaction_bytes),
+        rest=_operand(by_operand[""], touched, hw.dram.transaction_bytes),
         outer_points=outer,
         inner_points=inner,
         compulsory_bytes=compulsory,
@@ -104,17 +112,19 @@ def _outer_bandwidth(mach: Machine, compulsory_bytes: int) -> float:
     return mach.dram.bandwidth_bytes_per_s
 
 
-def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:
+def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, transaction_bytes: int) -> Operand:
     return Operand(
         tensors=tensors,
+        axes=tuple(sorted({i for t in tensors for i in t.axes})),
         address_ops=sum(address_ops(t) for t in tensors),
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(touched.extents) for t in tensors),
+        transaction_bytes=transaction_bytes,
     )
 
 
 def address_ops(tensor: AccessFootprint) -> float:
     """Integer operations to find one element: fused axes are taken apart by divisions with constants."""
-    members = sum(len([m for m in axis.members if m.extent > 1]) for axis in tensor.tile_axes)
-    splits = max(0, members - len(tensor.tile_axes))
+    members = sum(len([m for m in table.axis.members if m.extent > 1]) for table in tensor.tables)
+    splits = max(0, members - len(tensor.tables))
     return ADDRESS_OPS * max(1, len(tensor.access.dims)) + DIVISION_OPS * splits

@@ -105,8 +105,7 @@ def _load_latency_cycles(p: Problem) -> float:
 
 def _step_bytes(p: Problem, launch: Launch) -> float:
     """Bytes that one step of a block asks of the last cache, in whole transactions."""
-    transaction = p.machine.dram.transaction_bytes
-    return p.a.moved_bytes(launch.block, transaction) + p.b.moved_bytes(launch.block, transaction)
+    return p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block)
 
 
 def _epilogue_cycles(p: Problem, launch: Launch, words: int) -> float:

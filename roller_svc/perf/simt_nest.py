@@ -15,6 +15,7 @@ UNROLL = 4  # iterations of an inner loop whose loads the compiler issues togeth
 SHUFFLE_CYCLES = 25.0  # one step of a warp-wide tree: shuffle and combine
 BARRIER_CYCLES = 40.0
 SECTOR_BYTES = 32
+BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
 
 
@@ -37,7 +38,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     requests = _cache_requests(p, launch)
 
     def block_cycles(blocks: float) -> float:
-        issue = blocks * warps * instructions / SCHEDULERS
+        issue = blocks * (warps * instructions / SCHEDULERS + BLOCK_CYCLES)
         lsu = blocks * warps * requests
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
@@ -46,7 +47,8 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     block_bytes = p.touched.moved_bytes(_clipped(p, launch), transaction)
     last = mach.last_cache
     busy = min(launch.grid, resident * mach.cores)
-    in_flight = busy * launch.threads * per_thread * p.elem_bytes * max(1.0, loads) * min(iterations, UNROLL)
+    sectors = block_bytes / max(1, p.touched.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
+    in_flight = busy * launch.threads * per_thread * p.elem_bytes * sectors * max(1.0, loads) * min(iterations, UNROLL)
     dram_bytes = _dram_bytes(p, launch, block_bytes)
     compute_s = p.space.flops * _padding_factor(p, launch) / mach.unit.flops_per_s
     return Costs(
@@ -70,7 +72,7 @@ def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[f
     for tensor in p.touched.reads:
         walks = _thread_elements(p, tensor, launch.thread)
         cost = walks * (1.0 + address_ops(tensor) / 2)
-        if _walks_inner(p, tensor):
+        if tensor.walks_reduced:
             repeated += cost
             loads += walks / per_thread
         else:
@@ -83,10 +85,6 @@ def _thread_elements(p: Problem, tensor: AccessFootprint, thread: Tile) -> int:
     return math.prod([min(thread[i], p.touched.extents[i]) for i in tensor.axes])
 
 
-def _walks_inner(p: Problem, tensor: AccessFootprint) -> bool:
-    return any(p.space.axes[i].kind.value == "reduce" and p.touched.extents[i] > 1 for i in tensor.axes)
-
-
 def _cache_requests(p: Problem, launch: Launch) -> float:
     """Cycles that a warp's loads and stores hold the core's cache: a request serves 4 sectors a cycle."""
     warp = p.machine.hw.limits.warp_size
@@ -94,7 +92,7 @@ def _cache_requests(p: Problem, launch: Launch) -> float:
     total = 0.0
     for tensor in p.touched.accesses:
         walks = _thread_elements(p, tensor, launch.thread)
-        if _walks_inner(p, tensor):
+        if tensor.walks_reduced:
             walks *= max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
         total += walks * _warp_sectors(p, tensor, launch, vector, warp) / 4
     return total
@@ -104,11 +102,12 @@ def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, vector: i
     """Sectors that one warp-wide access touches: neighbouring threads stand along the lanes, or the vector axis."""
     if vector is None or vector not in tensor.axes:
         return 1.0
-    reduced = p.space.axes[vector].kind.value == "reduce"
-    along = launch.lanes if reduced else launch.block[vector] // launch.thread[vector]
-    along = min(along, warp)
+    if p.space.axes[vector].kind.value == "reduce":
+        along = min(launch.lanes, warp)
+    else:
+        along = max(1, min(launch.block[vector] // launch.thread[vector], warp // launch.lanes))
     rows = warp / along
-    if tensor.unit_stride_axis() == vector:
+    if tensor.unit_stride_axis == vector:
         return max(1.0, rows * max(1.0, along * tensor.elem_bytes / SECTOR_BYTES))
     return float(warp)
 
