@@ -28,8 +28,9 @@ class _Entry(Protocol):
 class CpuModule:
     """A shared object, loaded for as long as this object lives. Calls from several threads may overlap."""
 
-    def __init__(self, compiled: CompiledKernel, alignment_bytes: int = ALIGNMENT_BYTES) -> None:
-        """`alignment_bytes`: what the text assumes of inputs and outputs; an array that has less is copied."""
+    def __init__(self, compiled: CompiledKernel, alignment_bytes: int = 1) -> None:
+        """`alignment_bytes`: what the text assumes of inputs and outputs beyond their elements' own; an array that
+        has less is copied. The generator's vector types assume nothing more."""
         if compiled.source.language is not Language.C:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
         self.source: KernelSource = compiled.source

@@ -1,0 +1,55 @@
+"""Who builds and runs for which family of devices: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roller_svc.errors import ToolchainMissingError
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cuda import CudaModule, device_present
+from roller_svc.toolchain import availability
+
+
+class Call(Protocol):
+    """A kernel bound to arrays: calling it runs all launches."""
+
+    def __call__(self) -> None: ...
+
+
+class Module(Protocol):
+    """A kernel on its device."""
+
+    def bound(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Call: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """`load` brings a binary onto the device; `present` tells, cheaply, whether there is one to measure on."""
+
+    family: Family
+    load: Callable[[CompiledKernel], Module]
+    present: Callable[[HardwareSpec], bool]
+
+
+def _runs_here(hw: HardwareSpec) -> bool:
+    """A CPU target runs here when it is the machine's own or a subset of its instructions."""
+    return hw.id == "local" or (availability(hw).ok and hw.arch.prefix == "x86-64-v")
+
+
+BACKENDS = (
+    Backend(Family.CPU, CpuModule, _runs_here),
+    Backend(Family.CUDA, CudaModule, lambda _: device_present()),
+)
+
+
+def backend_for(hw: HardwareSpec) -> Backend:
+    """The family's back end; ToolchainMissingError where nothing compiles for the device, naming what is missing."""
+    for backend in BACKENDS:
+        if backend.family is hw.family:
+            return backend
+    missing = availability(hw)
+    raise ToolchainMissingError(f"no kernels for {hw.id}: {missing.reason}")

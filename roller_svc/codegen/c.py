@@ -1,0 +1,323 @@
+"""Schedule trees → C text with vector extensions and OpenMP, for CPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.names import Names
+from roller_svc.codegen.ranges import fold
+from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.vector import (
+    VECTOR_TYPES,
+    NotVectorError,
+    Vector,
+    register_name,
+    vector_header,
+    vector_helper,
+    vector_type,
+)
+from roller_svc.codegen.walk import Walk
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
+from roller_svc.ir.program import Combine
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, descend
+
+# Larger private tensors than this do not go on a thread's stack, which may be small.
+STACK_BYTES = 16 << 10
+# Fewer points than this are done before a second thread has woken up.
+PARALLEL_POINTS = 1 << 15
+
+CHECKED = """static long checked(long i, long size, long check, long long *status) {
+  if (i >= 0 && i < size) return i;
+  if (__sync_bool_compare_and_swap(&status[0], 0, 1)) { status[1] = check; status[2] = i; }
+  return 0;  // a place that exists: the caller reports the index and throws the result away
+}"""
+
+
+class _StaysArrayError(Exception):
+    """A storage node that was to be variables is indexed by something that is not known: it must be an array."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(tensor)
+        self.tensor = tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Text of one launch and what it needs above it."""
+
+    text: str
+    helpers: tuple[str, ...]
+    library: tuple[str, ...]
+    vectors: tuple[tuple[DType, int], ...]
+    statics: tuple[str, ...]
+    checks: tuple[RuntimeCheck, ...]
+
+
+@dataclass(slots=True)
+class CWalk(Walk):
+    vector_bytes: int = 16
+    arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
+    statics: list[str] = field(default_factory=list)
+    vectors: dict[tuple[DType, int], None] = field(default_factory=dict)
+    registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
+    prefix: str = ""
+
+    def lanes(self, dtype: DType) -> int:
+        return self.vector_bytes // dtype.bytes
+
+    # loops ----------------------------------------------------------------------------------------------------------
+    def loop(self, loop: Loop) -> None:
+        match loop.kind:
+            case LoopKind.VECTOR:
+                self._vector_loop(loop)
+            case LoopKind.UNROLL:
+                for value in range(loop.extent):
+                    saved = self.scalar.values.copy(), self.scalar.ranges.copy()
+                    self.scalar.values[loop.var] = value
+                    self.scalar.ranges[loop.var] = (value, value)
+                    self.nodes(loop.body)
+                    self.scalar.values, self.scalar.ranges = saved
+            case LoopKind.PARALLEL:
+                self._parallel(loop)
+            case _:
+                Walk.loop(self, loop)
+
+    def _parallel(self, loop: Loop) -> None:
+        """Perfectly nested parallel loops become one loop over tasks."""
+        chain = [loop]
+        while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], Loop) and inner.kind is LoopKind.PARALLEL:
+            chain.append(inner)
+        tasks = math.prod(x.extent for x in chain)
+        saved = self.scalar.values.copy(), self.scalar.ranges.copy()
+        wide = [x for x in chain if x.extent > 1]
+        for each in chain:
+            self.scalar.ranges[each.var] = (0, each.extent - 1)
+            if each.extent == 1:
+                self.scalar.values[each.var] = 0
+        if not wide:
+            self.nodes(chain[-1].body)
+        else:
+            self.line("#pragma omp parallel for schedule(dynamic, 1)")
+            with self.block(f"for (long task = 0; task < {tasks}; task++)"):
+                stride = tasks
+                for each in wide:
+                    stride //= each.extent
+                    text = "task" if stride == 1 else f"task / {stride}"
+                    if each is not wide[0]:
+                        text = f"{text} % {each.extent}"
+                    self.line(f"const long {self.names.of(each.var)} = {text};")
+                self.nodes(chain[-1].body)
+        self.scalar.values, self.scalar.ranges = saved
+
+    def _vector_loop(self, loop: Loop) -> None:
+        lines = self._as_vectors(loop)
+        if lines is not None:
+            for text in lines:
+                self.line(text)
+            return
+        for name in _stored_below(loop):
+            if name in self.registers:
+                raise _StaysArrayError(name)
+        for node in descend(loop.body):
+            for name in _reads(node):
+                if name in self.registers:
+                    raise _StaysArrayError(name)
+        with self.bound(loop):
+            if loop.extent > 1:
+                self.line("#pragma omp simd")
+                with self.block(self.head(loop)):
+                    self.nodes(loop.body)
+            else:
+                self.nodes(loop.body)
+
+    def _as_vectors(self, loop: Loop) -> list[str] | None:
+        """The loop as vector statements; None where some part has no vector form."""
+        if not loop.body or not all(isinstance(n, Compute) and not n.checked for n in loop.body):
+            return None
+        computes = [n for n in loop.body if isinstance(n, Compute)]
+        dtype = self.scalar.places[computes[0].tensor].dtype
+        if dtype not in VECTOR_TYPES or loop.limit is not None or loop.extent % self.lanes(dtype):
+            return None
+        lanes, lines = self.lanes(dtype), []
+        marks = len(self.scalar.checks)
+        helpers = dict(self.scalar.helpers)
+        try:
+            for first in range(0, loop.extent, lanes):
+                vector = Vector(self.scalar, loop.var, lanes, dtype, first, self.registers)
+                lines += [self._vector_statement(n, vector) for n in computes]
+        except NotVectorError:
+            del self.scalar.checks[marks:]
+            self.scalar.helpers = helpers
+            return None
+        self.vectors[dtype, lanes] = None
+        return lines
+
+    def _vector_statement(self, node: Compute, vector: Vector) -> str:
+        target = vector.element(node.tensor, node.index)
+        value = vector.piece(node.value)
+        if node.combine is None:
+            return f"{target} = {vector.splat(value)};"
+        if node.combine is Combine.SUM:
+            return f"{target} += {value.text};"
+        if node.combine is Combine.PROD:
+            return f"{target} *= {value.text};"
+        kind = OpKind.MAX if node.combine is Combine.MAX else OpKind.MIN
+        joined = Op(kind, (Load(node.tensor, node.index, vector.dtype), node.value), vector.dtype)
+        if not value.wide:
+            raise NotVectorError
+        return f"{target} = {vector.piece(joined).text};"
+
+    # storage --------------------------------------------------------------------------------------------------------
+    def declare(self, storage: Storage) -> None:
+        identifier = self.names.of(storage.tensor)
+        self.scalar.places[storage.tensor] = Place(identifier, storage.dtype, storage.shape, storage.pad)
+        self.registers.pop(storage.tensor, None)
+        type_ = self.dialect.storage_type(storage.dtype)
+        count = math.prod(storage.shape)
+        if not storage.shape:
+            self.line(f"{type_} {identifier};")
+        elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
+            lanes = self.lanes(storage.dtype)
+            self.registers[storage.tensor] = lanes
+            self.vectors[storage.dtype, lanes] = None
+            names = [
+                register_name(identifier, [*row, column], lanes)
+                for row in _rows(storage.shape[:-1]) for column in range(0, storage.shape[-1], lanes)
+            ]  # fmt: skip
+            self.line(f"{vector_type(storage.dtype, lanes)} {', '.join(names)};")
+        elif count * storage.dtype.bytes <= STACK_BYTES:
+            self.line(f"{type_} {identifier}[{count}] __attribute__((aligned(64)));")
+        else:
+            # A thread keeps its room from task to task and call to call: fresh pages each time cost more than the work.
+            static = f"{self.prefix}_{identifier}"
+            self.statics.append(f"static _Thread_local {type_} {static}[{count}] __attribute__((aligned(64)));")
+            self.line(f"{type_} *const restrict {identifier} = {static};")
+
+    def _as_registers(self, storage: Storage) -> bool:
+        """Whether vector variables can hold it: a vector type, rows of whole vectors, walked by vector loops."""
+        if storage.dtype not in VECTOR_TYPES or storage.shape[-1] % self.lanes(storage.dtype):
+            return False
+        vector_loops = [
+            n for n in descend(storage.body)
+            if isinstance(n, Loop) and n.kind is LoopKind.VECTOR and storage.tensor in _stored_below(n)
+        ]
+        return bool(vector_loops)
+
+    def element(self, tensor: str, place: Place, index: tuple[Expr, ...]) -> str:
+        if tensor in self.registers:
+            raise _StaysArrayError(tensor)
+        return Walk.element(self, tensor, place, index)
+
+
+def _rows(shape: tuple[int, ...]) -> list[list[int]]:
+    rows: list[list[int]] = [[]]
+    for extent in shape:
+        rows = [[*row, i] for row in rows for i in range(extent)]
+    return rows
+
+
+def _stored_below(loop: Loop) -> set[str]:
+    return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
+
+
+def _reads(node: Node) -> set[str]:
+    if not isinstance(node, Compute):
+        return set()
+    return {x.tensor for e in (node.value, *node.index) for x in walk(e) if isinstance(x, Load)}
+
+
+@dataclass(slots=True)
+class _CScalar(Scalar):
+    """Reads single lanes of vector variables: acc_0[3]."""
+
+    registers: dict[str, int] = field(default_factory=dict)
+
+    def load(self, load: Load) -> str:
+        lanes = self.registers.get(load.tensor)
+        if lanes is None:
+            return Scalar.load(self, load)
+        place = self.places[load.tensor]
+        known = [fold(i, self.values) for i in load.index]
+        if not all(isinstance(k, Const) for k in known):
+            raise _StaysArrayError(load.tensor)
+        index = [int(k.value) for k in known if isinstance(k, Const)]
+        return f"{register_name(place.identifier, index, lanes)}[{index[-1] % lanes}]"
+
+
+def emit_function(
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...],
+    vector_bytes: int, first_check: int,
+) -> Function:  # fmt: skip
+    """One launch as a C function over its buffers, in the order of `args`."""
+    arrays: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _emit(tree, views, args, vector_bytes, first_check, arrays)
+        except _StaysArrayError as stays:
+            arrays |= {stays.tensor}
+
+
+def _emit(
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], vector_bytes: int, first_check: int,
+    arrays: frozenset[str],
+) -> Function:  # fmt: skip
+    names = Names()
+    scalar = _CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
+    names.reserve(*(p.identifier for p in views.values()))
+    scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
+    walker = CWalk(dialects.C, names, scalar, vector_bytes=vector_bytes, arrays=arrays, prefix=tree.name)
+    scalar.registers = walker.registers
+    walker.nodes(tree.body)
+    parameters = ", ".join(_parameter(a) for a in args)
+    text = f"void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
+    return Function(
+        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.vectors), tuple(walker.statics),
+        tuple(scalar.checks[first_check:]),
+    )  # fmt: skip
+
+
+def _parameter(buffer: Buffer) -> str:
+    if buffer.role is Role.STATUS:
+        return "long long *status"
+    const = "const " if buffer.role is Role.INPUT else ""
+    return f"{const}{dialects.C.storage_type(buffer.dtype)} *restrict {buffer.symbol}"
+
+
+def preamble(functions: tuple[Function, ...]) -> str:
+    """Prototypes, vector types, helpers and private storage that the functions use."""
+    parts: list[str] = []
+    library = sorted({name for f in functions for name in f.library})
+    parts += [_prototype(name) for name in library]
+    vectors = {key for f in functions for key in f.vectors}
+    vectors |= {(DType.INT32 if d.bits == 32 else DType.INT64, n) for d, n in vectors}
+    for dtype, lanes in sorted(vectors, key=lambda v: (v[0].value, v[1])):
+        parts.append(vector_header(dtype, lanes, dialects.C.value_type(dtype)))
+    for name in dict.fromkeys(name for f in functions for name in f.helpers):
+        parts.append(_helper_text(name))
+    if any(f.checks for f in functions):
+        parts.append(CHECKED)
+    parts += [s for f in functions for s in f.statics]
+    return "\n".join(parts) + ("\n\n" if parts else "")
+
+
+def _helper_text(name: str) -> str:
+    base, _, type_ = name.partition("_v")
+    if base in ("max", "min") and "x" in type_:
+        short, lanes = type_.split("x")
+        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
+        return vector_helper(name, dtype, int(lanes))
+    return helper(name, dialects.C).text
+
+
+_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}
+
+
+def _prototype(name: str) -> str:
+    base, type_ = (name[:-1], "float") if name.endswith("f") and name != "erf" else (name, "double")
+    return f"{type_} {name}({', '.join([type_] * _ARITY.get(base, 1))});"
+

@@ -1,0 +1,219 @@
+"""Schedule trees → CUDA C++ text for NVRTC, `simt` family: no headers, no inline assembly outside named wrappers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.names import Names
+from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.walk import Walk
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.program import Combine
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, block_extents, bodies, descend
+
+# Static shared memory ends here; more is dynamic, which a launch must ask for (CUDA programming guide).
+STATIC_SHARED_BYTES = 48 << 10
+# Straight-line statements that full unrolling may make of one loop nest.
+UNROLLED_STATEMENTS = 512
+INT32_ELEMENTS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    text: str
+    helpers: tuple[str, ...]
+    grid: int
+    block: int
+    shared_bytes: int  # dynamic
+
+
+@dataclass(slots=True)
+class CudaWalk(Walk):
+    shared: dict[str, int] = field(default_factory=dict)  # declaration → bytes
+    atomics: dict[str, None] = field(default_factory=dict)
+    static: bool = True
+
+    def loop(self, loop: Loop) -> None:
+        match loop.kind:
+            case LoopKind.BLOCK | LoopKind.THREAD:
+                with self.bound(loop):
+                    self.nodes(loop.body)
+            case LoopKind.UNROLL | LoopKind.VECTOR if loop.extent > 1:
+                copies = _statements(loop)
+                if copies <= UNROLLED_STATEMENTS:
+                    self.line("#pragma unroll")
+                else:
+                    self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
+                Walk.loop(self, loop)
+            case _:
+                Walk.loop(self, loop)
+
+    def barrier(self) -> None:
+        self.line("__syncthreads();")
+
+    def declare(self, storage: Storage) -> None:
+        identifier = self.names.of(storage.tensor)
+        self.scalar.places[storage.tensor] = Place(identifier, storage.dtype, storage.shape, storage.pad)
+        type_ = self.dialect.storage_type(storage.dtype)
+        if storage.scope is Scope.SHARED:
+            count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
+            self.shared[f"{type_} {identifier}[{count}]"] = count * storage.dtype.bytes
+        elif storage.shape:
+            self.line(f"{type_} {identifier}[{math.prod(storage.shape)}];")
+        else:
+            self.line(f"{type_} {identifier};")
+
+    def assignment(self, node: Compute, place: Place) -> str:
+        if not node.atomic or node.combine is None:
+            return Walk.assignment(self, node, place)
+        name = f"atomic_{node.combine.name.lower()}_{dialects.SHORT[place.dtype]}"
+        self.atomics[name] = None
+        address = f"&{place.identifier}[{self.scalar.address(place, node.index)}]"
+        return f"{name}({address}, {self.scalar.stored(node.value, place.dtype)});"
+
+
+def _statements(loop: Loop) -> int:
+    """Statements after full unrolling of this loop and of the unrolled ones in it."""
+
+    def count(nodes: tuple[Node, ...]) -> int:
+        total = 0
+        for node in nodes:
+            inside = sum(count(body) for body in bodies(node))
+            unrolled = isinstance(node, Loop) and node.kind in (LoopKind.UNROLL, LoopKind.VECTOR)
+            total += inside * (node.extent if unrolled and isinstance(node, Loop) else 1) or 1
+        return total
+
+    return count((loop,))
+
+
+def emit_function(tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...]) -> Function:
+    """One launch as an extern "C" __global__ function over its buffers, in the order of `args`."""
+    wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _points(tree) >= INT32_ELEMENTS
+    dialect = dialects.CUDA
+    names = Names()
+    names.reserve(*(p.identifier for p in views.values()))
+    index = dialect.wide_index if wide else dialect.index
+    scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
+    walker = CudaWalk(dialect, names, scalar)
+    blocks, threads = block_extents(tree)
+    _declare_ids(walker, tree)
+    walker.nodes(tree.body)
+    shared, dynamic = _shared_declarations(walker.shared)
+    parameters = ", ".join(_parameter(a) for a in args)
+    text = (
+        f'extern "C" __global__ void __launch_bounds__({threads})\n{tree.name}({parameters}) {{\n'
+        + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
+    )
+    return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic)
+
+
+def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
+    """Block and thread loops as names: the innermost of each varies fastest."""
+    for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
+        loops = [n for n in descend(tree.body) if isinstance(n, Loop) and n.kind is kind]
+        stride = math.prod(x.extent for x in loops)
+        total = stride
+        for loop in loops:
+            stride //= loop.extent
+            if loop.extent == 1:
+                continue
+            text = f"(int){source}" if stride == 1 else f"(int){source} / {stride}"
+            if stride * loop.extent < total:
+                text = f"{text} % {loop.extent}"
+            walker.line(f"const {walker.scalar.index_type} {walker.names.of(loop.var)} = {text};")
+
+
+def _points(tree: ScheduleTree) -> int:
+    """An upper bound of the positions that its indices walk over."""
+    return max((math.prod(x.extent for x in _path(tree.body)), 1))
+
+
+def _path(nodes: tuple[Node, ...]) -> list[Loop]:
+    """Loops on the longest way down."""
+    best: list[Loop] = []
+    for node in nodes:
+        ways = [_path(body) for body in bodies(node)]
+        way = max(ways, key=lambda w: math.prod(x.extent for x in w), default=[])
+        here = [node, *way] if isinstance(node, Loop) else way
+        if math.prod(x.extent for x in here) > math.prod(x.extent for x in best):
+            best = here
+    return best
+
+
+def _shared_declarations(shared: dict[str, int]) -> tuple[list[str], int]:
+    """Declarations, and the dynamic bytes that they need: none while everything fits the static limit."""
+    total = sum(shared.values())
+    if total <= STATIC_SHARED_BYTES:
+        return [f"__shared__ __align__(16) {declaration};" for declaration in shared], 0
+    lines, offset = ["extern __shared__ __align__(16) unsigned char shared_memory[];"], 0
+    for declaration, size in shared.items():
+        type_, rest = declaration.rsplit(" ", 1)
+        lines.append(f"{type_} *const {rest.split('[')[0]} = ({type_} *)(shared_memory + {offset});")
+        offset += -(-size // 16) * 16
+    return lines, offset
+
+
+def _parameter(buffer: Buffer) -> str:
+    const = "const " if buffer.role is Role.INPUT else ""
+    return f"{const}{dialects.CUDA.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
+
+
+def preamble(functions: tuple[Function, ...]) -> str:
+    names = list(dict.fromkeys(name for f in functions for name in f.helpers))
+    plain = [helper(n, dialects.CUDA).text for n in names if not n.startswith("atomic_")]
+    for name in names:
+        if name.startswith("atomic_"):
+            needed, text = _atomic(name)
+            plain += [helper(n, dialects.CUDA).text for n in needed if n not in names]
+            plain.append(text)
+    text = "\n".join(dict.fromkeys(plain))
+    return text + "\n\n" if text else ""
+
+
+def _atomic(name: str) -> tuple[tuple[str, ...], str]:
+    """Joins a value to memory by compare-and-swap on the word around it, for any type and any reduction."""
+    _, which, short = name.split("_", 2)
+    dtype = next(d for d in DType if dialects.SHORT[d] == short)
+    dialect = dialects.CUDA
+    stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
+    combine = Combine[which.upper()]
+    needed: tuple[str, ...] = ()
+    old, new = "old", "join"
+    if dtype.is_narrow_float:
+        back, to = f"{short}_to_f32", f"f32_to_{short}"
+        needed = (*helper(back, dialect).needs, *helper(to, dialect).needs, back, to)
+        old, new = f"{back}(old)", f"{to}(join)"
+    if combine in (Combine.MAX, Combine.MIN):
+        function = f"{which}_{dialects.SHORT[dtype.compute]}"
+        needed = (*needed, function)
+        join = f"{function}({old}, {'value' if not dtype.is_narrow_float else f'{short}_to_f32(value)'})"
+    else:
+        sign = "+" if combine is Combine.SUM else "*"
+        operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
+        join = f"({value})({old} {sign} {operand})"
+    word = "unsigned long long" if dtype.bits == 64 else "unsigned int"
+    whole = f"*({word} *)&stored" if dtype.bits >= 32 else "(seen & ~mask) | ((unsigned int)*(%s *)&stored << shift & mask)" % (
+        "unsigned short" if dtype.bits == 16 else "unsigned char"
+    )
+    if dtype.bits >= 32:
+        locate = f"  {word} *at = ({word} *)place;\n"
+        extract = f"    {stored} old = *({stored} *)&seen;\n"
+    else:
+        bits = "unsigned short" if dtype.bits == 16 else "unsigned char"
+        locate = (
+            "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
+            "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"
+            f"  unsigned int mask = {(1 << dtype.bits) - 1}u << shift;\n"
+        )
+        extract = f"    {bits} part = ({bits})((seen & mask) >> shift);\n    {stored} old = *({stored} *)&part;\n"
+    text = (
+        f"__device__ __forceinline__ void {name}({stored} *place, {stored} value) {{\n{locate}"
+        f"  {word} seen = *(volatile {word} *)at, before;\n  do {{\n    before = seen;\n{extract}"
+        f"    {value} join = {join};\n    {stored} stored = ({stored}){new};\n"
+        f"    seen = atomicCAS(at, before, {whole});\n  }} while (seen != before);\n}}"
+    )
+    return needed, text

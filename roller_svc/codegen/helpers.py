@@ -1,0 +1,213 @@
+"""Helper functions of kernel text: the language's value rules where C has none or others.
+
+`helper(name, dialect)` gives the text of one and what it needs. Names end in the type: max_f32, floordiv_i64. Only those
+that a kernel uses are printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.codegen.dialect import SHORT, Dialect
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import Language
+
+_BY_SHORT = {short: dtype for dtype, short in SHORT.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    text: str
+    needs: tuple[str, ...] = ()
+
+
+# {T}: the type, {t}: its short name, {s}: suffix of math functions, {U}: unsigned twin, {w}: width in bits
+_FLOAT = {
+    "max": "{F} {T} max_{t}({T} a, {T} b) {{ return a > b || a != a ? a : b; }}  // a NaN on either side stays",
+    "min": "{F} {T} min_{t}({T} a, {T} b) {{ return a < b || a != a ? a : b; }}",
+    "relu": "{F} {T} relu_{t}({T} a) {{ return a > 0 || a != a ? a : 0; }}",
+    "square": "{F} {T} square_{t}({T} a) {{ return a * a; }}",
+    "sign": "{F} {T} sign_{t}({T} a) {{ return a != a ? a : ({T})((a > 0) - (a < 0)); }}",
+    "isinf": "{F} int isinf_{t}({T} a) {{ return fabs{s}(a) == {inf}; }}",
+    "sigmoid": "{F} {T} sigmoid_{t}({T} a) {{ return 1 / (1 + exp{s}(-a)); }}",
+    "silu": "{F} {T} silu_{t}({T} a) {{ return a / (1 + exp{s}(-a)); }}",
+    "normcdf": "{F} {T} normcdf_{t}({T} a) {{ return ({T})0.5 * (1 + erf{s}(a * ({T})0.70710678118654752440)); }}",
+    "gelu": "{F} {T} gelu_{t}({T} a) {{ return a * ({T})0.5 * (1 + erf{s}(a * ({T})0.70710678118654752440)); }}",
+    "softplus": (
+        "{F} {T} softplus_{t}({T} a) {{ return log1p{s}(exp{s}(-fabs{s}(a))) + (a > 0 || a != a ? a : 0); }}"
+    ),
+}
+_INTEGER = {
+    "max": "{F} {T} max_{t}({T} a, {T} b) {{ return a > b ? a : b; }}",
+    "min": "{F} {T} min_{t}({T} a, {T} b) {{ return a < b ? a : b; }}",
+    "relu": "{F} {T} relu_{t}({T} a) {{ return a > 0 ? a : 0; }}",
+    "square": "{F} {T} square_{t}({T} a) {{ return ({T})(({W})a * ({W})a); }}",
+    "sign": "{F} {T} sign_{t}({T} a) {{ return ({T})((a > 0) - (a < 0)); }}",
+    "abs": "{F} {T} abs_{t}({T} a) {{ return a < 0 ? ({T})(({W})0 - ({W})a) : a; }}",
+    "floordiv": (
+        "{F} {T} floordiv_{t}({T} a, {T} b) {{  // floors; by zero gives 0\n"
+        "  if (b == 0) return 0;\n"
+        "  if (b == ({T})-1) return ({T})(({W})0 - ({W})a);\n"
+        "  return ({T})(a / b - (a % b != 0 && (a < 0) != (b < 0)));\n}}"
+    ),
+    "mod": (
+        "{F} {T} mod_{t}({T} a, {T} b) {{  // the sign of b; by zero gives 0\n"
+        "  if (b == 0 || b == ({T})-1) return 0;\n"
+        "  {T} r = ({T})(a % b);\n  return ({T})(r != 0 && (r < 0) != (b < 0) ? r + b : r);\n}}"
+    ),
+    "truncdiv": (
+        "{F} {T} truncdiv_{t}({T} a, {T} b) {{\n"
+        "  if (b == 0) return 0;\n  return b == ({T})-1 ? ({T})(({W})0 - ({W})a) : ({T})(a / b);\n}}"
+    ),
+    "truncmod": (
+        "{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 || b == ({T})-1 ? ({T})0 : ({T})(a % b); }}"
+    ),
+    "shl": (
+        "{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(({W})a << (b < 0 ? 0 : b)); }}"
+    ),
+    "shr": (
+        "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})(a < 0 ? -1 : 0) : ({T})(a >> (b < 0 ? 0 : b)); }}"
+    ),
+}
+# unsigned types: no negative operand, no -1 to divide by
+_UNSIGNED = {
+    "abs": "{F} {T} abs_{t}({T} a) {{ return a; }}",
+    "relu": "{F} {T} relu_{t}({T} a) {{ return a; }}",
+    "sign": "{F} {T} sign_{t}({T} a) {{ return ({T})(a != 0); }}",
+    "floordiv": "{F} {T} floordiv_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a / b); }}",
+    "mod": "{F} {T} mod_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a % b); }}",
+    "truncdiv": "{F} {T} truncdiv_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a / b); }}",
+    "truncmod": "{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a % b); }}",
+    "shl": "{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(a << b); }}",
+    "shr": "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(a >> b); }}",
+}
+
+_BITS_C = """typedef union { float f; unsigned int u; } bits_f32;
+static inline unsigned int f32_bits(float a) { bits_f32 b; b.f = a; return b.u; }
+static inline float bits_to_f32(unsigned int u) { bits_f32 b; b.u = u; return b.f; }"""
+_BITS_CUDA = """__device__ __forceinline__ unsigned int f32_bits(float a) { return __float_as_uint(a); }
+__device__ __forceinline__ float bits_to_f32(unsigned int u) { return __uint_as_float(u); }"""
+_HALF_CUDA_TO = """__device__ __forceinline__ float f16_to_f32(unsigned short h) {
+  float a;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h));
+  return a;
+}"""
+_HALF_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_f16(float a) {
+  unsigned short h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
+  return h;
+}"""
+_CONVERSIONS = {
+    "bf16_to_f32": (
+        "{F} float bf16_to_f32(unsigned short h) {{ return bits_to_f32((unsigned int)h << 16); }}", ("f32_bits",)
+    ),
+    "f32_to_bf16": (
+        "{F} unsigned short f32_to_bf16(float a) {{  // to nearest even; NaN stays NaN\n"
+        "  unsigned int u = f32_bits(a);\n"
+        "  if (a != a) return (unsigned short)(u >> 16 | 64);\n"
+        "  return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);\n}}", ("f32_bits",)
+    ),
+    "e5m2_to_f32": (
+        "{F} float e5m2_to_f32(unsigned char e) {{ return f16_to_f32((unsigned short)(e << 8)); }}", ("f16_to_f32",)
+    ),
+    "e4m3_to_f32": (
+        "{F} float e4m3_to_f32(unsigned char e) {{  // 4 exponent bits, bias 7; 0x7f is NaN, there is no infinity\n"
+        "  unsigned int sign = (unsigned int)(e & 128) << 24, m = e & 127;\n"
+        "  if (m == 127) return bits_to_f32(sign | 0x7fc00000);\n"
+        "  if (m < 8) return bits_to_f32(sign | f32_bits((float)m * 0.001953125f));\n"
+        "  return bits_to_f32(sign | (m << 20) + (120u << 23));\n}}", ("f32_bits",)
+    ),
+    "f32_to_e4m3": (
+        "{F} unsigned char f32_to_e4m3(float a) {{  // to nearest even, saturating at 448\n"
+        "  unsigned int u = f32_bits(a), sign = u >> 24 & 128;\n"
+        "  u &= 0x7fffffff;\n"
+        "  if (u > 0x7f800000) return (unsigned char)(sign | 127);\n"
+        "  if (u >= 0x43e00000) return (unsigned char)(sign | 126);\n"
+        "  if (u < 0x3c800000) return (unsigned char)(sign | (f32_bits(bits_to_f32(u) + 16384.0f) - 0x46800000));\n"
+        "  u += 0x7ffff + (u >> 20 & 1);\n"
+        "  u = (u >> 20) - 960;\n"
+        "  return (unsigned char)(sign | (u > 126 ? 126 : u));\n}}", ("f32_bits",)
+    ),
+    "f32_to_e5m2": (
+        "{F} unsigned char f32_to_e5m2(float a) {{  // to nearest even, saturating at 57344\n"
+        "  unsigned int u = f32_bits(a), sign = u >> 24 & 128;\n"
+        "  u &= 0x7fffffff;\n"
+        "  if (u > 0x7f800000) return (unsigned char)(sign | 127);\n"
+        "  if (u >= 0x47600000) return (unsigned char)(sign | 123);\n"
+        "  if (u < 0x38800000) return (unsigned char)(sign | (f32_bits(bits_to_f32(u) + 128.0f) - 0x43000000));\n"
+        "  u += 0xfffff + (u >> 21 & 1);\n"
+        "  u = (u >> 21) - 448;\n"
+        "  return (unsigned char)(sign | (u > 123 ? 123 : u));\n}}", ("f32_bits",)
+    ),
+}  # fmt: skip
+
+
+def helper(name: str, dialect: Dialect) -> Helper:
+    """The helper of that name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
+    if name == "f32_bits":
+        return Helper(_BITS_C if dialect.language is Language.C else _BITS_CUDA)
+    if name in ("f16_to_f32", "f32_to_f16"):
+        return _half(name, dialect)
+    if name in _CONVERSIONS:
+        text, needs = _CONVERSIONS[name]
+        return Helper(text.format(F=dialect.function), needs)
+    base, _, short = name.rpartition("_")
+    dtype = _BY_SHORT.get(short)
+    if dtype is None:
+        raise InvariantError(f"no helper {name}")
+    if base == "to":
+        return _saturating(dtype, dialect)
+    if base == "pow":
+        return _integer_pow(dtype, dialect)
+    table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
+    if base not in table:
+        raise InvariantError(f"no helper {name}")
+    return Helper(table[base].format(**_words(dtype, dialect)))
+
+
+def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
+    return {
+        "F": dialect.function, "T": dialect.value_type(dtype), "t": SHORT[dtype],
+        "s": "" if dtype is DType.FLOAT64 else "f", "w": str(dtype.bits),
+        # arithmetic in a type at least as wide that wraps
+        "W": "unsigned long long" if dtype.bits == 64 else "unsigned int",
+        "inf": dialect.inf_f64 if dtype is DType.FLOAT64 else dialect.inf_f32,
+    }  # fmt: skip
+
+
+def _half(name: str, dialect: Dialect) -> Helper:
+    if dialect.language is Language.C:
+        to = "static inline float f16_to_f32(unsigned short h) { union { unsigned short u; _Float16 h; } b; b.u = h; return b.h; }"
+        back = "static inline _Float16 f32_to_f16(float a) { return (_Float16)a; }"
+        return Helper(to if name == "f16_to_f32" else back)
+    return Helper(_HALF_CUDA_TO if name == "f16_to_f32" else _HALF_CUDA_FROM)
+
+
+def _saturating(dtype: DType, dialect: Dialect) -> Helper:
+    """Float to integer: truncates and saturates, NaN gives 0. A float32 is exact as double."""
+    least, greatest = dtype.integer_range
+    type_ = dialect.value_type(dtype)
+    low = f"({type_})({least + 1} - 1)" if least else "0"
+    suffix = "LL" if dtype is DType.INT64 else "ULL" if dtype is DType.UINT64 else ""
+    if dtype is DType.INT64:
+        low = "(-9223372036854775807LL - 1)"
+    text = (
+        f"{dialect.function} {type_} to_{SHORT[dtype]}(double a) {{  // truncates and saturates; NaN gives 0\n"
+        f"  if (a != a) return 0;\n"
+        f"  if (a <= {float(least)!r}) return {low};\n"
+        f"  if (a >= {float(greatest + 1)!r}) return {greatest}{suffix};\n"
+        f"  return ({type_})a;\n}}"
+    )
+    return Helper(text)
+
+
+def _integer_pow(dtype: DType, dialect: Dialect) -> Helper:
+    """The real result truncated; 0 where that is infinite."""
+    type_ = dialect.value_type(dtype)
+    text = (
+        f"{dialect.function} {type_} pow_{SHORT[dtype]}({type_} a, {type_} b) {{\n"
+        f"  double p = pow((double)a, (double)b);\n"
+        f"  return p - p == 0 ? ({type_})to_i64(p) : ({type_})0;\n}}"
+    )
+    return Helper(text, ("to_i64",))

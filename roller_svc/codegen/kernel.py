@@ -1,0 +1,156 @@
+"""Schedule trees of a program's groups → one KernelSource with all launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from roller_svc.codegen import c, cuda
+from roller_svc.codegen.names import Names
+from roller_svc.codegen.scalar import Place
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr, Load, walk
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, ScheduleTree, descend
+
+STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One group's launches and the shapes in which it sees its tensors in memory."""
+
+    trees: tuple[ScheduleTree, ...]
+    views: tuple[tuple[str, TensorType], ...]
+
+
+def tensors_in_memory(
+    program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
+) -> dict[str, Buffer]:
+    """Tensor id → its buffer: the program's inputs and outputs in order, then the workspaces of its groups."""
+    names = Names()
+    buffers: dict[str, Buffer] = {}
+    for name, type_ in program.inputs:
+        buffers[name] = Buffer(name, names.of(name), Role.INPUT, type_.dtype, type_.shape)
+    for output in program.outputs:
+        type_ = types[output.tensor]
+        buffers[output.tensor] = Buffer(output.name, names.of(output.tensor), Role.OUTPUT, type_.dtype, type_.shape)
+    for tensor, type_ in workspace:
+        if tensor not in buffers:
+            buffers[tensor] = Buffer(tensor, names.of(tensor), Role.WORKSPACE, type_.dtype, type_.shape)
+    return buffers
+
+
+def emit(
+    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+) -> KernelSource:
+    """Kernel text for the device's language."""
+    if hw.family is Family.CPU:
+        return _emit_c(name, parts, buffers, hw, comment)
+    if hw.family is Family.CUDA:
+        return _emit_cuda(name, parts, buffers, hw, comment)
+    raise InvariantError(f"no generator for {hw.family.value}")
+
+
+def _emit_c(
+    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+) -> KernelSource:
+    functions: list[c.Function] = []
+    launches: list[LaunchSpec] = []
+    checks: list[RuntimeCheck] = []
+    tensor_names = {b.symbol: b.name for b in buffers.values()}
+    for part in parts:
+        for tree in part.trees:
+            args = _args(tree, buffers)
+            if _has_checks(tree.body):
+                args = (*args, STATUS)
+            function = c.emit_function(tree, _views(part, buffers), args, hw.vector_bytes, len(checks))
+            functions.append(function)
+            checks += function.checks
+            launches.append(LaunchSpec(tree.name, tuple(a.symbol for a in args), zeroed=tree.zeroed))
+    text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
+    used = _used(buffers, launches)
+    if any(STATUS.symbol in launch.args for launch in launches):
+        used = (*used, STATUS)
+    named = tuple(RuntimeCheck(tensor_names.get(k.tensor, k.tensor), k.dimension, k.size, k.index, k.axis) for k in checks)
+    options = ("-fopenmp", "-fopenmp-simd", "-O3", f"-mprefer-vector-width={8 * hw.vector_bytes}")
+    if hw.arch.prefix != "x86-64-v":
+        options = options[:3]
+    return KernelSource(name, Language.C, hw.arch, text, used, tuple(launches), named, options)
+
+
+def _emit_cuda(
+    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+) -> KernelSource:
+    functions: list[cuda.Function] = []
+    launches: list[LaunchSpec] = []
+    for part in parts:
+        for tree in part.trees:
+            args = _args(tree, buffers)
+            function = cuda.emit_function(tree, _views(part, buffers), args)
+            functions.append(function)
+            launches.append(
+                LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
+                           function.shared_bytes, tree.zeroed)
+            )  # fmt: skip
+    text = f"{_comment(comment)}{cuda.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
+    return KernelSource(name, Language.CUDA, hw.arch, text, _used(buffers, launches), tuple(launches))
+
+
+def _comment(text: str) -> str:
+    """A header comment. Text from outside cannot end it: neither */ nor a trailing backslash survives."""
+    lines = text.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").splitlines()
+    return "/* " + "\n * ".join(line.rstrip() for line in lines) + "\n */\n" if lines else ""
+
+
+def _views(part: Part, buffers: dict[str, Buffer]) -> dict[str, Place]:
+    return {
+        tensor: Place(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
+        for tensor, type_ in part.views if tensor in buffers
+    }  # fmt: skip
+
+
+def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
+    """The buffers a launch touches, in the order of `buffers`."""
+    touched: set[str] = set()
+    for node in descend(tree.body):
+        if isinstance(node, Compute):
+            touched.add(node.tensor)
+        for expr in _exprs(node):
+            touched.update(n.tensor for n in walk(expr) if isinstance(n, Load))
+    return tuple(buffer for tensor, buffer in buffers.items() if tensor in touched)
+
+
+def _exprs(node: Node) -> tuple[Expr, ...]:
+    match node:
+        case Compute(index=index, value=value):
+            return (*index, value)
+        case Branch(cond=cond):
+            return (cond,)
+        case Let(value=value):
+            return (value,)
+        case Loop(limit=limit) if limit is not None:
+            return (limit,)
+        case _:
+            return ()
+
+
+def _has_checks(nodes: tuple[Node, ...]) -> bool:
+    for node in descend(nodes):
+        if isinstance(node, Compute) and any(node.checked):
+            return True
+        for expr in _exprs(node):
+            if any(isinstance(n, Load) and any(n.checked) for n in walk(expr)):
+                return True
+    return False
+
+
+def _used(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
+    """Every input and output, read or not, and the workspaces that some launch touches."""
+    touched = {symbol for launch in launches for symbol in launch.args}
+    return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in touched)
+
+

@@ -1,0 +1,57 @@
+"""Names of programs and trees → C identifiers, unique in a kernel."""
+
+from __future__ import annotations
+
+import re
+
+_KEYWORDS = frozenset(
+    """auto break case catch char class const const_cast continue default delete do double dynamic_cast else enum
+    explicit export extern false float for friend goto if inline int long mutable namespace new operator private
+    protected public register reinterpret_cast restrict return short signed sizeof static static_cast struct switch
+    template this throw true try typedef typeid typename union unsigned using virtual void volatile while bool asm
+    typeof and or not xor bitand bitor compl and_eq or_eq not_eq xor_eq alignas alignof char16_t char32_t constexpr
+    decltype noexcept nullptr static_assert thread_local main status task blockIdx threadIdx blockDim gridDim warpSize
+    abs exp log sin cos tan pow sqrt floor ceil round trunc erf signbit isnan isinf max min y0 y1 yn j0 j1 jn gamma
+    signgam index unix linux i8 u8 i16 u16 i32 u32 i64 u64 f16 bf16 f32 f64 idx div""".split()
+)
+# math.h's functions with their f and l variants, and what C implementations reserve for themselves
+_LIBRARY = re.compile(
+    r"(a?(sin|cos|tan)h?|atan2|exp2?|expm1|log(2|10|1p|b)?|ilogb|pow|sqrt|cbrt|hypot|erfc?|[lt]gamma|ceil|floor|trunc"
+    r"|l?l?r(int|ound)|nearbyint|fmod|remainder|remquo|copysign|nan|nextafter|nexttoward|fdim|fmax|fmin|fma|fabs|frexp"
+    r"|ldexp|modf|scalb|scalbn|scalbln|drem|significand|finite|j[01n]|y[01n]|exp10|pow10|gamma|rsqrt|rcbrt|normcdf"
+    r"|norm3d|norm4d|sinpi|cospi|sincos|mem(cpy|set|move|cmp)|str[a-z]+|malloc|free|calloc|printf|abort|exit)[fl]?"
+    r"|.*_(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))|v[fi]\d.*|cuda.*|nv.*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
+    r"|(float|double)\d|dim3|half|size_t"
+)
+_NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
+
+
+class Names:
+    """Gives each name one identifier. Identifiers of this project's own helpers end in a type (max_f32): a name that
+    looks like one gets a trailing underscore too."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def of(self, name: str) -> str:
+        if name not in self._given:
+            self._given[name] = self._fresh(name)
+        return self._given[name]
+
+    def reserve(self, *identifiers: str) -> None:
+        """Identifiers that are in use: buffers of the kernel."""
+        self._taken.update(identifiers)
+
+    def _fresh(self, name: str) -> str:
+        base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
+        if base[0].isdigit():
+            base = f"d{base}"
+        if base in _KEYWORDS or _LIBRARY.fullmatch(base):
+            base += "_"
+        candidate, count = base, 1
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{base}_{count}"
+        self._taken.add(candidate)
+        return candidate

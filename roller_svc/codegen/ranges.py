@@ -1,0 +1,110 @@
+"""Interval arithmetic and folding of index expressions: which divisions are plain, which guards are idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind
+
+Range = tuple[int, int]
+
+
+def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
+    """Least and greatest value of an integer expression, inclusive; None where it is not known."""
+    match expr:
+        case Const(value=int(value)):
+            return value, value
+        case AxisRef(name=name):
+            return ranges.get(name)
+        case Cast(arg=arg, dtype=dtype) if not dtype.is_float:
+            inside = range_of(arg, ranges)
+            least, greatest = dtype.integer_range
+            return inside if inside and least <= inside[0] and inside[1] <= greatest else None
+        case Op(kind=kind, args=(x, y)):
+            a, b = range_of(x, ranges), range_of(y, ranges)
+            return _binary(kind, a, b) if a and b else None
+        case Op(kind=OpKind.NEG, args=(x,)):
+            a = range_of(x, ranges)
+            return (-a[1], -a[0]) if a else None
+        case _:
+            return None
+
+
+def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
+    match kind:
+        case OpKind.ADD:
+            return a[0] + b[0], a[1] + b[1]
+        case OpKind.SUB:
+            return a[0] - b[1], a[1] - b[0]
+        case OpKind.MUL:
+            corners = [x * y for x in a for y in b]
+            return min(corners), max(corners)
+        case OpKind.FLOORDIV if b[0] > 0:
+            corners = [x // y for x in a for y in b]
+            return min(corners), max(corners)
+        case OpKind.MOD if b[0] > 0:
+            return (a if 0 <= a[0] and a[1] < b[0] else (0, b[1] - 1))
+        case OpKind.MIN:
+            return min(a[0], b[0]), min(a[1], b[1])
+        case OpKind.MAX:
+            return max(a[0], b[0]), max(a[1], b[1])
+        case _:
+            return None
+
+
+def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
+    """The expression with known loop variables put in and integer constants folded.
+
+    Only arithmetic of axes is folded: it is exact, and the axes' values make it small.
+    """
+    match expr:
+        case AxisRef(name=name) if name in values:
+            return Const(values[name], expr.dtype)
+        case Op(kind=kind, args=args, dtype=dtype) if not dtype.is_float:
+            new = tuple(fold(a, values) for a in args)
+            known = [a.value for a in new if isinstance(a, Const) and isinstance(a.value, int)]
+            if len(new) == 2 and len(known) == 2 and (result := _value(kind, known[0], known[1])) is not None:
+                least, greatest = dtype.integer_range
+                if least <= result <= greatest:
+                    return Const(result, dtype)
+            return _identity(kind, new) or Op(kind, new, dtype)
+        case _:
+            return expr
+
+
+def _value(kind: OpKind, a: int, b: int) -> int | None:
+    match kind:
+        case OpKind.ADD:
+            return a + b
+        case OpKind.SUB:
+            return a - b
+        case OpKind.MUL:
+            return a * b
+        case OpKind.FLOORDIV if b > 0:
+            return a // b
+        case OpKind.MOD if b > 0:
+            return a % b
+        case OpKind.MIN:
+            return min(a, b)
+        case OpKind.MAX:
+            return max(a, b)
+        case _:
+            return None
+
+
+def _identity(kind: OpKind, args: tuple[Expr, ...]) -> Expr | None:
+    """x + 0, x * 1 and the like."""
+    if len(args) != 2:
+        return None
+    a, b = args
+    if isinstance(b, Const):
+        if b.value == 0 and kind in (OpKind.ADD, OpKind.SUB) and a.dtype is b.dtype:
+            return a
+        if b.value == 1 and kind in (OpKind.MUL, OpKind.FLOORDIV) and a.dtype is b.dtype:
+            return a
+    if isinstance(a, Const) and a.dtype is b.dtype:
+        if a.value == 0 and kind is OpKind.ADD:
+            return b
+        if a.value == 1 and kind is OpKind.MUL:
+            return b
+    return None

@@ -1,0 +1,334 @@
+"""Expressions → text in a C-like dialect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller_svc.codegen.dialect import SHORT, Dialect
+from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.names import Names
+from roller_svc.codegen.ranges import Range, fold, range_of
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.kernel import RuntimeCheck
+
+# functions that both C's math library and CUDA have under one name, with f for float
+_MATH = {
+    OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
+    OpKind.LOG10: "log10", OpKind.LOG1P: "log1p", OpKind.SQRT: "sqrt", OpKind.SIN: "sin", OpKind.COS: "cos",
+    OpKind.TAN: "tan", OpKind.ASIN: "asin", OpKind.ACOS: "acos", OpKind.ATAN: "atan", OpKind.SINH: "sinh",
+    OpKind.COSH: "cosh", OpKind.TANH: "tanh", OpKind.ASINH: "asinh", OpKind.ACOSH: "acosh", OpKind.ATANH: "atanh",
+    OpKind.ERF: "erf", OpKind.RFLOOR: "floor", OpKind.RCEIL: "ceil", OpKind.ROUND: "rint", OpKind.TRUNC: "trunc",
+    OpKind.FMAX: "fmax", OpKind.FMIN: "fmin", OpKind.POW: "pow", OpKind.FMOD: "fmod", OpKind.REMAINDER: "remainder",
+    OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
+}  # fmt: skip
+# helpers of ours, both for floats and integers
+_OURS = {
+    OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
+    OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
+    OpKind.SOFTPLUS: "softplus", OpKind.ISINF: "isinf",
+}  # fmt: skip
+_OURS_INTEGER = {
+    OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
+    OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
+}  # fmt: skip
+_NEEDS_LIBRARY = {
+    "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
+    "isinf": ("fabs",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one."""
+
+    identifier: str
+    dtype: DType
+    shape: tuple[int, ...]
+    pad: int = 0
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        strides, step = [], 1
+        for d in range(len(self.shape) - 1, -1, -1):
+            strides.append(step)
+            step *= self.shape[d] + (self.pad if d == len(self.shape) - 1 else 0)
+        return tuple(reversed(strides))
+
+
+@dataclass(slots=True)
+class Scalar:
+    """Prints expressions. Grows as the walk goes: variables in scope, helpers and library functions used, checks."""
+
+    dialect: Dialect
+    names: Names
+    index_type: str
+    guard_reads: bool  # out of range: True reads 0 (GPU), False records it in the status and raises (CPU)
+    places: dict[str, Place] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)  # loop variables that are constants just now
+    ranges: dict[str, Range] = field(default_factory=dict)
+    helpers: dict[str, None] = field(default_factory=dict)
+    library: dict[str, None] = field(default_factory=dict)
+    checks: list[RuntimeCheck] = field(default_factory=list)
+
+    # indices --------------------------------------------------------------------------------------------------------
+    def index(self, expr: Expr) -> str:
+        """An index: exact integer arithmetic in the index type."""
+        expr = fold(expr, self.values)
+        match expr:
+            case Const(value=value):
+                return str(value)
+            case AxisRef(name=name):
+                return self.names.of(name)
+            case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
+                return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._natural(x):
+                return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {by})"
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD | OpKind.MIN | OpKind.MAX, args=(x, y)):
+                return f"{self._index_helper(expr.kind)}({self.index(x)}, {self.index(y)})"
+            case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float and dtype.bits >= arg.dtype.bits:
+                return self.index(arg)
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                return f"({self.value(cond)} ? {self.index(then)} : {self.index(otherwise)})"
+            case _:
+                return f"({self.index_type})({self.value(expr)})"
+
+    def _natural(self, expr: Expr) -> bool:
+        known = range_of(expr, self.ranges)
+        return known is not None and known[0] >= 0
+
+    def _index_helper(self, kind: OpKind) -> str:
+        names = {OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.MIN: "min", OpKind.MAX: "max"}
+        return self._helper(f"{names[kind]}_{'i32' if self.index_type == 'int' else 'i64'}")
+
+    def address(self, place: Place, index: tuple[Expr, ...]) -> str:
+        """Offset in elements."""
+        terms = []
+        for i, stride in zip(index, place.strides, strict=True):
+            text = self.index(i)
+            if text != "0":
+                terms.append(text if stride == 1 else f"{text} * {self._stride(stride)}")
+        return " + ".join(terms) or "0"
+
+    def _stride(self, stride: int) -> str:
+        return str(stride)
+
+    # values ---------------------------------------------------------------------------------------------------------
+    def value(self, expr: Expr) -> str:
+        """An expression in the value type of its dtype."""
+        match expr:
+            case Const(value=value, dtype=dtype):
+                return self.constant(value, dtype)
+            case AxisRef(name=name):
+                if name in self.values:
+                    return str(self.values[name])
+                return self.names.of(name) if self.index_type == "int" else f"(int){self.names.of(name)}"
+            case Load():
+                return self.load(expr)
+            case Cast(arg=arg, dtype=dtype, implicit=implicit):
+                return self._cast(arg, dtype, implicit=implicit)
+            case Select(cond=cond, then=then, otherwise=otherwise, dtype=dtype):
+                return f"({self.value(cond)} ? {self.value(then)} : {self.value(otherwise)})"
+            case Op():
+                return self._op(expr)
+
+    def constant(self, value: float, dtype: DType) -> str:
+        if not dtype.is_float:
+            return self._integer(int(value), dtype)
+        double = dtype is DType.FLOAT64
+        if math.isinf(value):
+            text = self.dialect.inf_f64 if double else self.dialect.inf_f32
+            return text if value > 0 else f"(-{text})"
+        if math.isnan(value):
+            return f"({self.constant(0.0, dtype)} / {self.constant(0.0, dtype)})"
+        text = repr(float(value))
+        text = text if any(c in text for c in ".en") else f"{text}.0"
+        text = text if double else f"{text}f"
+        return f"({text})" if value < 0 else text
+
+    @staticmethod
+    def _integer(value: int, dtype: DType) -> str:
+        if dtype is DType.INT64 and value == -(1 << 63):
+            return "(-9223372036854775807LL - 1)"
+        suffix = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(dtype, "")
+        if dtype is DType.INT32 and value == -(1 << 31):
+            return "(-2147483647 - 1)"
+        return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
+
+    def load(self, load: Load) -> str:
+        place = self.places[load.tensor]
+        if not place.shape:
+            return self.widened(place.identifier if self._is_scalar(load.tensor) else f"{place.identifier}[0]", place)
+        guards: list[str] = []
+        index: list[Expr] = list(load.index)
+        for d, checked in enumerate(load.checked):
+            if checked:
+                guards.append(self._guard(load, d))
+        if guards and self.guard_reads:
+            read = self.widened(f"{place.identifier}[{self.address(place, tuple(index))}]", place)
+            return f"({' && '.join(guards)} ? {read} : {self.constant(0, load.dtype)})"
+        if guards:
+            terms = []
+            for d, (i, stride) in enumerate(zip(index, place.strides, strict=True)):
+                text = guards.pop(0) if load.checked[d] else self.index(i)
+                terms.append(text if stride == 1 else f"{text} * {stride}")
+            return self.widened(f"{place.identifier}[{' + '.join(terms)}]", place)
+        return self.widened(f"{place.identifier}[{self.address(place, tuple(index))}]", place)
+
+    def _is_scalar(self, tensor: str) -> bool:
+        """A storage node without dimensions is a plain variable; a buffer is a pointer."""
+        return "." in tensor
+
+    def _guard(self, load: Load, d: int) -> str:
+        index, size = load.index[d], self.places[load.tensor].shape[d]
+        if self.guard_reads:
+            return f"(unsigned long long)(long long)({self.index(index)}) < {size}ull"
+        return f"checked({self.index(index)}, {size}, {self.check(load.tensor, d, size, index)}, status)"
+
+    def check(self, tensor: str, d: int, size: int, index: Expr) -> int:
+        """Number of the run-time check of that index."""
+        self.checks.append(RuntimeCheck(tensor, d, size, self.index(index)))
+        return len(self.checks) - 1
+
+    def widened(self, text: str, place: Place) -> str:
+        """A memory element as a value."""
+        match place.dtype:
+            case DType.FLOAT16 if self.dialect.half == "_Float16":
+                return f"(float){text}"
+            case dtype if dtype.is_narrow_float:
+                return f"{self._helper(f'{SHORT[dtype]}_to_f32')}({text})"
+            case _:
+                return text
+
+    def stored(self, value: Expr, dtype: DType) -> str:
+        """An expression as an element of a tensor of that type."""
+        if dtype.is_narrow_float:
+            text = self.value(value)
+            if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
+                return f"(_Float16)({text})"
+            return f"{self._helper(f'f32_to_{SHORT[dtype]}')}({text})"
+        if value.dtype.compute is dtype.compute:
+            return self.value(value)
+        return self._cast(value, dtype, implicit=True)
+
+    def _cast(self, arg: Expr, dtype: DType, *, implicit: bool) -> str:
+        source, type_ = arg.dtype.compute, self.dialect.value_type(dtype)
+        if isinstance(arg, Const) and arg.dtype is dtype and not dtype.is_narrow_float:
+            return self.value(arg)
+        text = self.value(arg)
+        if dtype.is_float:
+            wide = text if source is dtype.compute else f"({type_})({text})"
+            if implicit or not dtype.is_narrow_float or arg.dtype is dtype:
+                return wide
+            if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
+                return f"(float)(_Float16)({wide})"
+            back, to = self._helper(f"{SHORT[dtype]}_to_f32"), self._helper(f"f32_to_{SHORT[dtype]}")
+            return f"{back}({to}({wide}))"
+        if dtype is DType.BOOL:
+            return text if arg.dtype is DType.BOOL else f"(({text}) != 0)"
+        if source.is_float:
+            return f"{self._helper(f'to_{SHORT[dtype]}')}({text})"
+        return text if source is dtype else f"({type_})({text})"
+
+    # operators ------------------------------------------------------------------------------------------------------
+    def _op(self, op: Op) -> str:
+        kind, dtype = op.kind, op.dtype
+        if kind in COMPARISONS:
+            return f"({self.value(op.args[0])} {kind.value} {self.value(op.args[1])})"
+        if kind in (OpKind.LAND, OpKind.LOR):
+            sign = "&&" if kind is OpKind.LAND else "||"
+            return f"({self.value(op.args[0])} {sign} {self.value(op.args[1])})"
+        if kind is OpKind.LNOT:
+            return f"(!{self.value(op.args[0])})"
+        operand = op.args[0].dtype.compute
+        if kind is OpKind.ISNAN:
+            text = self.value(op.args[0])
+            return f"({text} != {text})" if operand.is_float else "0"
+        if kind in (OpKind.FLOOR, OpKind.CEIL):
+            return f"{self._helper('to_i32')}({self._library('floor' if kind is OpKind.FLOOR else 'ceil', operand)}({self.value(op.args[0])}))"
+        if kind is OpKind.ISINF and not operand.is_float:
+            return "0"
+        return self._float_op(op, operand) if (dtype.is_float or operand.is_float) else self._integer_op(op)
+
+    def _float_op(self, op: Op, operand: DType) -> str:
+        args = [self.value(a) for a in op.args]
+        match op.kind:
+            case OpKind.ADD | OpKind.SUB | OpKind.MUL | OpKind.DIV:
+                return f"({args[0]} {op.kind.value} {args[1]})"
+            case OpKind.NEG:
+                return f"(-{args[0]})"
+            case OpKind.RSQRT:
+                return f"({self.constant(1.0, operand)} / {self._library('sqrt', operand)}({args[0]}))"
+            case OpKind.RECIPROCAL:
+                return f"({self.constant(1.0, operand)} / {args[0]})"
+            case OpKind.CLIP:
+                inner = f"{self._ours('max', operand)}({args[0]}, {args[1]})"
+                return f"{self._ours('min', operand)}({inner}, {args[2]})"
+            case kind if kind in _OURS:
+                return f"{self._ours(_OURS[kind], operand)}({', '.join(args)})"
+            case kind if kind in _MATH:
+                return f"{self._library(_MATH[kind], operand)}({', '.join(args)})"
+            case _:
+                raise InvariantError(f"no float {op.kind.value} in {self.dialect.language.value}")
+
+    def _integer_op(self, op: Op) -> str:
+        args, type_ = [self.value(a) for a in op.args], self.dialect.value_type(op.dtype)
+        match op.kind:
+            case OpKind.ADD | OpKind.SUB | OpKind.MUL:
+                return self._wrapping(op, args)
+            case OpKind.NEG:
+                return f"({type_})(0 - {args[0]})" if self.dialect.wraps else f"({type_})(0u - ({self._unsigned(op.dtype)}){args[0]})"
+            case OpKind.BITAND | OpKind.BITOR | OpKind.BITXOR:
+                sign = {OpKind.BITAND: "&", OpKind.BITOR: "|", OpKind.BITXOR: "^"}[op.kind]
+                return f"({type_})({args[0]} {sign} {args[1]})"
+            case OpKind.BITNOT:
+                return f"(!{args[0]})" if op.dtype is DType.BOOL else f"({type_})(~{args[0]})"
+            case OpKind.FMA:
+                product = Op(OpKind.MUL, op.args[:2], op.dtype)
+                return self._wrapping(Op(OpKind.ADD, (product, op.args[2]), op.dtype), [self.value(product), args[2]])
+            case OpKind.CLIP:
+                inner = f"{self._ours('max', op.dtype)}({args[0]}, {args[1]})"
+                return f"{self._ours('min', op.dtype)}({inner}, {args[2]})"
+            case kind if kind in _OURS_INTEGER:
+                return f"{self._ours(_OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
+            case kind if kind in _OURS:
+                return f"{self._ours(_OURS[kind], op.dtype)}({', '.join(args)})"
+            case _:
+                raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
+
+    def _wrapping(self, op: Op, args: list[str]) -> str:
+        type_ = self.dialect.value_type(op.dtype)
+        if op.dtype is DType.BOOL:
+            return f"(({args[0]} {op.kind.value} {args[1]}) != 0)"
+        known = range_of(op, self.ranges)
+        least, greatest = op.dtype.integer_range
+        fits = known is not None and least <= known[0] and known[1] <= greatest
+        if op.dtype.bits >= 32 and (fits or self.dialect.wraps or not op.dtype.is_signed):
+            return f"({args[0]} {op.kind.value} {args[1]})"
+        unsigned = self._unsigned(op.dtype)
+        return f"({type_})(({unsigned}){args[0]} {op.kind.value} ({unsigned}){args[1]})"
+
+    @staticmethod
+    def _unsigned(dtype: DType) -> str:
+        return "unsigned long long" if dtype.bits == 64 else "unsigned int"
+
+    # helpers --------------------------------------------------------------------------------------------------------
+    def _ours(self, base: str, dtype: DType) -> str:
+        for function in _NEEDS_LIBRARY.get(base, ()):
+            self._library(function, dtype)
+        if base == "pow":
+            self._library("pow", DType.FLOAT64)
+        return self._helper(f"{base}_{SHORT[dtype if dtype is not DType.BOOL else DType.UINT8]}")
+
+    def _library(self, function: str, dtype: DType) -> str:
+        name = function if dtype is DType.FLOAT64 else f"{function}f"
+        self.library[name] = None
+        return name
+
+    def _helper(self, name: str) -> str:
+        for needed in helper(name, self.dialect).needs:
+            self._helper(needed)
+        self.helpers[name] = None
+        return name

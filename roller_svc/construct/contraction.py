@@ -1,0 +1,107 @@
+"""Statement → its reading as a contraction, C[b, m, n] += A[b, m, k] * B[b, k, n], where it is one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Op, OpKind, axes_of
+from roller_svc.ir.group import AxisRole
+from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
+
+# Below these a contraction has no tile worth staging: it is a memory-bound nest (GEMV, outer product, dot product).
+MIN_M = 4
+MIN_N = 4
+MIN_K = 4
+MAX_FACTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """Axes by role, each in the statement's order, and the two factors: `a` walks batch, m, k; `b` batch, k, n."""
+
+    batch: tuple[Axis, ...]
+    m: tuple[Axis, ...]
+    n: tuple[Axis, ...]
+    k: tuple[Axis, ...]
+    a: Expr
+    b: Expr
+
+    @property
+    def roles(self) -> tuple[tuple[AxisRole, tuple[Axis, ...]], ...]:
+        return ((AxisRole.BATCH, self.batch), (AxisRole.M, self.m), (AxisRole.N, self.n), (AxisRole.K, self.k))
+
+
+def as_contraction(statement: TensorExpr) -> Contraction | None:
+    """The reading that shares most work, or None. n holds the output's innermost axis, so that stores are contiguous."""
+    if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
+        return None
+    factors = _factors(statement.body, statement.type.dtype)
+    if not 2 <= len(factors) <= MAX_FACTORS:
+        return None
+    best: Contraction | None = None
+    for size in range(1, len(factors) // 2 + 1):
+        for chosen in itertools.combinations(range(len(factors)), size):
+            left = [factors[i] for i in chosen]
+            right = [f for i, f in enumerate(factors) if i not in chosen]
+            found = _classified(statement, _product(left), _product(right))
+            if found is not None and (best is None or _shared(found) > _shared(best)):
+                best = found
+    return best
+
+
+def _factors(body: Expr, dtype: DType) -> list[Expr]:
+    """The operands of the product that the body is, casts between floats of it being of no consequence."""
+    while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
+        body = body.arg
+    if not (isinstance(body, Op) and body.kind is OpKind.MUL):
+        return [body]
+    # an integer product that is narrower than its sum wraps on its own and is no multiply-add of the sum's type
+    if not body.dtype.is_float and body.dtype is not dtype:
+        return [body]
+    return [f for arg in body.args for f in _factors(arg, dtype)]
+
+
+def _product(factors: list[Expr]) -> Expr:
+    product = factors[0]
+    for factor in factors[1:]:
+        product = Op(OpKind.MUL, (product, factor), factor.dtype)
+    return product
+
+
+def _classified(statement: TensorExpr, left: Expr, right: Expr) -> Contraction | None:
+    in_left, in_right = axes_of(left), axes_of(right)
+    batch, only_left, only_right, k = [], [], [], []
+    for axis in statement.axes:
+        if axis in statement.reduced:
+            k.append(axis)
+        elif axis.name in in_left and axis.name not in in_right:
+            only_left.append(axis)
+        elif axis.name in in_right and axis.name not in in_left:
+            only_right.append(axis)
+        else:
+            batch.append(axis)
+    innermost = _innermost(statement)
+    if innermost in {a.name for a in only_left}:
+        left, right, only_left, only_right = right, left, only_right, only_left
+    if _size(only_left) < MIN_M or _size(only_right) < MIN_N or _size(k) < MIN_K:
+        return None
+    return Contraction(tuple(batch), tuple(only_left), tuple(only_right), tuple(k), left, right)
+
+
+def _innermost(statement: TensorExpr) -> str:
+    extents = statement.extents
+    wide = [i.name for i in statement.index if isinstance(i, AxisRef) and extents[i.name] > 1]
+    return wide[-1] if wide else ""
+
+
+def _size(axes: list[Axis]) -> int:
+    return math.prod(a.extent for a in axes)
+
+
+def _shared(c: Contraction) -> float:
+    """Points over operand elements: how often each element is used."""
+    b, m, n, k = (math.prod(a.extent for a in axes) for axes in (c.batch, c.m, c.n, c.k))
+    return b * m * n * k / (b * m * k + b * n * k)

@@ -1,0 +1,143 @@
+"""TensorProgram → statements with cheap element-wise producers inlined (Halide's default schedule)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, children, rewrite, substitute, walk
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
+
+# A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
+MAX_BODY_NODES = 400
+MAX_INLINED_NODES = 120
+# An expensive producer is stored once each of its values would be computed more often than this.
+MAX_RECOMPUTES = 4
+
+_CHEAP = frozenset({
+    OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE,
+    OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.BITAND, OpKind.BITOR, OpKind.BITXOR, OpKind.BITNOT, OpKind.SHL,
+    OpKind.SHR, OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.ABS, OpKind.RELU, OpKind.SQUARE, OpKind.FMA,
+    OpKind.CLIP, OpKind.SIGN, OpKind.FLOORDIV, OpKind.MOD,
+})  # fmt: skip
+
+
+def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
+    """The statements that must be computed as such, in order; every other one has become part of its readers."""
+    wanted = {output.tensor for output in program.outputs}
+    readers = _readers(program)
+    inlinable: dict[str, TensorExpr] = {}
+    kept: list[TensorExpr] = []
+    for statement in _live(program, wanted):
+        new = _plain(_with_producers(statement, inlinable))
+        if new.output not in wanted and _may_inline(new, readers.get(new.output, ())):
+            inlinable[new.output] = new
+        else:
+            kept.append(new)
+    return tuple(kept)
+
+
+def _live(program: TensorProgram, wanted: set[str]) -> list[TensorExpr]:
+    needed = set(wanted)
+    live: list[TensorExpr] = []
+    for statement in reversed(program.statements):
+        if statement.output in needed:
+            live.append(statement)
+            needed.update(statement.reads_tensors)
+    return live[::-1]
+
+
+def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:
+    """Who reads a tensor, with each of its loads; a scatter reads its target as a whole (None)."""
+    readers: dict[str, list[tuple[TensorExpr, Load | None]]] = {}
+    for statement in program.statements:
+        for load in statement.reads:
+            readers.setdefault(load.tensor, []).append((statement, load))
+        if statement.target is not None:
+            readers.setdefault(statement.target, []).append((statement, None))
+    return {name: tuple(found) for name, found in readers.items()}
+
+
+def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | None], ...]) -> bool:
+    if statement.kind is not StatementKind.MAP:
+        return False
+    size = sum(1 for _ in walk(statement.body))
+    if size > MAX_INLINED_NODES:
+        return False
+    if any(load is None or any(load.checked) for _, load in readers):
+        return False  # an index from data must meet a tensor that exists, to be checked against
+    if size * len(readers) > MAX_BODY_NODES:
+        return False
+    if not _is_expensive(statement.body):
+        return True
+    recomputes = sum(_uses_per_element(reader, statement) for reader, _ in readers)
+    return recomputes <= MAX_RECOMPUTES
+
+
+def _uses_per_element(reader: TensorExpr, producer: TensorExpr) -> float:
+    """How often a reader needs each value. A sum of products stages its operands, so there it counts as once."""
+    if reader.kind is StatementKind.REDUCE and _is_product(reader.body):
+        return 1.0
+    return reader.points / max(1, producer.points)
+
+
+def _is_product(body: Expr) -> bool:
+    while isinstance(body, Cast):
+        body = body.arg
+    return isinstance(body, Op) and body.kind is OpKind.MUL
+
+
+def _is_expensive(body: Expr) -> bool:
+    return any(isinstance(node, Op) and node.kind not in _CHEAP for node in _value_nodes(body))
+
+
+def _value_nodes(expr: Expr) -> list[Expr]:
+    """The nodes that compute the value, without those inside indices."""
+    found: list[Expr] = []
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        if not isinstance(node, Load):
+            stack.extend(children(node))
+    return found
+
+
+def _with_producers(statement: TensorExpr, inlinable: dict[str, TensorExpr]) -> TensorExpr:
+    if not any(name in inlinable for name in statement.reads_tensors):
+        return statement
+
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.tensor in inlinable:
+            return value_of(inlinable[node.tensor], node.index)
+        return node
+
+    return replace(
+        statement, index=tuple(rewrite(i, change) for i in statement.index), body=rewrite(statement.body, change),
+        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
+    )  # fmt: skip
+
+
+def _plain(statement: TensorExpr) -> TensorExpr:
+    """all and any as min and max of truth values; a reduction over no axis as the map that it is."""
+    if statement.kind is not StatementKind.REDUCE:
+        return statement
+    if statement.combine in (Combine.ALL, Combine.ANY):
+        dtype = statement.body.dtype
+        zero = Const(0.0 if dtype.is_float else 0, dtype)
+        truth = Cast(Op(OpKind.NE, (statement.body, zero), DType.INT8), dtype, implicit=True)
+        combine = Combine.MIN if statement.combine is Combine.ALL else Combine.MAX
+        statement = replace(statement, body=truth, combine=combine)
+    if not statement.reduced:
+        return replace(statement, kind=StatementKind.MAP, combine=None)
+    return statement
+
+
+def value_of(producer: TensorExpr, index: tuple[Expr, ...]) -> Expr:
+    """A map's value at an index: its body with the axes replaced, in the type it would have been stored in."""
+    at = {axis.name: i for axis, i in zip(producer.index, index, strict=True) if isinstance(axis, AxisRef)}
+    value = substitute(producer.body, at)
+    if value.dtype is producer.type.dtype:
+        return value
+    # Only casts and outputs round: a float that was only passing through keeps its digits.
+    return Cast(value, producer.type.dtype, implicit=producer.type.dtype.is_float)

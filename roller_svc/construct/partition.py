@@ -1,0 +1,206 @@
+"""TensorProgram → kernel groups: what is fused into one kernel, and which kernel comes after which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.construct.axis_fusion import fuse_axes
+from roller_svc.construct.contraction import Contraction, as_contraction
+from roller_svc.construct.inline import inlined
+from roller_svc.construct.space import contraction_space, nest_space
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, substitute
+from roller_svc.ir.group import Factors, GroupKind, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
+
+# Rows below this many times the cores, with long rows, are better split over the device one statement at a time.
+ROWS_PER_CORE = 1
+LONG_ROW = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A group while it grows: statements whose shared axes already have the first statement's names."""
+
+    statements: tuple[TensorExpr, ...]
+    contraction: Contraction | None
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        return self.statements[0].spatial
+
+    @property
+    def written(self) -> frozenset[str]:
+        return frozenset(s.output for s in self.statements)
+
+
+def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
+    statements = inlined(program)
+    drafts = _drafts(statements, hw)
+    read_by = _readers(drafts)
+    wanted = {o.tensor for o in program.outputs}
+    types = stored_types(program)
+    return tuple(
+        _group(draft, f"kernel{i}", types, wanted | read_by[i]) for i, draft in enumerate(drafts)
+    )
+
+
+def stored_types(program: TensorProgram) -> dict[str, TensorType]:
+    """How each tensor lies in memory. An intermediate of a narrow float keeps its digits: it is stored as float32."""
+    kept = {name for name, _ in program.inputs} | {o.tensor for o in program.outputs}
+    return {
+        name: type_ if name in kept else TensorType(type_.dtype.compute, type_.shape)
+        for name, type_ in program.types.items()
+    }
+
+
+def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft]:
+    drafts: list[_Draft] = []
+    pending = list(statements)
+    done: set[str] = set()  # written by groups before the one that grows
+    written = {s.output for s in statements}
+    while pending:
+        draft = _Draft((pending[0],), as_contraction(pending[0]))
+        rest: list[TensorExpr] = []
+        for statement in pending[1:]:
+            available = {t for t in statement.reads_tensors if t not in written or t in done or t in draft.written}
+            joined = _joined(draft, statement, hw) if available == set(statement.reads_tensors) else None
+            if joined is None:
+                rest.append(statement)
+            else:
+                draft = joined
+        drafts.append(draft)
+        done |= draft.written
+        pending = rest
+    return drafts
+
+
+def _readers(drafts: list[_Draft]) -> list[set[str]]:
+    """For each draft, which of its tensors other drafts read."""
+    return [
+        {t for other in drafts if other is not draft for s in other.statements for t in s.reads_tensors}
+        & draft.written
+        for draft in drafts
+    ]
+
+
+def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec) -> _Draft | None:
+    """The draft with the statement in it, where they can share one loop nest and it pays."""
+    if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
+        return None
+    names = _shared_axes(draft, statement)
+    if names is None:
+        return None
+    inner = [a for a in statement.axes if a.name not in names]
+    if draft.contraction is not None and (inner or statement.kind is not StatementKind.MAP):
+        return None
+    if draft.contraction is None and as_contraction(statement) is not None:
+        return None
+    rows = math.prod(a.extent for a in draft.outer)
+    row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
+    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW:
+        return None
+    return _Draft((*draft.statements, _renamed(statement, names, draft)), draft.contraction)
+
+
+def _shared_axes(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:
+    """Statement's axis → draft's outer axis, covering all of the outer axes; None where they do not line up.
+
+    What the draft wrote may only be read at the very outer point that wrote it.
+    """
+    writers = {s.output: s for s in draft.statements}
+    names: dict[str, str] | None = None
+    for load in statement.reads:
+        if load.tensor in writers:
+            found = _identity(writers[load.tensor], load, statement, draft)
+            if found is None or (names is not None and found != names):
+                return None
+            names = found
+    if names is None:
+        names = _parallel(draft, statement)
+    return names
+
+
+def _identity(writer: TensorExpr, load: Load, reader: TensorExpr, draft: _Draft) -> dict[str, str] | None:
+    """How the reader's axes stand for the outer ones if it reads exactly what its own outer point wrote."""
+    if len(writer.spatial) != len(draft.outer):
+        return None  # the writer maps over inner axes: it is a tensor in memory, not a value of the row
+    spatial = {a.name: a.extent for a in reader.spatial}
+    names: dict[str, str] = {}
+    for written_at, read_at in zip(writer.index, load.index, strict=True):
+        match written_at, read_at:
+            case AxisRef(name=outer), AxisRef(name=mine) if mine not in names and mine in spatial:
+                if spatial[mine] != writer.extents[outer]:
+                    return None
+                names[mine] = outer
+            case Const(), Const(value=0):
+                continue
+            case Const(), AxisRef(name=mine) if spatial.get(mine) == 1:
+                continue
+            case AxisRef(name=outer), Const(value=0) if writer.extents[outer] == 1:
+                return None  # an axis of one point that the reader lacks: rare, and a kernel of its own is right
+            case _:
+                return None
+    return names if len(names) == len(draft.outer) else None
+
+
+def _parallel(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:
+    """A second reduction over the same rows of the same tensor: nothing is passed on, but one pass reads for both."""
+    first = draft.statements[0]
+    if draft.contraction is not None or statement.kind is not StatementKind.REDUCE or not first.reduced:
+        return None
+    if not set(statement.reads_tensors) & set(first.reads_tensors):
+        return None
+    mine, theirs = statement.spatial, draft.outer
+    if [a.extent for a in mine] != [a.extent for a in theirs]:
+        return None
+    if [a.extent for a in statement.reduced] != [a.extent for a in first.reduced]:
+        return None
+    return {a.name: b.name for a, b in zip(mine, theirs, strict=True)}
+
+
+def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> TensorExpr:
+    """The statement with outer axes called as the draft calls them and no inner axis called like another axis."""
+    used = {a.name: a.extent for s in draft.statements for a in s.axes}
+    outer = {a.name for a in draft.outer}
+    new_names = dict(names)
+    taken = set(names.values()) | outer
+    for axis in statement.axes:
+        if axis.name in names:
+            continue
+        name = axis.name
+        while name in taken or used.get(name, axis.extent) != axis.extent:
+            name += "_"
+        taken.add(name)
+        new_names[axis.name] = name
+    refs: dict[str, Expr] = {old: AxisRef(new) for old, new in new_names.items() if old != new}
+    order = {a.name: i for i, a in enumerate(draft.outer)}
+    axes = [Axis(new_names[a.name], a.extent, a.kind) for a in statement.axes]
+    axes.sort(key=lambda a: (a.kind is AxisKind.REDUCE, order.get(a.name, len(order))))
+    return replace(
+        statement, axes=tuple(axes), index=tuple(substitute(i, refs) for i in statement.index),
+        body=substitute(statement.body, refs),
+    )  # fmt: skip
+
+
+def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str]) -> KernelGroup:
+    locals_ = frozenset(draft.written - wanted)
+    touched = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
+    fused = fuse_axes(draft.statements, {t: types[t] for t in touched})
+    statements = fused.statements
+    outer = statements[0].spatial
+    stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
+    inputs = tuple(sorted((t, ty) for t, ty in fused.types.items() if t not in draft.written))
+    views = {t: ty for t, ty in fused.types.items() if t not in locals_}
+    contraction = as_contraction(statements[0]) if draft.contraction is not None else None
+    if contraction is not None:
+        kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views)
+        factors = Factors(contraction.a, contraction.b)
+    else:
+        scatter = statements[0].kind is StatementKind.SCATTER
+        kind, factors = GroupKind.SCATTER if scatter else GroupKind.NEST, None
+        space = nest_space(statements, outer, views)
+    return KernelGroup(name, kind, statements, outer, locals_, stored, inputs, space, factors)

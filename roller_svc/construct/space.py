@@ -1,0 +1,101 @@
+"""Statements of a kernel group → the tile space that construction and the model work in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roller_svc.construct.contraction import Contraction
+from roller_svc.ir.affine import Dim, dim_of
+from roller_svc.ir.expr import Expr, loads_of
+from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.program import Axis, TensorExpr, TensorType
+
+
+def contraction_space(
+    statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType]
+) -> TileSpace:
+    """Axes batch (one each), m, n, k (fused each); `types` are those of the tensors in memory."""
+    axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
+    for role, members in c.roles:
+        if role is not AxisRole.BATCH:
+            axes.append(TileAxis("_".join(a.name for a in members), role, members))
+    accesses = [*_reads(c.a, types, "a"), *_reads(c.b, types, "b")]
+    for statement in statements[1:]:
+        accesses += _reads(statement.body, types)
+    accesses += _writes(statements, types)
+    return TileSpace(
+        axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
+        compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
+    )  # fmt: skip
+
+
+def nest_space(
+    statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]
+) -> TileSpace:
+    """Axes outer (one each) and, fused into one, the inner axes of the statement with the most points."""
+    names = {a.name for a in outer}
+    anchor = max(statements, key=lambda s: s.points)
+    axes = [TileAxis(a.name, AxisRole.OUTER, (a,)) for a in outer]
+    inner = tuple(a for a in anchor.axes if a.name not in names)
+    if inner:
+        axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
+    accesses: list[TileAccess] = []
+    for statement in statements:
+        for expr in (statement.body, *statement.index, *(() if statement.predicate is None else (statement.predicate,))):
+            accesses += _reads(expr, types)
+    accesses += _writes(statements, types)
+    distinct = _distinct(accesses)
+    return TileSpace(
+        axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
+        compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
+    )  # fmt: skip
+
+
+def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
+    for load in loads_of(expr):
+        if load.tensor in types:
+            type_ = types[load.tensor]
+            yield TileAccess(load.tensor, type_.dtype, _dims(load.index, type_), is_output=False, operand=operand)
+
+
+def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
+    for statement in statements:
+        if statement.output in types:
+            type_ = types[statement.output]
+            yield TileAccess(statement.output, type_.dtype, _dims(statement.index, type_), is_output=True)
+
+
+def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
+    return tuple(dim_of(i, size) for i, size in zip(index, type_.shape, strict=True))
+
+
+def _distinct(accesses: list[TileAccess]) -> tuple[TileAccess, ...]:
+    return tuple(dict.fromkeys(accesses))
+
+
+def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
+    """The tile axis along which most bytes lie next to each other; ties go to outer axes, then to the innermost."""
+    wide = [a for a in axes if a.extent > 1] or axes
+    if not wide:
+        return ""
+
+    def score(axis: TileAxis) -> tuple[float, int, int]:
+        inner = axis.members[-1].name
+        total = sum(_contiguity(access, inner) * access.tensor_bytes for access in accesses)
+        return total, axis.role is AxisRole.OUTER, axes.index(axis)
+
+    return max(wide, key=score).name
+
+
+def _contiguity(access: TileAccess, axis: str) -> float:
+    """1: neighbours along the axis are neighbours in memory; 0: the axis does not move it; -1: they are apart."""
+    used = [(d, dict(dim.coeffs).get(axis, 0)) for d, dim in enumerate(access.dims) if axis in dict(dim.coeffs)]
+    if not used:
+        return 0.0
+    last = [d for d, dim in enumerate(access.dims) if dim.size > 1]
+    d, coeff = used[-1]
+    if len(used) == 1 and (not last or d >= last[-1]) and not access.dims[d].opaque:
+        return 1.0 if abs(coeff) == 1 else 0.25
+    return -1.0
+
+

@@ -1,0 +1,132 @@
+"""Kernel group with a split reduction → two groups: partial results, then their combination.
+
+The reduction over k becomes C'[s, ...] over k's of piece s, and C[...] over s (Halide's rfactor). Both are ordinary
+statements, so that nothing below construction knows of splitting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.construct.contraction import as_contraction
+from roller_svc.construct.space import contraction_space, nest_space
+from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
+from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
+from roller_svc.ir.rprogram import RProgram, RTile
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    partial: KernelGroup
+    partial_program: RProgram
+    combining: KernelGroup
+    workspace: tuple[str, TensorType]
+
+
+def may_split(group: KernelGroup) -> bool:
+    """One reduction comes first and the rest are maps of its own points."""
+    first, *rest = group.statements
+    outer = {a.name for a in group.outer}
+    return first.kind is StatementKind.REDUCE and all(
+        s.kind is StatementKind.MAP and {a.name for a in s.axes} == outer for s in rest
+    )
+
+
+def split_group(group: KernelGroup, program: RProgram) -> Halves:
+    """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
+    first = group.statements[0]
+    tensor = f"{first.output}.partial"
+    longest = max(first.reduced, key=lambda a: a.extent)
+    length = ceil_div(longest.extent, program.split_k)
+    pieces = ceil_div(longest.extent, length)
+    piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
+    type_ = TensorType(first.accumulator, (pieces, *first.type.shape))
+    partial = _partial(first, tensor, longest, length, piece, type_)
+    inputs = dict(group.inputs)
+    types = {**inputs, tensor: type_}
+    partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, (tensor, type_))
+    combining = _combining_group(group, tensor, piece, type_)
+    return Halves(partial_group, _moved(program, partial_group.space, longest), combining, (tensor, type_))
+
+
+def _partial(
+    first: TensorExpr, tensor: str, longest: Axis, length: int, piece: Axis, type_: TensorType
+) -> TensorExpr:  # fmt: skip
+    place = add(mul(ref(piece.name), num(length)), ref(longest.name))
+    combine = first.combine or Combine.SUM
+    guard = less(place, num(longest.extent)) if longest.extent % length else None
+    body = _guarded(substitute(first.body, {longest.name: place}), guard, combine)
+    axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
+    return replace(
+        first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
+        body=body,
+    )  # fmt: skip
+
+
+def _guarded(body: Expr, guard: Expr | None, combine: Combine) -> Expr:
+    """The body beyond the last k reads nothing and adds nothing. A product stays one, to be read as a contraction."""
+    if guard is None:
+        return body
+    if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
+        args = tuple(_guarded(a, guard, Combine.SUM) for a in body.args)
+        return Op(OpKind.MUL, args, body.dtype)
+    if isinstance(body, Cast) and body.implicit and combine is Combine.SUM:
+        return Cast(_guarded(body.arg, guard, combine), body.dtype, implicit=True)
+    return Select(guard, body, identity(combine, body.dtype), body.dtype)
+
+
+def _regrouped(
+    group: KernelGroup, name: str, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
+    stored: tuple[str, TensorType],
+) -> KernelGroup:  # fmt: skip
+    outer = statements[0].spatial
+    contraction = as_contraction(statements[0]) if group.kind is GroupKind.CONTRACTION else None
+    if contraction is not None:
+        kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)
+        factors: Factors | None = Factors(contraction.a, contraction.b)
+    else:
+        kind, space, factors = GroupKind.NEST, nest_space(statements, outer, types), None
+    read = {t for s in statements for t in s.reads_tensors}
+    inputs = tuple((t, ty) for t, ty in types.items() if t in read)
+    return KernelGroup(name, kind, statements, outer, frozenset(), (stored,), inputs, space, factors)
+
+
+def _combining_group(group: KernelGroup, tensor: str, piece: Axis, type_: TensorType) -> KernelGroup:
+    first = group.statements[0]
+    axis = replace(piece, kind=AxisKind.REDUCE)
+    # the sum of an integer narrower than its accumulator wraps once, when it is complete
+    body: Expr = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
+    value_dtype = first.body.dtype
+    combined = replace(
+        first, axes=(*first.spatial, axis), body=Cast(body, value_dtype, implicit=value_dtype.is_float)
+        if value_dtype is not body.dtype else body,
+    )  # fmt: skip
+    statements = (combined, *group.statements[1:])
+    types = {tensor: type_, **dict(group.inputs), **dict(group.stored)}
+    read = {t for s in statements for t in s.reads_tensors}
+    inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in {s.output for s in statements})
+    views = {t: ty for t, ty in types.items() if t not in group.locals}
+    space = nest_space(statements, combined.spatial, views)
+    return KernelGroup(
+        f"{group.name}_combine", GroupKind.NEST, statements, combined.spatial, group.locals, group.stored, inputs, space
+    )
+
+
+def _moved(program: RProgram, space: TileSpace, longest: Axis) -> RProgram:
+    """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
+
+    def tile(old: RTile, *, whole: bool) -> RTile:
+        known = old.as_dict()
+        extents = []
+        for axis in space.axes:
+            extent = known.get(axis.name, 1)
+            if axis.role is AxisRole.INNER:
+                extent = axis.extent if whole else 1
+            extents.append((axis.name, extent))
+        return RTile(tuple(extents))
+
+    return replace(
+        program, space=space, block=tile(program.block, whole=True), thread=tile(program.thread, whole=False), split_k=1
+    )

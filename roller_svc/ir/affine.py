@@ -1,0 +1,85 @@
+"""Index expressions read as affine functions of axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """sum(coeff * axis) + offset; coefficients are not 0 and sorted by axis name."""
+
+    coeffs: tuple[tuple[str, int], ...]
+    offset: int = 0
+
+    def coeff(self, axis: str) -> int:
+        return next((c for name, c in self.coeffs if name == axis), 0)
+
+
+def affine(expr: Expr) -> Affine | None:
+    """The expression as an affine function of its axes; None where it is not one (//, %, loads, selects, floats)."""
+    terms = _terms(expr)
+    if terms is None:
+        return None
+    offset = terms.pop("", 0)
+    return Affine(tuple(sorted((name, c) for name, c in terms.items() if c)), offset)
+
+
+def _terms(expr: Expr) -> dict[str, int] | None:
+    """axis name -> coefficient, '' -> offset."""
+    match expr:
+        case Const(value=int(value)):
+            return {"": value}
+        case AxisRef(name=name):
+            return {name: 1}
+        case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
+            return _terms(arg)
+        case Op(kind=OpKind.NEG, args=(x,)):
+            return _scaled(_terms(x), -1)
+        case Op(kind=OpKind.ADD, args=(x, y)):
+            return _sum(_terms(x), _terms(y))
+        case Op(kind=OpKind.SUB, args=(x, y)):
+            return _sum(_terms(x), _scaled(_terms(y), -1))
+        case Op(kind=OpKind.MUL, args=(x, y)):
+            a, b = _terms(x), _terms(y)
+            if a is None or b is None:
+                return None
+            if set(a) <= {""}:
+                return _scaled(b, a.get("", 0))
+            if set(b) <= {""}:
+                return _scaled(a, b.get("", 0))
+            return None
+        case _:
+            return None
+
+
+def _scaled(terms: dict[str, int] | None, by: int) -> dict[str, int] | None:
+    return None if terms is None else {name: c * by for name, c in terms.items()}
+
+
+def _sum(a: dict[str, int] | None, b: dict[str, int] | None) -> dict[str, int] | None:
+    if a is None or b is None:
+        return None
+    total = dict(a)
+    for name, c in b.items():
+        total[name] = total.get(name, 0) + c
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """How one dimension of a tensor is walked. `opaque`: not affine, each combination of its axes is its own element."""
+
+    size: int
+    coeffs: tuple[tuple[str, int], ...]
+    opaque: bool = False
+
+
+def dim_of(index: Expr, size: int) -> Dim:
+    """The walk of an index expression over a dimension of that size."""
+    known = affine(index)
+    if known is None:
+        return Dim(size, tuple((name, 1) for name in sorted(axes_of(index))), opaque=True)
+    return Dim(size, known.coeffs)

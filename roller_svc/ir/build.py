@@ -1,0 +1,92 @@
+"""Builders of integer index expressions; constants fold on the way."""
+
+from __future__ import annotations
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr, Op, OpKind
+
+
+def num(value: int) -> Const:
+    return Const(value, DType.INT32)
+
+
+def ref(name: str) -> AxisRef:
+    return AxisRef(name)
+
+
+def _value(expr: Expr) -> int | None:
+    return expr.value if isinstance(expr, Const) and isinstance(expr.value, int) else None
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    x, y = _value(a), _value(b)
+    if x is not None and y is not None:
+        return num(x + y)
+    if x == 0:
+        return b
+    if y == 0:
+        return a
+    return Op(OpKind.ADD, (a, b), DType.INT32)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    x, y = _value(a), _value(b)
+    if x is not None and y is not None:
+        return num(x - y)
+    return a if y == 0 else Op(OpKind.SUB, (a, b), DType.INT32)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    x, y = _value(a), _value(b)
+    if x is not None and y is not None:
+        return num(x * y)
+    if x == 0 or y == 0:
+        return num(0)
+    if x == 1:
+        return b
+    if y == 1:
+        return a
+    return Op(OpKind.MUL, (a, b), DType.INT32)
+
+
+def div(a: Expr, by: int) -> Expr:
+    """Floor division by a positive constant."""
+    x = _value(a)
+    if x is not None:
+        return num(x // by)
+    return a if by == 1 else Op(OpKind.FLOORDIV, (a, num(by)), DType.INT32)
+
+
+def mod(a: Expr, by: int) -> Expr:
+    """Floor modulo by a positive constant."""
+    x = _value(a)
+    if x is not None:
+        return num(x % by)
+    return num(0) if by == 1 else Op(OpKind.MOD, (a, num(by)), DType.INT32)
+
+
+def less(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.LT, (a, b), DType.INT8)
+
+
+def less_equal(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.LE, (a, b), DType.INT8)
+
+
+def equal(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.EQ, (a, b), DType.INT8)
+
+
+def least(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.MIN, (a, b), DType.INT32)
+
+
+def both(a: Expr | None, b: Expr | None) -> Expr | None:
+    """Both hold; None holds always."""
+    if a is None or b is None:
+        return b if a is None else a
+    return Op(OpKind.LAND, (a, b), DType.INT8)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,92 @@
+"""Element types: names, sizes, order of promotion."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DType(Enum):
+    """The language's element types, in promotion order: of two, the earlier wins."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    INT64 = "int64"
+    UINT64 = "uint64"
+    INT32 = "int32"
+    UINT32 = "uint32"
+    INT16 = "int16"
+    UINT16 = "uint16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    # Enum's own hash goes through the member's name; identity is enough and these sit in hot keys.
+    __hash__ = object.__hash__
+
+    @property
+    def bits(self) -> int:
+        return _BITS[self]
+
+    @property
+    def bytes(self) -> int:
+        return _BITS[self] // 8
+
+    @property
+    def is_float(self) -> bool:
+        return _RANK[self] < _RANK[DType.INT64]
+
+    @property
+    def is_signed(self) -> bool:
+        return self.is_float or self in _SIGNED
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """float16, bfloat16, float8: arithmetic on them happens in float32."""
+        return _RANK[DType.FLOAT32] < _RANK[self] < _RANK[DType.INT64]
+
+    @property
+    def compute(self) -> DType:
+        """The type in which arithmetic on this one happens: float32 for the narrow floats."""
+        return DType.FLOAT32 if self.is_narrow_float else self
+
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """Least and greatest value of an integer type, inclusive."""
+        if self is DType.BOOL:
+            return 0, 1
+        if self.is_signed:
+            return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+        return 0, (1 << self.bits) - 1
+
+
+_BITS = {
+    DType.FLOAT64: 64, DType.FLOAT32: 32, DType.BFLOAT16: 16, DType.FLOAT16: 16,
+    DType.FLOAT8_E4M3FN: 8, DType.FLOAT8_E5M2: 8,
+    DType.INT64: 64, DType.UINT64: 64, DType.INT32: 32, DType.UINT32: 32,
+    DType.INT16: 16, DType.UINT16: 16, DType.INT8: 8, DType.UINT8: 8, DType.BOOL: 8,
+}  # fmt: skip
+_RANK = {dtype: rank for rank, dtype in enumerate(DType)}
+_SIGNED = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8})
+
+ALIASES: dict[str, DType] = {
+    "float": DType.FLOAT32, "double": DType.FLOAT64, "half": DType.FLOAT16, "int": DType.INT32,
+    "short": DType.INT16, "char": DType.INT8, "fp64": DType.FLOAT64, "fp32": DType.FLOAT32, "fp16": DType.FLOAT16,
+    "bf16": DType.BFLOAT16, "f64": DType.FLOAT64, "f32": DType.FLOAT32, "f16": DType.FLOAT16,
+    "float8_e4m3": DType.FLOAT8_E4M3FN,
+}  # fmt: skip
+
+_BY_NAME = {dtype.value: dtype for dtype in DType} | ALIASES
+
+
+def dtype_named(name: str) -> DType | None:
+    """The type of that name or alias; None where there is none."""
+    return _BY_NAME.get(name)
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The type of an operation on the two (language page, Types)."""
+    return a if _RANK[a] <= _RANK[b] else b

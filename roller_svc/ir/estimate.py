@@ -1,0 +1,63 @@
+"""What the micro performance model says of an rProgram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.rprogram import RProgram
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds that one stage would take alone: compute, a memory level by its name, launch, ..."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`seconds` for the whole kernel. `stages` explain it; `occupancy` is active warps over what a core can hold
+    (CPU: share of the threads that have work); `waves` how often the device is filled; `uncertainty` the factor within
+    which the truth is expected."""
+
+    seconds: float
+    stages: tuple[StageCost, ...]
+    occupancy: float
+    waves: int
+    uncertainty: float
+
+    @property
+    def bound(self) -> str:
+        """The stage that takes longest."""
+        return max(self.stages, key=lambda s: s.seconds).name
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An rProgram with its estimate."""
+
+    program: RProgram
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One step of construction: the tile looked at, at which level, its footprint and data-reuse score, and what
+    became of it ('grown m', 'accepted', or the rule that rejected it)."""
+
+    level: str
+    tile: tuple[tuple[str, int], ...]
+    footprint_bytes: int
+    reuse: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """All that construction found for one group on one device and unit, unranked, and how it got there."""
+
+    programs: tuple[RProgram, ...]
+    trace: tuple[TraceStep, ...]
+    tiles_visited: int
+    rejections: tuple[tuple[str, int], ...] = ()

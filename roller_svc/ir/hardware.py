@@ -1,0 +1,185 @@
+"""What a device is: memory levels, compute units, limits. A spec is data and never opens a device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+
+
+class Family(Enum):
+    """Instruction-set families; each has one generator, one toolchain, one runtime (backends.py)."""
+
+    CUDA = "cuda"
+    AMD = "amd"
+    IPU = "ipu"
+    CPU = "cpu"
+
+
+_ARCH = re.compile(r"(?:(sm_|ipu|x86-64-v|armv)([1-9]\d{0,3})([a-z]?)|(gfx)([1-9][\da-f]{2,3}))")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arch:
+    """An architecture, parsed once and compared as numbers: sm_100 > sm_90. `suffix` is the 'a' of sm_90a.
+
+    AMD counts in hexadecimal: gfx90a is 0x90a, between gfx906 and gfx942, and has no suffix.
+    """
+
+    prefix: str
+    number: int
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        number = f"{self.number:x}" if self.prefix == "gfx" else str(self.number)
+        return f"{self.prefix}{number}{self.suffix}"
+
+    def at_least(self, number: int) -> bool:
+        """Whether this is that generation or a later one of the same prefix."""
+        return self.number >= number
+
+
+def arch_named(text: str) -> Arch | None:
+    """'sm_90a' -> Arch; None where the text is no architecture's name."""
+    match = _ARCH.fullmatch(text)
+    if match is None:
+        return None
+    return Arch(match[4], int(match[5], 16)) if match[4] else Arch(match[1], int(match[2]), match[3])
+
+
+class Scope(Enum):
+    """Who shares one instance of a memory level."""
+
+    DEVICE = "device"
+    CORE = "core"  # an SM, a CU, a tile, a CPU core
+    THREAD = "thread"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLevel:
+    """One level. `capacity_bytes` is of one instance; `bandwidth_bytes_per_s` is of all instances together.
+
+    `bandwidth_bytes_per_s` is the achievable rate; `peak_bandwidth_bytes_per_s` the vendor's, None where none is stated.
+    """
+
+    name: str
+    scope: Scope
+    capacity_bytes: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    transaction_bytes: int
+    banks: int = 1
+    bank_bytes: int = 4
+    peak_bandwidth_bytes_per_s: float | None = None
+
+
+class UnitKind(Enum):
+    FMA = "fma"  # scalar lanes of a SIMT machine
+    VECTOR = "vector"  # SIMD registers of a CPU
+    MMA = "mma"
+    WGMMA = "wgmma"
+    MFMA = "mfma"
+    AMP = "amp"  # Graphcore's accumulating matrix product
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeUnit:
+    """One kind of execution unit. `shape` is what one instruction computes: (m, n, k), or (lanes,).
+
+    Where an instruction comes in sizes (wgmma's n), `shape` is the smallest, the granule tiles align to, and
+    `max_shape` the largest. float32 in a matrix unit of NVIDIA means tf32. `flops_per_s`: achievable rate of the
+    whole device, a multiply and an add counted as two; `peak_flops_per_s`: the vendor's, None where none is stated.
+    """
+
+    name: str
+    kind: UnitKind
+    shape: tuple[int, ...]
+    in_dtype: DType
+    acc_dtype: DType
+    flops_per_s: float
+    max_shape: tuple[int, ...] = ()  # empty: `shape` is the only size
+    peak_flops_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a kernel must fit into, one core's share unless it says otherwise. A CPU's warp_size is 1."""
+
+    warp_size: int
+    max_threads_per_block: int
+    max_threads_per_core: int
+    max_blocks_per_core: int
+    registers_per_core: int  # of 4 bytes; a CPU: vector registers of one thread
+    max_registers_per_thread: int
+    shared_bytes_per_block: int  # a CPU: what one task should keep in its private caches
+    shared_bytes_per_core: int
+    launch_overhead_s: float
+    shared_bytes_reserved_per_block: int = 0  # what the system takes of a core's shared memory for each block
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures come from. `fields` are the spec's fields that it stands for; `assumed`: nobody measured it."""
+
+    fields: tuple[str, ...]
+    text: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSpec:
+    """A device as the model sees it. `levels` go from the outermost (dram) to the innermost (register).
+
+    `tile_levels` name the two levels that rTiles are built for: the one a block (or CPU task) fills and the one a
+    thread fills. `toolchain` says what compiles for it; `toolchain_note` why nothing does, where nothing does.
+    """
+
+    id: str
+    name: str
+    vendor: str
+    family: Family
+    arch: Arch
+    num_cores: int
+    clock_hz: float
+    levels: tuple[MemoryLevel, ...]
+    units: tuple[ComputeUnit, ...]
+    limits: Limits
+    tile_levels: tuple[str, str]
+    sources: tuple[Source, ...] = ()
+    vector_bytes: int = 16  # widest load or store of one thread
+    isa: tuple[str, ...] = ()  # CPU features in the compiler's names: avx2, fma, avx512f, ...
+
+    def __post_init__(self) -> None:
+        names = [level.name for level in self.levels]
+        if missing := [name for name in self.tile_levels if name not in names]:
+            raise InvariantError(f"{self.id}: tile_levels name {missing}, levels are {names}")
+
+    def level(self, name: str) -> MemoryLevel:
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise InvariantError(f"{self.id} has no memory level {name}")
+
+    @property
+    def dram(self) -> MemoryLevel:
+        return self.levels[0]
+
+    @property
+    def block_level(self) -> MemoryLevel:
+        return self.level(self.tile_levels[0])
+
+    @property
+    def thread_level(self) -> MemoryLevel:
+        return self.level(self.tile_levels[1])
+
+    def unit_for(self, dtype: DType) -> ComputeUnit:
+        """The scalar or vector unit that computes in `dtype` (its compute type); the nearest rate where none is named."""
+        plain = [u for u in self.units if u.kind in (UnitKind.FMA, UnitKind.VECTOR)]
+        exact = [u for u in plain if u.in_dtype is dtype.compute]
+        if exact:
+            return exact[0]
+        same_width = [u for u in plain if u.in_dtype.bits == max(32, dtype.compute.bits)]
+        return (same_width or plain)[0]

@@ -1,0 +1,145 @@
+"""Kernels as text and as binaries: what the code generators give to the toolchains and these to the runtimes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+
+
+class Language(Enum):
+    C = "c"
+    CUDA = "cuda"
+    HIP = "hip"
+
+    @property
+    def suffix(self) -> str:
+        return {"c": ".c", "cuda": ".cu", "hip": ".hip"}[self.value]
+
+
+class Role(Enum):
+    INPUT = "input"
+    OUTPUT = "output"
+    WORKSPACE = "workspace"  # allocated by the runtime for the length of one call, contents undefined
+    STATUS = "status"  # CPU only: four int64, see Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor in memory, dense and row-major, aligned as its elements are (a GPU's: as its allocator aligns).
+
+    `name` is the caller's name for an input or an output (an output may share an input's name: a scatter);
+    `symbol` is its name in the kernel text, a C identifier, unique in the source.
+    A STATUS buffer is int64[4], zero before the call; a kernel that meets an index out of range stores
+    [1, check, value, 0] there, `check` an index into KernelSource.checks, and reads nothing outside.
+    """
+
+    name: str
+    symbol: str
+    role: Role
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        size = self.dtype.bytes
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCheck:
+    """What a STATUS record refers to: dimension `dimension` (of extent `size`) of `tensor`, indexed by `index`."""
+
+    tensor: str
+    dimension: int
+    size: int
+    index: str
+    axis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One kernel launch; launches run in order. `args` are Buffer symbols, in the order of the parameters.
+
+    In C it is `void name(T0 *arg0, T1 *arg1, ...)`, called once, and grid and block are (1, 1, 1): it runs its own
+    threads. In CUDA it is an extern "C" __global__ function. `shared_bytes` is dynamic shared memory.
+    `zeroed` are symbols of args that the runtime fills with zero bytes just before this launch.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    zeroed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """Kernel text and all that decides its binary. `options` are flags for the compiler beyond the toolchain's own."""
+
+    name: str
+    language: Language
+    arch: Arch
+    text: str
+    buffers: tuple[Buffer, ...]
+    launches: tuple[LaunchSpec, ...]
+    checks: tuple[RuntimeCheck, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """sha256 of everything that decides the binary, as hex."""
+        parts = {
+            "language": self.language.value,
+            "arch": str(self.arch),
+            "text": self.text,
+            "options": self.options,
+            "launches": [(x.name, x.args, x.grid, x.block, x.shared_bytes, x.zeroed) for x in self.launches],
+            "buffers": [(b.name, b.symbol, b.role.value, b.dtype.value, b.shape) for b in self.buffers],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def buffers_of(self, role: Role) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role is role)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(b.bytes for b in self.buffers_of(Role.WORKSPACE))
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one launch takes, as the compiler reports it. `shared_bytes` is static plus dynamic. A CPU's are 0."""
+
+    registers_per_thread: int = 0
+    shared_bytes: int = 0
+    spill_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A binary for the device: a shared object for a CPU, one cubin with all launches for CUDA."""
+
+    source: KernelSource
+    binary: bytes
+    log: str
+    resources: tuple[Resources, ...]  # one a launch
+    compile_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Times of one call of the whole kernel, all launches."""
+
+    median_s: float
+    min_s: float
+    samples: int
+    device_name: str
+    max_abs_error: float | None = None

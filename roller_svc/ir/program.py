@@ -1,0 +1,181 @@
+"""What is computed: tensors, statements, programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, axes_of, loads_of, walk
+
+
+class AxisKind(Enum):
+    SPATIAL = "spatial"
+    REDUCE = "reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    name: str
+    extent: int
+    kind: AxisKind
+
+    def __post_init__(self) -> None:
+        if self.extent < 1:
+            raise InvariantError(f"axis {self.name} has extent {self.extent}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.bytes
+
+
+class StatementKind(Enum):
+    MAP = "map"
+    REDUCE = "reduce"
+    SCATTER = "scatter"
+
+
+class Combine(Enum):
+    """How a reduction, or a reducing scatter, joins two values. The value is the language's sign."""
+
+    SUM = "+"
+    PROD = "*"
+    MAX = ">"
+    MIN = "<"
+    ALL = "&"
+    ANY = "|"
+
+
+def identity(combine: Combine, dtype: DType) -> Const:
+    """What a reduction starts from: it joins with any value of the type to that value."""
+    if combine in (Combine.SUM, Combine.ANY):
+        return Const(0.0 if dtype.is_float else 0, dtype)
+    if combine in (Combine.PROD, Combine.ALL):
+        return Const(1.0 if dtype.is_float else 1, dtype)
+    if dtype.is_float:
+        return Const(-math.inf if combine is Combine.MAX else math.inf, dtype)
+    least, greatest = dtype.integer_range
+    return Const(least if combine is Combine.MAX else greatest, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExpr:
+    """One statement.
+
+    `output` is the id of the tensor it makes, unique in the program; `name` is what the text calls it (they differ
+    only where a scatter makes a new version of its `target`). `axes` are the spatial ones in the order of the left
+    side, then the reduced ones; a scatter's are all spatial. `index` is the left side: bare axes or the constant 0
+    for a map or a reduction, anything for a scatter. The body's value is converted to `type.dtype` when stored.
+    `predicate` (scatter only): nothing is written where it is 0, and the index is not evaluated there.
+    `checked[d]` (scatter only): dimension d of the left index is checked at run time.
+    """
+
+    output: str
+    name: str
+    kind: StatementKind
+    type: TensorType
+    axes: tuple[Axis, ...]
+    index: tuple[Expr, ...]
+    body: Expr
+    combine: Combine | None = None
+    target: str | None = None
+    predicate: Expr | None = None
+    checked: tuple[bool, ...] = ()
+
+    @property
+    def spatial(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.kind is AxisKind.SPATIAL)
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.kind is AxisKind.REDUCE)
+
+    @property
+    def points(self) -> int:
+        """Size of the iteration domain."""
+        return math.prod(a.extent for a in self.axes)
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return {a.name: a.extent for a in self.axes}
+
+    @property
+    def reads(self) -> tuple[Load, ...]:
+        """Every load of the statement: body, left index, predicate."""
+        parts = (self.body, *self.index, *(() if self.predicate is None else (self.predicate,)))
+        return tuple(load for part in parts for load in loads_of(part))
+
+    @property
+    def reads_tensors(self) -> tuple[str, ...]:
+        """Names of the tensors it depends on, each once, a scatter's target too."""
+        names = dict.fromkeys(load.tensor for load in self.reads)
+        if self.target is not None:
+            names[self.target] = None
+        return tuple(names)
+
+    @property
+    def accumulator(self) -> DType:
+        """The type in which its value is formed: wide for narrow floats, at least 32 bits for summed integers."""
+        dtype = self.body.dtype.compute
+        if self.kind is StatementKind.REDUCE and not dtype.is_float and dtype.bits < 32:
+            return DType.INT32 if dtype.is_signed else DType.UINT32
+        return dtype
+
+    @property
+    def flops(self) -> int:
+        """Operations: one for each operator of the body at each point, and one for combining."""
+        per_point = sum(1 for node in walk(self.body) if isinstance(node, Op) and node.dtype is not DType.INT8)
+        index_ops = sum(1 for load in loads_of(self.body) for i in load.index for n in walk(i) if isinstance(n, Op))
+        return self.points * (max(0, per_point - index_ops) + (1 if self.combine else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the caller gets: `name` in the result, `tensor` the id that holds it."""
+
+    name: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProgram:
+    """What a client posts, checked. Statements are in order: each reads only inputs and earlier ones."""
+
+    inputs: tuple[tuple[str, TensorType], ...]
+    statements: tuple[TensorExpr, ...]
+    outputs: tuple[Output, ...]
+
+    @property
+    def types(self) -> Mapping[str, TensorType]:
+        """Type of every tensor, inputs and written ones."""
+        return dict(self.inputs) | {s.output: s.type for s in self.statements}
+
+    @property
+    def flops(self) -> int:
+        return sum(s.flops for s in self.statements)
+
+    @property
+    def has_runtime_checks(self) -> bool:
+        """Whether any index comes from data, so that a call may raise IndexRangeError."""
+        return any(any(load.checked) for s in self.statements for load in s.reads) or any(
+            any(s.checked) for s in self.statements
+        )
+
+
+def free_axes(statement: TensorExpr) -> frozenset[str]:
+    """Axes that occur in the statement but are not declared: empty in a checked program."""
+    used = axes_of(statement.body).union(*(axes_of(i) for i in statement.index))
+    return used - {a.name for a in statement.axes}

@@ -1,0 +1,22 @@
+"""RProgram → schedule tree."""
+
+from __future__ import annotations
+
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import Family
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import ScheduleTree
+from roller_svc.lower.contraction_cpu import lower_contraction_cpu
+from roller_svc.lower.contraction_gpu import lower_contraction_gpu
+from roller_svc.lower.nest_cpu import lower_nest_cpu
+from roller_svc.lower.nest_gpu import lower_nest_gpu
+from roller_svc.lower.scatter import lower_scatter
+
+
+def lower(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
+    """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
+    if group.kind is GroupKind.SCATTER:
+        return lower_scatter(group, family)
+    if group.kind is GroupKind.CONTRACTION:
+        return (lower_contraction_cpu if family is Family.CPU else lower_contraction_gpu)(group, program)
+    return (lower_nest_cpu if family is Family.CPU else lower_nest_gpu)(group, program)

@@ -1,0 +1,84 @@
+"""Statements at one outer point: what a nest computes there, for any way of walking the inner axes.
+
+A group's local tensors are values of the outer point ("rows"): storage nodes that later statements read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Load, rewrite, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+from roller_svc.ir.schedule import Node, Scope, Storage
+
+
+def local_name(tensor: str) -> str:
+    """Storage node that holds a tensor's value at the outer point. No program's name has a dot in it."""
+    return f"{tensor}.row"
+
+
+def acc_name(tensor: str) -> str:
+    return f"{tensor}.acc"
+
+
+def inner_axes(statement: TensorExpr, outer: Iterable[Axis]) -> tuple[Axis, ...]:
+    names = {a.name for a in outer}
+    return tuple(a for a in statement.axes if a.name not in names)
+
+
+def row_tensors(group: KernelGroup) -> frozenset[str]:
+    """Tensors written by the group that later statements of it read: one value for each outer point."""
+    read = {t for s in group.statements for t in s.reads_tensors}
+    return frozenset(s.output for s in group.statements if s.output in read)
+
+
+def row_dtype(statement: TensorExpr) -> DType:
+    return statement.type.dtype.compute
+
+
+def converted(value: Expr, statement: TensorExpr) -> Expr:
+    """A statement's value in its tensor's type: integers wrap at once, floats keep their digits until stored."""
+    dtype = statement.type.dtype
+    if value.dtype is not statement.body.dtype and not statement.body.dtype.is_float:
+        value = Cast(value, statement.body.dtype, implicit=False)  # summed in a wider integer: wrap to its own type
+    if value.dtype is dtype:
+        return value
+    return Cast(value, dtype, implicit=dtype.is_float)
+
+
+@dataclass(frozen=True, slots=True)
+class RowReads:
+    """Replaces what a statement reads: loads of row tensors by their storage at `index`, axes by `at`."""
+
+    rows: frozenset[str]
+    index: tuple[Expr, ...]
+    at: Mapping[str, Expr]
+
+    def apply(self, expr: Expr) -> Expr:
+        def change(node: Expr) -> Expr:
+            if isinstance(node, Load) and node.tensor in self.rows:
+                return Load(local_name(node.tensor), self.index, node.dtype)
+            return node
+
+        return substitute(rewrite(expr, change), self.at)
+
+    def with_axes(self, more: Mapping[str, Expr]) -> RowReads:
+        return replace(self, at={**self.at, **more})
+
+
+def wrapped(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes inside all of the storages."""
+    for storage in reversed(list(storages)):
+        nodes = (replace(storage, body=nodes),)
+    return nodes
+
+
+def register(name: str, dtype: DType, *shape: int) -> Storage:
+    return Storage(name, dtype, tuple(shape), Scope.REGISTER, ())
+
+
+def is_reduction(statement: TensorExpr) -> bool:
+    return statement.kind is StatementKind.REDUCE

@@ -1,0 +1,256 @@
+"""READ FIRST. Text and a device in; the fastest kernel we can make, out: the one place that strings the stages together.
+
+    parse → partition → (construct → estimate) a group → plans → (lower → emit → compile → measure) a plan → report
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from roller_svc import hardware
+from roller_svc.backends import Backend, backend_for
+from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.construct import rank
+from roller_svc.construct.partition import partition, stored_types
+from roller_svc.construct.split import may_split, split_group
+from roller_svc.errors import BuildError, ToolchainMissingError
+from roller_svc.ir import printer
+from roller_svc.ir.estimate import Candidate, Construction
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, Select
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.lang import parse
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lower import lower
+from roller_svc.runtime.measure import measure
+from roller_svc.toolchain import availability, compile_source
+
+T = TypeVar("T")
+Trace = Callable[[str, Any], Any]
+Inputs = tuple[tuple[str, TensorType], ...]
+
+# One candidate's share of measuring; the first few samples already reject what is far behind.
+MEASURE_BUDGET_S = 0.1
+
+
+def silent(_: str, value: T) -> T:
+    """A trace that watches nothing."""
+    return value
+
+
+def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
+    """The whole way. Raises InputError for what the caller did wrong, BuildError where no plan could be built."""
+    clock = _Clock()
+    program: TensorProgram = trace("parse", parse(request.expression, dict(request.inputs), request.outputs))
+    clock.lap("parse")
+    hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
+    clock.lap("hardware")
+    groups, ranked, constructions = ranked_groups(program, hw, request.top_k)
+    trace("construct", constructions)
+    plans: tuple[Plan, ...] = trace("shortlist", best_plans(ranked, request.top_k))
+    clock.lap("construct")
+    backend = _available_backend(hw)
+    measuring, notes = _may_measure(request, hw, backend)
+    build = _built_together if measuring else _first_built
+    attempts = build(plans, program, groups, hw)
+    clock.lap("compile")
+    if measuring:
+        attempts = _measured(attempts, program, backend)
+        clock.lap("measure")
+    attempts = _best_first(attempts, plans)
+    if attempts[0].error is not None:
+        raise attempts[0].error
+    report = BuildReport(request, program, hw, groups, constructions, attempts, notes, clock.laps)
+    trace("report", report)
+    return report
+
+
+def estimate_program(
+    expression: str, inputs: Inputs, spec: HardwareSpec, outputs: tuple[str, ...] | None = None, top_k: int = 1
+) -> tuple[Plan, ...]:
+    """What the model says of the best plans, best first. Builds nothing, opens no device."""
+    return estimate_checked(parse(expression, dict(inputs), outputs), spec, top_k)
+
+
+def estimate_checked(program: TensorProgram, spec: HardwareSpec, top_k: int = 1) -> tuple[Plan, ...]:
+    """The same for a program that is parsed already."""
+    _, ranked, _ = ranked_groups(program, spec, top_k)
+    return best_plans(ranked, top_k)
+
+
+def ranked_groups(
+    program: TensorProgram, hw: HardwareSpec, top_k: int
+) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
+    """Kernel groups, for each its candidates best first, and how they were constructed."""
+    groups = partition(program, hw)
+    ranked, constructions = [], []
+    for group in groups:
+        unit = hw.unit_for(group.space.compute_dtype)
+        candidates, construction = rank(group, hw, unit, top_k)
+        ranked.append(candidates)
+        constructions.append(construction)
+    return groups, tuple(ranked), tuple(constructions)
+
+
+def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
+    """The `top_k` least sums of one candidate a group, best first."""
+
+    def seconds(at: tuple[int, ...]) -> float:
+        return sum(candidates[i].estimate.seconds for candidates, i in zip(ranked, at, strict=True))
+
+    first = (0,) * len(ranked)
+    heap, seen, plans = [(seconds(first), first)], {first}, []
+    while heap and len(plans) < top_k:
+        _, at = heapq.heappop(heap)
+        plans.append(Plan(tuple(candidates[i] for candidates, i in zip(ranked, at, strict=True))))
+        for g, candidates in enumerate(ranked):
+            following = (*at[:g], at[g] + 1, *at[g + 1 :])
+            if following[g] < len(candidates) and following not in seen:
+                seen.add(following)
+                heapq.heappush(heap, (seconds(following), following))
+    return tuple(plans)
+
+
+def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec) -> KernelSource:
+    """Kernel text of a plan: every group lowered, split reductions taken apart, one source for all launches."""
+    parts: list[Part] = []
+    workspace: list[tuple[str, TensorType]] = []
+    types = stored_types(program)
+    for group, choice in zip(groups, plan.choices, strict=True):
+        for piece, tiles, extra in _pieces(group, choice.program, hw):
+            views = (*piece.inputs, *piece.stored)
+            parts.append(Part(lower(piece, tiles, hw.family), views))
+            workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
+    buffers = tensors_in_memory(program, types, workspace)
+    return emit("kernel", tuple(parts), buffers, hw, _header(plan, program, hw))
+
+
+def _pieces(
+    group: KernelGroup, program: RProgram, hw: HardwareSpec
+) -> Iterable[tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]]:
+    """The group as it is, or its halves where its reduction is split."""
+    if program.split_k == 1 or not may_split(group):
+        yield group, program, ()
+        return
+    halves = split_group(group, program)
+    yield halves.partial, halves.partial_program, (halves.workspace,)
+    space = halves.combining.space
+    candidates, _ = rank(halves.combining, hw, hw.unit_for(space.compute_dtype), 1)
+    yield halves.combining, candidates[0].program, ()
+
+
+def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
+    """What the kernel is, for whoever reads its text."""
+    estimate = plan.estimate
+    lines = [printer.text(program), f"target: {hw.id} ({hw.name}, {hw.arch})"]
+    for i, choice in enumerate(plan.choices):
+        tiles = choice.program
+        block = ", ".join(f"{name}={extent}" for name, extent in tiles.block.extents)
+        thread = ", ".join(f"{name}={extent}" for name, extent in tiles.thread.extents)
+        lines.append(
+            f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
+            f"lanes {tiles.lanes}, split_k {tiles.split_k}, unit {tiles.unit.name}"
+        )
+    lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
+    return "\n".join(lines)
+
+
+def _available_backend(hw: HardwareSpec) -> Backend:
+    """The device's back end, once something compiles for it here; else an error that says what is missing."""
+    backend = backend_for(hw)
+    found = availability(hw)
+    if not found.ok:
+        raise ToolchainMissingError(found.reason)
+    return backend
+
+
+def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> tuple[bool, tuple[str, ...]]:
+    if request.select is Select.MODEL:
+        return False, ()
+    if backend.present(hw):
+        return True, ()
+    return False, (f"nothing was measured: there is no {hw.id} here, the model chose",)
+
+
+def _built(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec) -> Attempt:
+    source = generate(plan, program, groups, hw)
+    try:
+        return Attempt(plan, source, compile_source(source), None, None)
+    except BuildError as failure:
+        return Attempt(plan, source, None, None, failure)
+
+
+def _built_together(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """All plans; compilers are processes, so that threads suffice to keep the cores busy."""
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        return tuple(pool.map(lambda plan: _built(plan, program, groups, hw), plans))
+
+
+def _first_built(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """The first plan that builds, and the failures before it."""
+    attempts: list[Attempt] = []
+    for plan in plans:
+        attempts.append(_built(plan, program, groups, hw))
+        if attempts[-1].error is None:
+            break
+    return tuple(attempts)
+
+
+def _measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Backend) -> tuple[Attempt, ...]:
+    """Every plan that built, timed on the same random inputs; the best time so far cuts the slower ones short."""
+    arrays = random_inputs(program, seed=0)
+    best_s: float | None = None
+    timed: list[Attempt] = []
+    for attempt in attempts:
+        if attempt.compiled is None:
+            timed.append(attempt)
+            continue
+        try:
+            found = measure(backend.load(attempt.compiled).bound(arrays), MEASURE_BUDGET_S, best_s=best_s)
+        except BuildError as failure:
+            timed.append(Attempt(attempt.plan, attempt.source, attempt.compiled, None, failure))
+            continue
+        best_s = found.min_s if best_s is None else min(best_s, found.min_s)
+        timed.append(Attempt(attempt.plan, attempt.source, attempt.compiled, found, None))
+    return tuple(timed)
+
+
+def _best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...]) -> tuple[Attempt, ...]:
+    """By measured time, then by estimate, failures last; plans that nobody built stand behind by their estimate."""
+
+    def order(attempt: Attempt) -> tuple[bool, bool, float]:
+        timed = attempt.measurement
+        seconds = timed.min_s if timed else attempt.plan.estimate.seconds
+        unbuilt = attempt.compiled is None
+        return attempt.error is not None, unbuilt, seconds
+
+    tried = {id(a.plan) for a in attempts}
+    rest = (Attempt(plan, None, None, None, None) for plan in plans if id(plan) not in tried)
+    return tuple(sorted((*attempts, *rest), key=order))
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds of each stage."""
+
+    last: float = field(default_factory=time.perf_counter)
+    laps: tuple[tuple[str, float], ...] = ()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.laps = (*self.laps, (stage, now - self.last))
+        self.last = now
+
