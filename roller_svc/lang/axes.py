@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.errors import ExprTypeError, ShapeError
 from roller_svc.ir.program import TensorType
-from roller_svc.lang.names import did_you_mean
+from roller_svc.lang.names import known_names
 from roller_svc.lang.source import Source, Span
 from roller_svc.lang.syntax import DimSize, Extent, Get, Node, Num, Ref, Statement, TypeOf, WhereItem, children
 
@@ -36,7 +36,7 @@ class Scope:
         if name in self.later:
             message = f"`{name}` is read before it is written"
             raise self.source.error(ExprTypeError, "read-before-write", message, at, "reorder the statements")
-        hint = did_you_mean(name, self.tensors)
+        hint = known_names(name, self.tensors, "tensors")
         raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", at, hint)
 
 

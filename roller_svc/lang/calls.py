@@ -70,8 +70,8 @@ class Written:
                 raise Fault("wrong-arguments", f"`{self.name}` takes no argument `{name}`", value, hint)
 
     def wrong(self, least: int, most: int, given: int) -> Fault:
-        takes = f"{least}" if least == most else f"{least} to {most}"
-        return Fault("wrong-arguments", f"`{self.name}` takes {takes} arguments, not {given}", self.at_name)
+        message = f"`{self.name}` takes {names.arguments(least, most)}, not {given}"
+        return Fault("wrong-arguments", message, self.at_name)
 
 
 def depth_above(nodes: Sequence[Node], at: Spanned) -> int:
@@ -174,9 +174,8 @@ def applied(call: Written, name: str, at: Span, args: Sequence[Node], type_: Typ
     if function is None:
         raise unknown_function(name, at)
     if not function.least <= len(args) <= function.most:
-        least, most = function.least, function.most
-        takes = f"{least}" if least == most else f"{least} to {most}"
-        raise Fault("wrong-arguments", f"`{name}` takes {takes} arguments, not {len(args)}", at)
+        takes = names.arguments(function.least, function.most)
+        raise Fault("wrong-arguments", f"`{name}` takes {takes}, not {len(args)}", at)
     below = args if type_ is None else (*args, type_)
     return Apply(name, tuple(args), type_, call.start, call.end, at.start, at.end, depth_above(below, call))
 

@@ -18,7 +18,7 @@ from roller_svc.lang.syntax import Statement
 from roller_svc.lang.tokens import Tok
 from roller_svc.lang.tree import TreeBuilder
 
-# Python's operators and precedence; a comparison does not chain.
+# A chain's operators get Python's precedence in tree.py: rules of one level each would cost a reduction a level.
 _GRAMMAR = r"""
 statement: NAME LSQB [indices] RSQB [COLON NAME] assign expr [where]
 assign: EQUAL | ASSIGN | REDUCE | CMP
@@ -26,25 +26,14 @@ where: WHERE where_item (COMMA where_item)* [COMMA]
 where_item: NAME IN expr
 indices: expr (COMMA expr)* [COMMA]
 
-?expr: bitor
-     | bitor CMP bitor                       -> binary
-?bitor: bitxor
-     | bitor OR bitxor                       -> binary
-?bitxor: bitand
-     | bitxor XOR bitand                     -> binary
-?bitand: shift
-     | bitand AND shift                      -> binary
-?shift: sum
-     | shift SHIFT sum                       -> binary
-?sum: term
-     | sum ADD term                          -> binary
-?term: factor
-     | term MUL factor                       -> binary
+?expr: chain
+?chain: factor (_operator factor)*
+_operator: CMP | OR | XOR | AND | SHIFT | ADD | MUL
 ?factor: power
      | ADD factor                            -> unary
      | TILDE factor                          -> unary
 ?power: postfix
-     | postfix POW factor                    -> binary
+     | postfix POW factor                    -> power
 ?postfix: atom
      | postfix DOT NAME LPAR [arguments] RPAR -> method
 ?atom: NUMBER                                -> number
@@ -105,24 +94,29 @@ def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source
     """What is wrong at the token that does not fit, and what would have fitted."""
     expected = set(unexpected.expected)
     found = unexpected.token
-    if found.type == "$END":
-        at = Span(tokens[-1].end, tokens[-1].end + 1)
-        return source.syntax_error("syntax-error", f"the statement ends where {_wanted(expected)} should follow", at)
-    at = Span(found.start_pos or 0, found.end_pos or 0)
-    before = [tok for tok in tokens if tok.end <= at.start]
+    ended = found.type == "$END"
+    at = Span(tokens[-1].start, tokens[-1].end) if ended else Span(found.start_pos or 0, found.end_pos or 0)
+    before = tokens if ended else [tok for tok in tokens if tok.end <= at.start]
     special = _known_mistake(found, before, expected)
     if special is not None:
         code, message, hint = special
         return source.syntax_error(code, message, at, hint)
+    wanted = _wanted(expected, inside=_brackets_open(before))
+    if ended:
+        message = f"the statement ends after `{tokens[-1].text}`, where {wanted} should follow"
+        return source.syntax_error("syntax-error", message, at)
     hint = names.PYTHON_WORDS.get(str(found)) or (names.PYTHON_WORDS.get(before[-1].text) if before else None)
-    return source.syntax_error("syntax-error", f"`{source.cut(at)}` where {_wanted(expected)} should stand", at, hint)
+    return source.syntax_error("syntax-error", f"`{source.cut(at)}` where {wanted} should stand", at, hint)
+
+
+def _brackets_open(before: list[Tok]) -> bool:
+    """Whether the place after these tokens is inside brackets."""
+    kinds = [tok.kind for tok in before]
+    return sum(kind in ("LPAR", "LSQB") for kind in kinds) > sum(kind in ("RPAR", "RSQB") for kind in kinds)
 
 
 def _known_mistake(found: Token, before: list[Tok], expected: set[str]) -> tuple[str, str, str | None] | None:
     """(code, message, hint) for what people often write and the language does not have."""
-    if found.type == "CMP" and "NUMBER" not in expected and "ASSIGN" not in expected:
-        hint = "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
-        return "chained-comparison", "a comparison after a comparison", hint
     if "ASSIGN" in expected and found.type == "NAME":
         return "unknown-reduction", f"`{found}` is no reduction", "the reductions are +=! *=! >=! <=! &=! |=!"
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
@@ -130,12 +124,20 @@ def _known_mistake(found: Token, before: list[Tok], expected: set[str]) -> tuple
     if found.type == "STRING" and before and before[-1].kind == "NAME":
         return "syntax-error", "a text in quotes is no value", None
     if found.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
+        if len(before) == 1:
+            hint = f"write `{before[0].text}[...] {found} ...`, `{before[0].text}[]` for a scalar"
+            return "syntax-error", f"`{before[0].text}` on the left has no index", hint
         return "syntax-error", f"a second `{found}` in one statement", "end a statement with `;` or a line break"
+    if found.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
+        hint = names.PYTHON_WORDS.get(str(found), "an operator is missing, or a `;` between two statements")
+        return "syntax-error", f"`{found}` right after `{before[-1].text}`", hint
     return None
 
 
-def _wanted(expected: set[str]) -> str:
+def _wanted(expected: set[str], *, inside: bool) -> str:
     """The expected terminals in words."""
+    if "ADD" in expected and "NUMBER" not in expected:
+        return "an operator, `,` or the closing bracket" if inside else "an operator or the statement's end"
     if "NUMBER" in expected:
         return "a value"
     if "ASSIGN" in expected:
@@ -148,10 +150,9 @@ def _wanted(expected: set[str]) -> str:
 
 _WORDS = (
     ("IN", "`in`"),
-    ("RPAR", "an operator, `,` or `)`"),
-    ("RSQB", "an operator, `,` or `]`"),
+    ("RPAR", "`,` or `)`"),
+    ("RSQB", "`,` or `]`"),
     ("LSQB", "`[`"),
     ("LPAR", "`(`"),
     ("NAME", "a name"),
-    ("ADD", "an operator or the statement's end"),
 )

@@ -87,10 +87,10 @@ def function_named(name: str) -> Function | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one."""
-    names = sorted(set(known))
-    by_lower = {n.lower(): n for n in names}
-    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    """The known name that is most like this one; a short one may differ in every other letter."""
+    by_lower = {n.lower(): n for n in sorted(set(known))}
+    cutoff = 0.5 if len(name) <= 3 else 0.65
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
 
 
@@ -98,3 +98,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A hint that offers the nearest known name."""
     found = nearest(name, known)
     return None if found is None else f"did you mean `{found}`?"
+
+
+def known_names(name: str, known: Iterable[str], what: str) -> str:
+    """A hint that offers the nearest name, or the first few there are."""
+    names = sorted(known)
+    shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+    return did_you_mean(name, names) or (f"{what}: {shown}" if names else f"there are no {what}")
+
+
+def arguments(least: int, most: int) -> str:
+    """How many arguments something takes, in words."""
+    if least == most:
+        return f"{least} argument{'' if least == 1 else 's'}"
+    return f"{least} to {most} arguments"
+
+
+MAX_NAMES_SHOWN = 8

@@ -77,7 +77,7 @@ def _cast(value: Array, source: DType, dtype: DType, *, implicit: bool) -> Array
 def _saturated(value: Array, dtype: DType) -> Array:
     """float → integer: truncates and saturates, NaN gives 0."""
     if dtype is DType.BOOL:
-        return (value != 0).astype(np.int64)
+        return np.asarray(value != 0, np.int64)
     low, high = dtype.integer_range
     clear = np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=2.0**64, neginf=-(2.0**64))
     small = np.clip(np.trunc(clear), -(2.0**62), 2.0**62).astype(np.int64)
@@ -87,12 +87,12 @@ def _saturated(value: Array, dtype: DType) -> Array:
 def _wrapped(value: Array, dtype: DType) -> Array:
     value = value.astype(np.int64)
     if dtype is DType.BOOL:
-        return (value != 0).astype(np.int64)
+        return np.asarray(value != 0, np.int64)
     if dtype.bits == 64:
         return value
     modulus = 1 << dtype.bits
     low: Array = value & (modulus - 1)
-    return np.where(low >= modulus // 2, low - modulus, low) if dtype.is_signed else low
+    return np.asarray(np.where(low >= modulus // 2, low - modulus, low)) if dtype.is_signed else low
 
 
 def _floordiv(x: Array, y: Array) -> Array:
@@ -102,7 +102,7 @@ def _floordiv(x: Array, y: Array) -> Array:
 def _mod(x: Array, y: Array) -> Array:
     if x.dtype.kind == "f":
         return np.asarray(np.fmod(x, y))
-    return np.where(y == 0, 0, x % np.where(y == 0, 1, y))
+    return np.asarray(np.where(y == 0, 0, x % np.where(y == 0, 1, y)))
 
 
 def _as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

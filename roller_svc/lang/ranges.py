@@ -64,9 +64,12 @@ class Guard:
 
 @dataclass(slots=True)
 class Budget:
-    """What deciding the indices of one program may still cost. isl is not tried again once it gave up."""
+    """What deciding the indices of one program may still cost. isl is not tried again once it gave up.
 
-    points: int = 16_000_000
+    `evaluations` counts points times nodes; all of them take about a second.
+    """
+
+    evaluations: int = 100_000_000
     isl_failed: bool = False
 
 
@@ -183,9 +186,11 @@ class Ranges:
             wanted = used
         extents = {name: extent for name, extent in self._extents.items() if name in wanted}
         count = points.points(extents)
-        if count > min(MAX_ENUMERATED_POINTS, self._budget.points):
-            return Undecided(f"its axes have {count} points, more than the {MAX_ENUMERATED_POINTS} that are tried")
-        self._budget.points -= count
+        guards = [guard for guard in self._guards if axes_of(guard.condition) <= wanted]
+        work = count * sum(1 for e in (index, *(guard.condition for guard in guards)) for _ in walk(e))
+        if count > MAX_ENUMERATED_POINTS or work > self._budget.evaluations:
+            return Undecided(f"its axes have {count} points, more than are tried one by one")
+        self._budget.evaluations -= work
         axes = points.grid(extents)
         try:
             with np.errstate(all="ignore"):
@@ -193,9 +198,8 @@ class Ranges:
         except points.OpaqueValueError:
             return Undecided("it has a function that is not evaluated here")
         bad = (value < 0) | (value >= size)
-        for guard in self._guards:
-            if axes_of(guard.condition) <= wanted:
-                bad = bad & self._may_hold(guard.condition, axes, holds=guard.holds)
+        for guard in guards:
+            bad = bad & self._may_hold(guard.condition, axes, holds=guard.holds)
         if not bad.any():
             return Inside(index)
         where = np.argwhere(np.broadcast_to(bad, tuple(extents.values())))[0]

@@ -57,13 +57,26 @@ class TreeBuilder:
         at = _span(parts[0])
         return Text(str(parts[0])[1:-1], at.start, at.end)
 
-    def binary(self, parts: Parts) -> Binary:
-        left, sign, right = parts
-        at = Span(left.start, right.end)  # type: ignore[attr-defined]  # nodes, by the grammar
-        if sign == "^":
-            raise Fault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
-        depth = depth_above((left, right), at)  # type: ignore[arg-type]
-        return Binary(str(sign), left, right, at.start, at.end, depth)  # type: ignore[arg-type]
+    def chain(self, parts: Parts) -> Node:
+        """operand operator operand ...: Python's precedence, left to right; two stacks instead of recursion."""
+        operands, operators = [_node(parts[0])], list[object]()
+        for sign, operand in zip(parts[1::2], parts[2::2], strict=True):
+            level = _LEVELS[str(sign)]
+            while operators and _LEVELS[str(operators[-1])] >= level:
+                if level == _COMPARISON and _LEVELS[str(operators[-1])] == _COMPARISON:
+                    hint = "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
+                    raise Fault("chained-comparison", "a comparison after a comparison", _span(sign), hint)
+                _join(operands, operators)
+            operators.append(sign)
+            operands.append(_node(operand))
+        while operators:
+            _join(operands, operators)
+        return operands[0]
+
+    def power(self, parts: Parts) -> Node:
+        operands = [_node(parts[0]), _node(parts[2])]
+        _join(operands, [parts[1]])
+        return operands[0]
 
     def unary(self, parts: Parts) -> Node:
         sign, arg = parts
@@ -155,6 +168,29 @@ class TreeBuilder:
         return Statement(
             str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end
         )
+
+
+# Python's, loosest first.
+_COMPARISON = 0
+_PRECEDENCE = (
+    ("<", "<=", ">", ">=", "==", "!="),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "//", "%"),
+)
+_LEVELS = {sign: level for level, signs in enumerate(_PRECEDENCE) for sign in signs}
+
+
+def _join(operands: list[Node], operators: list[object]) -> None:
+    """The last two operands and the last operator become one node."""
+    right, left, sign = operands.pop(), operands.pop(), operators.pop()
+    if sign == "^":
+        raise Fault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
+    at = Span(left.start, right.end)
+    operands.append(Binary(str(sign), left, right, at.start, at.end, depth_above((left, right), at)))
 
 
 def _node(part: object) -> Node:
