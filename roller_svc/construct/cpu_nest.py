@@ -124,7 +124,7 @@ class CpuNest:
         points = 1
         for i in p.spatial:
             points *= tile[i]
-        return p.touched.moved_bytes(tile, p.machine.dram.transaction_bytes) / points
+        return p.touched.moved_bytes(tile) / points
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])

@@ -91,7 +91,7 @@ def _traffic(p: Problem, block: Tile) -> float:
     points = 1
     for i in p.spatial:
         points *= block[i]
-    return p.touched.moved_bytes(block, p.machine.dram.transaction_bytes) / points
+    return p.touched.moved_bytes(block) / points
 
 
 def _with(tile: Tile, axis: int, extent: int) -> Tile:

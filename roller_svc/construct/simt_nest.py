@@ -140,7 +140,7 @@ class SimtNest:
     def _traffic(self, tile: Tile) -> float:
         p = self.problem
         points = math.prod(self._points(tile))
-        return p.touched.moved_bytes(tile, p.machine.dram.transaction_bytes) / points
+        return p.touched.moved_bytes(tile) / points
 
     def _threads(self, block: Tile, base: Base) -> int:
         threads = base.lanes

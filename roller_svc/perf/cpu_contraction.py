@@ -66,12 +66,12 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     rows = _at(block, panel_axis) * _at(block, p.k)
     cycles = 0.0
     for tensor in operand.tensors:
-        if tensor.unit_stride_axis == panel_axis and panel_axis is not None:
+        if panel_axis is not None and tensor.strides.get(panel_axis) == 1:
             # short runs (rows of a small image) cost a vector each, however short
             cycles += 2.0 * rows / min(lanes, tensor.run(block)) + 0.05 * rows
         else:
             cycles += GATHER_CYCLES * rows
-        cycles += tensor.moved_bytes(block, mach.dram.transaction_bytes) / bandwidth
+        cycles += tensor.moved_bytes(block) / bandwidth
     return cycles
 
 

@@ -60,7 +60,7 @@ def _access_cycles(
     repeats = vectors if tensor.walks_reduced or p.inner_points == 1 else vectors / max(1, p.inner_points / max(1, launch.lanes))
     if vector == 1 or position is None or position not in tensor.axes:
         return repeats * LOAD_CYCLES
-    if tensor.unit_stride_axis == position:
+    if tensor.strides.get(position) == 1:
         return repeats * LOAD_CYCLES * unit_vectors
     return repeats * GATHER_CYCLES * vector
 
@@ -68,10 +68,9 @@ def _access_cycles(
 def _memory_s(p: Problem, launch: Launch) -> float:
     """Whole cache lines of each task, from the cache that holds the data or DRAM; once where a task's tile fits L2."""
     mach = p.machine
-    line = mach.dram.transaction_bytes
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
-    task_bytes = p.touched.moved_bytes(clipped, line)
-    whole = p.touched.moved_bytes(p.touched.extents, line)
+    task_bytes = p.touched.moved_bytes(clipped)
+    whole = p.touched.moved_bytes(p.touched.extents)
     bandwidth = _bandwidth(mach, p.compulsory_bytes)
     return max(whole, min(launch.grid * task_bytes, 4 * whole)) / bandwidth * max(1.0, mach.cores / max(1, launch.grid) / 2)
 

@@ -41,17 +41,22 @@ class DimFootprint:
 
     dim: Dim
     walks: tuple[tuple[int, int], ...] | None
-    _seen: dict[Tile, tuple[int, int]] = field(default_factory=dict)
+    _seen: dict[Tile, tuple[int, int, int]] = field(default_factory=dict)
 
-    def measure(self, reaches: list[tuple[int, ...]]) -> tuple[int, int]:
-        """Values that the index takes, and how many of them follow each other without a gap."""
+    def measure(self, reaches: list[tuple[int, ...]]) -> tuple[int, int, int]:
+        """Values that the index takes, how many of them follow each other without a gap, from first to last."""
         if self.walks is None:
-            return self.dim.size, self.dim.size
+            return self.dim.size, self.dim.size, self.dim.size
         key = tuple([reaches[axis][member] for axis, member in self.walks])
         known = self._seen.get(key)
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
-            known = self._seen[key] = (touched(self.dim, by_name), inner_run(self.dim, by_name))
+            span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
+            known = self._seen[key] = (
+                touched(self.dim, by_name),
+                inner_run(self.dim, by_name),
+                self.dim.size if self.dim.opaque else min(self.dim.size, span),
+            )
         return known
 
 
@@ -64,32 +69,37 @@ class AccessFootprint:
     dims: tuple[DimFootprint, ...]
     axes: tuple[int, ...]
     elem_bytes: int
-    unit_stride_axis: int | None
+    strides: dict[int, int]  # elements between neighbours along a tile axis, where they share the innermost dimension
     all_known: bool  # whether the space has every axis that it walks
     walks_reduced: bool  # whether a reduced axis, or one the space leaves out, moves it
-    _seen: dict[Tile, tuple[int, int]] = field(default_factory=dict)
+    transaction_bytes: int
+    _seen: dict[Tile, tuple[int, int, float]] = field(default_factory=dict)
 
-    def _measure(self, tile: Tile) -> tuple[int, int]:
+    def _measure(self, tile: Tile) -> tuple[int, int, float]:
         key = tuple([tile[i] for i in self.axes])
         known = self._seen.get(key)
         if known is None:
             known = self._seen[key] = self._compute(key)
         return known
 
-    def _compute(self, key: Tile) -> tuple[int, int]:
+    def _compute(self, key: Tile) -> tuple[int, int, float]:
         points = 1
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
         reaches = [table[extent] for extent, table in zip(key, self.tables, strict=True)]
-        elements, run, unbroken = 1, 1, True
+        elements = run = row = span = 1  # row: elements up to the innermost dimension that is not whole; span: its reach
+        unbroken = True
         for dim in self.dims:
-            values, follow = dim.measure(reaches)
+            values, follow, reached = dim.measure(reaches)
             elements *= values
             if unbroken:
-                run *= follow
+                row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
+        size, line = self.elem_bytes, self.transaction_bytes
+        lines = min(row / run * -(-run * size // line), -(-span * size // line))
         # a box around an unaligned run of a fused axis holds more points than the run
-        return (min(points, elements) if self.all_known else elements), run
+        inside = min(points, elements) if self.all_known else elements
+        return inside, run, inside / row * lines * line
 
     def elements(self, tile: Tile) -> int:
         """Distinct elements of this tensor that a tile touches."""
@@ -102,11 +112,9 @@ class AccessFootprint:
     def bytes(self, tile: Tile) -> int:
         return self._measure(tile)[0] * self.elem_bytes
 
-    def moved_bytes(self, tile: Tile, transaction_bytes: int) -> float:
+    def moved_bytes(self, tile: Tile) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
-        elements, run = self._measure(tile)
-        run_bytes = run * self.elem_bytes
-        return elements * self.elem_bytes * (-(-run_bytes // transaction_bytes) * transaction_bytes / run_bytes)
+        return self._measure(tile)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +142,14 @@ class SpaceFootprint:
         """ROLLER's footprint: bytes of all tensors that a tile touches."""
         return sum([a.bytes(tile) for a in self.reads]) + sum([a.bytes(tile) for a in self.writes])
 
-    def moved_bytes(self, tile: Tile, transaction_bytes: int) -> float:
-        return sum([a.moved_bytes(tile, transaction_bytes) for a in self.accesses])
+    def moved_bytes(self, tile: Tile) -> float:
+        return sum([a.moved_bytes(tile) for a in self.reads]) + sum([a.moved_bytes(tile) for a in self.writes])
 
 
-def footprint(space: TileSpace) -> SpaceFootprint:
-    """Prepare a space for searching."""
+def footprint(space: TileSpace, transaction_bytes: int) -> SpaceFootprint:
+    """Prepare a space for searching on a device whose memory moves so many bytes at once."""
     tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
-    compiled = [_compile(access, tables) for access in space.accesses]
+    compiled = [_compile(access, tables, transaction_bytes) for access in space.accesses]
     return SpaceFootprint(
         space,
         tuple(t.extent for t in tables),
@@ -150,7 +158,7 @@ def footprint(space: TileSpace) -> SpaceFootprint:
     )
 
 
-def _compile(access: TileAccess, tables: tuple[ReachTable, ...]) -> AccessFootprint:
+def _compile(access: TileAccess, tables: tuple[ReachTable, ...], transaction_bytes: int) -> AccessFootprint:
     walked = {name for dim in access.dims for name, _ in dim.coeffs}
     axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
     used = tuple(tables[i] for i in axes)
@@ -163,7 +171,8 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...]) -> AccessFootpr
         walks_reduced=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
         axes=axes,
         elem_bytes=access.dtype.bytes,
-        unit_stride_axis=_unit_stride_axis(access, axes, used),
+        transaction_bytes=transaction_bytes,
+        strides=_strides(access, axes, used),
     )
 
 
@@ -171,14 +180,14 @@ def _walks(dim: Dim, place: Mapping[str, tuple[int, int]]) -> tuple[tuple[int, i
     return tuple(place[name] for name, _ in dim.coeffs) if all(name in place for name, _ in dim.coeffs) else None
 
 
-def _unit_stride_axis(access: TileAccess, axes: Tile, tables: tuple[ReachTable, ...]) -> int | None:
-    """Position of the tile axis whose neighbours are neighbours in this tensor; None where there is none."""
+def _strides(access: TileAccess, axes: Tile, tables: tuple[ReachTable, ...]) -> dict[int, int]:
     wide = [dim for dim in access.dims if dim.size > 1]
     if not wide or wide[-1].opaque:
-        return None
-    steps = {name for name, coeff in wide[-1].coeffs if abs(coeff) == 1}
+        return {}
+    steps = {name: abs(coeff) for name, coeff in wide[-1].coeffs}
+    found = {}
     for position, table in zip(axes, tables, strict=True):
         inner = next((m for m in reversed(table.axis.members) if m.extent > 1), None)
         if inner is not None and inner.name in steps:
-            return position
-    return None
+            found[position] = steps[inner.name]
+    return found

@@ -20,7 +20,7 @@ from roller_svc.perf.simt_contraction import simt_contraction
 from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
 
-OVERLAP_LEAK = 0.1  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
+OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ class Operand:
     address_ops: float
     elem_bytes: int  # widest of its tensors
     total_bytes: int
-    transaction_bytes: int
     _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
     def moved_bytes(self, tile: Tile) -> float:
@@ -32,7 +31,7 @@ class Operand:
         key = tuple([tile[i] for i in self.axes])
         known = self._moved.get(key)
         if known is None:
-            known = self._moved[key] = sum([t.moved_bytes(tile, self.transaction_bytes) for t in self.tensors])
+            known = self._moved[key] = sum([t.moved_bytes(tile) for t in self.tensors])
         return known
 
     def elements(self, tile: Tile) -> int:
@@ -72,7 +71,7 @@ class Problem:
 
 def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
     """Prepare a space for many estimates."""
-    touched = footprint(space)
+    touched = footprint(space, hw.dram.transaction_bytes)
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     place = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
@@ -92,9 +91,9 @@ def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
         m=place.get(AxisRole.M),
         n=place.get(AxisRole.N),
         k=place.get(AxisRole.K),
-        a=_operand(by_operand["a"], touched, hw.dram.transaction_bytes),
-        b=_operand(by_operand["b"], touched, hw.dram.transaction_bytes),
-        rest=_operand(by_operand[""], touched, hw.dram.transaction_bytes),
+        a=_operand(by_operand["a"], touched),
+        b=_operand(by_operand["b"], touched),
+        rest=_operand(by_operand[""], touched),
         outer_points=outer,
         inner_points=inner,
         compulsory_bytes=compulsory,
@@ -112,14 +111,13 @@ def _outer_bandwidth(mach: Machine, compulsory_bytes: int) -> float:
     return mach.dram.bandwidth_bytes_per_s
 
 
-def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, transaction_bytes: int) -> Operand:
+def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:
     return Operand(
         tensors=tensors,
         axes=tuple(sorted({i for t in tensors for i in t.axes})),
         address_ops=sum(address_ops(t) for t in tensors),
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(touched.extents) for t in tensors),
-        transaction_bytes=transaction_bytes,
     )
 
 

@@ -30,7 +30,7 @@ class Step:
     def busy(self) -> float:
         # measured kernels reach about 95 % of the tightest pipe; the others show through a little
         worst = max(self.fma, self.shared, self.issue)
-        return worst + 0.1 * (self.fma + self.shared + self.issue - worst)
+        return worst + 0.05 * (self.fma + self.shared + self.issue - worst)
 
 
 def simt_contraction(p: Problem, launch: Launch) -> Costs:

@@ -10,7 +10,7 @@ from roller_svc.perf.occupancy import OVERHEAD_REGISTERS, BlockNeeds, blocks_per
 from roller_svc.perf.problem import Problem, address_ops
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
 
-LOOP_OPS = 2.0
+LOOP_OPS = 1.0
 UNROLL = 4  # iterations of an inner loop whose loads the compiler issues together
 SHUFFLE_CYCLES = 25.0  # one step of a warp-wide tree: shuffle and combine
 BARRIER_CYCLES = 40.0
@@ -43,8 +43,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
-    transaction = mach.dram.transaction_bytes
-    block_bytes = p.touched.moved_bytes(_clipped(p, launch), transaction)
+    block_bytes = p.touched.moved_bytes(_clipped(p, launch))
     last = mach.last_cache
     busy = min(launch.grid, resident * mach.cores)
     sectors = block_bytes / max(1, p.touched.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
@@ -71,12 +70,12 @@ def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[f
     once, repeated, loads = 0.0, LOOP_OPS + flops * per_thread, 0.0
     for tensor in p.touched.reads:
         walks = _thread_elements(p, tensor, launch.thread)
-        cost = walks * (1.0 + address_ops(tensor) / 2)
         if tensor.walks_reduced:
-            repeated += cost
+            # loops over inner axes are unrolled and step their addresses; lanes must take their index apart
+            repeated += walks * (1.5 if launch.lanes == 1 else 1.0 + address_ops(tensor) / 2)
             loads += walks / per_thread
         else:
-            once += cost
+            once += walks * (1.0 + address_ops(tensor) / 2)
     stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.touched.writes) / launch.lanes
     return iterations * repeated + once + stores + 20.0, max(loads, 1.0)
 
@@ -107,9 +106,9 @@ def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, vector: i
     else:
         along = max(1, min(launch.block[vector] // launch.thread[vector], warp // launch.lanes))
     rows = warp / along
-    if tensor.unit_stride_axis == vector:
-        return max(1.0, rows * max(1.0, along * tensor.elem_bytes / SECTOR_BYTES))
-    return float(warp)
+    if (stride := tensor.strides.get(vector)) is None:
+        return float(warp)
+    return min(float(warp), rows * max(1.0, along * stride * tensor.elem_bytes / SECTOR_BYTES))
 
 
 def _chain_cycles(p: Problem, launch: Launch, iterations: int) -> float:
@@ -136,7 +135,7 @@ def _clipped(p: Problem, launch: Launch) -> Tile:
 
 def _dram_bytes(p: Problem, launch: Launch, block_bytes: float) -> float:
     """Whole transactions of what is touched, and what blocks read again after the last cache dropped it."""
-    whole = p.touched.moved_bytes(p.touched.extents, p.machine.dram.transaction_bytes)
+    whole = p.touched.moved_bytes(p.touched.extents)
     again = max(0.0, launch.grid * block_bytes - whole)
     resident = resident_bytes(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     return resident + launch.workspace_bytes
