@@ -16,7 +16,7 @@ from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.estimates import Item, plans_of
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import Buffer, Language, LaunchSpec, Measurement, Resources, Role
+from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import Attempt, BuildReport, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lang import parse
@@ -71,10 +71,20 @@ class Candidate:
         return cls(attempt.plan.main.program, Estimate.of(attempt.plan), attempt.measurement, attempt.error)
 
 
+class Call(Protocol):
+    """A kernel bound to arrays: calling it runs all launches, `finish` gives the results."""
+
+    def __call__(self) -> None: ...
+
+    def finish(self) -> dict[str, Any]: ...
+
+
 class Runner(Protocol):
     """A kernel on its device."""
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]: ...
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call: ...
 
 
 class Kernel:
@@ -118,7 +128,7 @@ class Kernel:
         """The kernel loaded on its device, at first use."""
         with self._lock:
             if self._runner is None:
-                self._runner = _loaded(self.parts)
+                self._runner = on_device(self.parts.compiled)
             return self._runner
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -186,11 +196,12 @@ def load(folder: str | os.PathLike[str]) -> Kernel:
     return Kernel(parts, plan_of(parts), ())
 
 
-def _loaded(parts: saved.SavedKernel) -> Runner:
-    match parts.compiled.source.language:
+def on_device(compiled: CompiledKernel) -> Runner:
+    """The kernel's runtime with the binary in it."""
+    match compiled.source.language:
         case Language.C:
-            return CpuModule(parts.compiled)
+            return CpuModule(compiled)
         case Language.CUDA:
-            return CudaModule(parts.compiled)
+            return CudaModule(compiled)
         case Language.HIP:
             raise InvariantError("there is no runtime for HIP kernels")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.errors import InvariantError
+from roller_svc.api import Call, on_device
+from roller_svc.errors import LaunchError
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.lang.compare import Agreement, agrees
 from roller_svc.lang.interpreter import evaluate, sampled
-from roller_svc.runtime.cpu import CpuModule
-from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda import device_present
 from roller_svc.runtime.cuda_arrays import import_cupy
 from roller_svc.runtime.measure import host_name, host_stopwatch, measure
 
@@ -26,14 +26,6 @@ Arrays = Mapping[str, NDArray[Any]]
 # The interpreter makes about ten million points a second: beyond this only a sample of the outputs is judged.
 WHOLE_POINTS = 30_000_000
 SAMPLED_ELEMENTS = 1024
-
-
-class Call(Protocol):
-    """A kernel bound to arrays, as the runtimes make it."""
-
-    def __call__(self) -> None: ...
-
-    def finish(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +52,14 @@ class Trial:
 
 def prepared(compiled: CompiledKernel, arrays: Arrays) -> Trial:
     """The kernel loaded and bound; raises LaunchError where its device is missing."""
-    match compiled.source.language:
-        case Language.C:
-            return Trial(CpuModule(compiled).bound(arrays), Language.C)
-        case Language.CUDA:
-            cupy = import_cupy()
-            on_device = {name: cupy.asarray(array) for name, array in arrays.items()}
-            return Trial(CudaModule(compiled).bound(on_device), Language.CUDA)
-        case Language.HIP:
-            raise InvariantError("there is no runtime for HIP kernels")
+    language = compiled.source.language
+    runner = on_device(compiled)
+    if language is not Language.CUDA:
+        return Trial(runner.bound(arrays), language)
+    if not device_present():
+        raise LaunchError("there is no NVIDIA device here to run the kernel on", code="no-device")
+    cupy = import_cupy()
+    return Trial(runner.bound({name: cupy.asarray(array) for name, array in arrays.items()}), language)
 
 
 def judged(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement:

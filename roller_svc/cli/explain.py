@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from roller_svc.ask import spec_of
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
 from roller_svc.describe import report_json
-from roller_svc.ir.report import BuildReport
-from roller_svc.pipeline import build_kernel
+from roller_svc.errors import ToolchainMissingError
+from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
+from roller_svc.lang import parse
+from roller_svc.pipeline import best_plans, build_kernel, ranked_groups
 
 STEPS_SHOWN = 40
 
@@ -27,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    report = build_kernel(common.request_of(options))
+    request = common.request_of(options)
+    try:
+        report = build_kernel(request)
+    except ToolchainMissingError as missing:
+        report = on_paper(request, missing)
     facts = report_json(report)
     source = _source(report)
     if options.json:
@@ -37,6 +44,15 @@ def execute(options: argparse.Namespace) -> int:
     if options.source and source is not None:
         print(f"\n{source}")
     return 0
+
+
+def on_paper(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:
+    """How it would go on a device that nothing compiles for here."""
+    program = parse(request.expression, dict(request.inputs), request.outputs)
+    spec = spec_of(request)
+    groups, ranked, constructions = ranked_groups(program, spec, request.top_k)
+    attempts = tuple(Attempt(plan, None, None, None, None) for plan in best_plans(ranked, request.top_k))
+    return BuildReport(request, program, spec, groups, constructions, attempts, (missing.message,))
 
 
 def explanation(facts: Mapping[str, Any], steps: int) -> str:

@@ -6,6 +6,7 @@ and one that had not ended is begun again: building is idempotent, its result is
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.ir.report import BuildRequest
 
 HIT_PREFIX = "hit-"
+
+log = logging.getLogger(__name__)
 
 
 class Stage(Enum):
@@ -83,6 +86,7 @@ class JobQueue:
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}  # by action
         self._live: dict[str, Operation] = {}  # operations that have not ended
+        self._ended: dict[str, Future[None]] = {}  # theirs
         self._closing = False
 
     def submit(self, request: BuildRequest) -> Operation:
@@ -112,9 +116,7 @@ class JobQueue:
     def ended(self, operation_id: str) -> Future[None] | None:
         """Resolves when the operation is done; None where it is already."""
         with self._lock:
-            live = self._live.get(operation_id)
-            job = None if live is None else self._jobs.get(live.action)
-            return None if job is None else job.ended
+            return self._ended.get(operation_id)
 
     def resume(self) -> int:
         """Begin again what a former process left unfinished; how many."""
@@ -154,9 +156,11 @@ class JobQueue:
             self._live[operation.id] = operation
             if job is not None:
                 job.operations.append(operation)
+                self._ended[operation.id] = job.ended
                 return operation
             job = self._jobs[operation.action] = _Job(operation.action, request, [operation])
-        self._pool.submit(self._run, job)
+            self._ended[operation.id] = job.ended
+        self._pool.submit(self._run, job).add_done_callback(_log_bug)
         return operation
 
     def _run(self, job: _Job) -> None:
@@ -190,12 +194,22 @@ class JobQueue:
         done = replace(operation, stage=Stage.DONE, facts=facts, error=error)
         try:
             self.store.write_record(done.id, _to_record(done))
+            recorded = True
         except StoreError:
-            with self._lock:
-                self._live[done.id] = done  # known for as long as this process lives
-        else:
-            with self._lock:
+            recorded = False
+        with self._lock:
+            self._ended.pop(done.id, None)
+            if recorded:
                 self._live.pop(done.id, None)
+            else:
+                self._live[done.id] = done  # known for as long as this process lives
+
+
+def _log_bug(run: Future[None]) -> None:
+    """What escaped from a build is a bug of ours: whoever waited has been told, the log gets the traceback."""
+    error = None if run.cancelled() else run.exception()
+    if error is not None:
+        log.error("a build ended in a bug", exc_info=error)
 
 
 def _hit(action: str, facts: Json, request: Json) -> Operation:

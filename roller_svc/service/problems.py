@@ -21,7 +21,7 @@ RETRY_AFTER_S = 2
 log = logging.getLogger(__name__)
 
 _CODES = {
-    400: "bad-request",
+    400: "invalid-json",
     401: "unauthorized",
     404: "no-such-path",
     405: "method-not-allowed",

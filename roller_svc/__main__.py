@@ -1,0 +1,10 @@
+"""python -m roller_svc: the `roller` command."""
+
+from __future__ import annotations
+
+import sys
+
+from roller_svc.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

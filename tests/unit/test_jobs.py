@@ -1,0 +1,199 @@
+"""Operations: built once, joined, refused when too many, known after a restart, resumed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roller_svc.ask import build_request
+from roller_svc.errors import ArgumentError, CompileError, QueueFullError
+from roller_svc.farm.jobs import Cache, JobQueue, Operation, Stage
+from roller_svc.farm.store import Artifact, Store
+from roller_svc.ir.report import BuildRequest
+
+
+def request(name: str = "a") -> BuildRequest:
+    return build_request(f"{name}[i] = x[i]", {"x": ("float32", (4,))}, target="cpu-x86-avx2", select="model")
+
+
+def action(wanted: BuildRequest) -> str:
+    """As many actions as there are expressions; one that begins with 'bad' is refused."""
+    if wanted.expression.startswith("bad"):
+        raise ArgumentError("refused")
+    return "sha256:" + f"{ord(wanted.expression[0]):064x}"
+
+
+def artifact(wanted: BuildRequest) -> Artifact:
+    digest = action(wanted).replace("sha256:0", "sha256:d")
+    return Artifact(digest, {"digest": digest, "expression": wanted.expression}, {"source": b"text"})
+
+
+class Builder:
+    """Counts what it builds, and waits for `gate` before it ends."""
+
+    def __init__(self) -> None:
+        self.built: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, wanted: BuildRequest) -> Artifact:
+        self.built.append(wanted.expression)
+        assert self.gate.wait(60)
+        if wanted.expression.startswith("f"):
+            raise CompileError("the compiler said no", log="line 1")
+        return artifact(wanted)
+
+
+@pytest.fixture
+def builder() -> Builder:
+    return Builder()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def queue_on(store: Store, builder: Callable[[BuildRequest], Artifact], length: int = 8) -> JobQueue:
+    return JobQueue(store, builder, action, workers=2, length=length)
+
+
+def ended(queue: JobQueue, operation: Operation) -> Operation:
+    future = queue.ended(operation.id)
+    if future is not None:
+        future.result(60)
+    found = queue.get(operation.id)
+    assert found is not None
+    assert found.done
+    return found
+
+
+def test_a_build_becomes_a_hit(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    first = ended(queue, queue.submit(request()))
+    assert first.cache is Cache.MISS
+    assert first.facts is not None
+    second = queue.submit(request())
+    assert (second.done, second.cache, second.facts) == (True, Cache.HIT, first.facts)
+    assert queue.get(second.id) is not None
+    assert builder.built == ["a[i] = x[i]"]
+    queue.close()
+
+
+def test_identical_requests_under_way_share_one_build(store: Store, builder: Builder) -> None:
+    builder.gate.clear()
+    queue = queue_on(store, builder)
+    operations = [queue.submit(request()) for _ in range(20)]
+    assert [operation.cache for operation in operations] == [Cache.MISS] + [Cache.JOINED] * 19
+    assert not any(operation.done for operation in operations)
+    builder.gate.set()
+    assert {str(ended(queue, operation).facts) for operation in operations} == {str(artifact(request()).facts)}
+    assert len(builder.built) == 1
+    queue.close()
+
+
+def test_a_refused_request_makes_no_operation(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    with pytest.raises(ArgumentError):
+        queue.submit(request("bad"))
+    assert list(store.records()) == []
+    queue.close()
+
+
+def test_a_failure_is_recorded_and_not_cached(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    failed = ended(queue, queue.submit(request("f")))
+    assert failed.facts is None
+    assert failed.error == {
+        "class": "CompileError", "code": "compile-failed", "message": "the compiler said no", "log": "line 1",
+    }  # fmt: skip
+    ended(queue, queue.submit(request("f")))
+    assert len(builder.built) == 2
+    queue.close()
+
+
+def test_a_full_queue_refuses_and_goes_on(store: Store, builder: Builder) -> None:
+    builder.gate.clear()
+    queue = queue_on(store, builder, length=2)
+    first, second = queue.submit(request("a")), queue.submit(request("b"))
+    with pytest.raises(QueueFullError):
+        queue.submit(request("c"))
+    assert queue.submit(request("a")).cache is Cache.JOINED
+    builder.gate.set()
+    ended(queue, first)
+    ended(queue, second)
+    ended(queue, queue.submit(request("c")))
+    queue.close()
+
+
+def test_operations_are_known_to_the_next_process(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    done = ended(queue, queue.submit(request()))
+    queue.close()
+    assert queue_on(store, builder).get(done.id) == done
+    assert queue_on(store, builder).get("no-such") is None
+    assert queue_on(store, builder).get("hit-" + "0" * 64) is None
+
+
+def test_what_had_not_ended_is_resumed(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    done = ended(queue, queue.submit(request()))
+    record = store.record(done.id)
+    assert record is not None
+    # as a process leaves it that is killed in the middle of a build
+    left = record | {"id": "1-left", "stage": Stage.BUILDING.value, "facts": None}
+    left["request"] = json.loads(json.dumps(left["request"]).replace("a[i]", "z[i]"))
+    store.write_record("1-left", left)
+    refused = left | {"id": "2-refused", "request": left["request"] | {"top_k": 0}}
+    store.write_record("2-refused", refused)
+    queue.close()
+    builder.built.clear()
+    after = queue_on(store, builder)
+    assert after.resume() == 2
+    found = after.get("1-left")
+    assert found is not None
+    assert ended(after, found).facts == artifact(request("z")).facts
+    assert builder.built == ["z[i] = x[i]"]
+    second = after.get("2-refused")
+    assert second is not None
+    assert second.error is not None
+    assert second.error["code"] == "invalid-option"
+    assert after.resume() == 0
+    after.close()
+
+
+def test_closing_leaves_unfinished_builds_to_the_next_process(store: Store) -> None:
+    stopped = threading.Event()
+    started = threading.Event()
+
+    def stubborn(wanted: BuildRequest) -> Artifact:
+        started.set()
+        assert stopped.wait(60)
+        raise CompileError("its worker was stopped")
+
+    queue = queue_on(store, stubborn)
+    operation = queue.submit(request())
+    assert started.wait(60)
+    queue.close(stopped.set)
+    builder = Builder()
+    after = queue_on(store, builder)
+    assert after.resume() == 1
+    found = after.get(operation.id)
+    assert found is not None
+    assert ended(after, found).facts is not None
+    after.close()
+
+
+def test_a_bug_in_a_build_leaves_nobody_waiting(store: Store) -> None:
+    def broken(wanted: BuildRequest) -> Artifact:
+        raise ZeroDivisionError("a bug")
+
+    queue = queue_on(store, broken)
+    found = ended(queue, queue.submit(request()))
+    assert found.error is not None
+    assert found.error["code"] == "farm-error"
+    queue.close()

@@ -1,0 +1,47 @@
+"""Settings: from ROLLER_* variables, checked, and who may listen where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roller_svc.errors import ArgumentError
+from roller_svc.settings import check_address, read_settings
+
+
+def test_defaults_need_nothing() -> None:
+    chosen = read_settings()
+    assert (chosen.host, chosen.port, chosen.accepted_keys) == ("127.0.0.1", 8000, frozenset())
+
+
+def test_variables_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLER_PORT", "9000")
+    monkeypatch.setenv("ROLLER_STORE", "elsewhere")
+    monkeypatch.setenv("ROLLER_API_KEYS", "one, two,")
+    chosen = read_settings(host="10.0.0.1", store=None)
+    assert (chosen.host, chosen.port, chosen.store) == ("10.0.0.1", 9000, Path("elsewhere"))
+    assert chosen.accepted_keys == {"one", "two"}
+    assert "one" not in repr(chosen)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("ROLLER_PORT", "70000"), ("ROLLER_WORKERS", "0"), ("ROLLER_PORT", "x")])
+def test_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ArgumentError, match=variable) as refused:
+        read_settings()
+    assert refused.value.code == "invalid-setting"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    check_address(read_settings(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
+def test_elsewhere_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        check_address(read_settings(host=host))
+    assert refused.value.code == "no-api-key"
+    monkeypatch.setenv("ROLLER_API_KEYS", "secret")
+    check_address(read_settings(host=host))

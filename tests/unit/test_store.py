@@ -1,0 +1,130 @@
+"""The store: what is published is whole or not there, whatever happens to the files."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from roller_svc.errors import StoreError
+from roller_svc.farm.store import Artifact, Store
+
+ACTION = "sha256:" + "a" * 64
+OTHER_ACTION = "sha256:" + "b" * 64
+
+
+def artifact(text: bytes = b"void f() {}", note: str = "first") -> Artifact:
+    return Artifact("sha256:" + "c" * 64, {"note": note}, {"source": text, "binary": b"\x7fELF"})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def blob_paths(store: Store) -> list[Path]:
+    return sorted(path for path in (store.root / "cas").rglob("*") if path.is_file())
+
+
+def test_blobs_are_named_by_their_content(store: Store) -> None:
+    digest = store.put(b"hello")
+    assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert store.get(digest) == b"hello"
+    assert store.put(b"hello") == digest
+    assert len(blob_paths(store)) == 1
+
+
+def test_names_that_are_no_digest_find_nothing(store: Store) -> None:
+    for name in ("", "../../etc/passwd", "A" * 64, "a" * 63):
+        assert store.get(name) is None
+        assert store.kernel(name) is None
+        assert store.record(name) is None
+
+
+def test_an_artifact_is_found_by_action_and_by_digest(store: Store) -> None:
+    made = artifact()
+    assert store.made_by(ACTION) is None
+    store.publish(ACTION, made)
+    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.kernel(made.digest) == {"note": "first"}
+    assert store.file(made.digest, "binary") == b"\x7fELF"
+    assert store.file(made.digest, "ptx") is None
+    assert set(store.kinds(made.digest)) == {"source", "binary"}
+
+
+def test_what_a_digest_names_never_changes(store: Store) -> None:
+    store.publish(ACTION, artifact())
+    store.publish(OTHER_ACTION, artifact(note="second"))
+    assert store.kernel(artifact().digest) == {"note": "first"}
+    assert store.made_by(OTHER_ACTION) == {"note": "second"}
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_damage_to_any_blob_makes_a_miss_and_publishing_again_mends_it(store: Store, damage: str) -> None:
+    store.publish(ACTION, artifact())
+    for path in blob_paths(store):
+        content = path.read_bytes()
+        if damage == "remove":
+            path.unlink()
+        else:
+            path.write_bytes(content[:-1] if damage == "truncate" else bytes([content[0] ^ 1]) + content[1:])
+        assert store.made_by(ACTION) is None
+        assert store.kernel(artifact().digest) is None
+        store.publish(ACTION, artifact())
+        assert store.made_by(ACTION) == {"note": "first"}
+        assert store.file(artifact().digest, "source") == b"void f() {}"
+
+
+@pytest.mark.parametrize("content", [b"", b"no digest", b"\xff\xfe", b"0" * 64])
+def test_a_damaged_name_is_a_miss(store: Store, content: bytes) -> None:
+    store.publish(ACTION, artifact())
+    (store.root / "ac" / ("a" * 64)).write_bytes(content)
+    assert store.made_by(ACTION) is None
+
+
+def test_nothing_half_written_is_left_behind(store: Store) -> None:
+    store.publish(ACTION, artifact())
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_a_store_that_cannot_be_written_says_so(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as refused:
+        Store(tmp_path / "file" / "store")
+    assert refused.value.code == "store-error"
+    store.check_writable()
+    for path in (store.root / "tmp").iterdir():
+        path.unlink()
+    (store.root / "tmp").rmdir()
+    with pytest.raises(StoreError):
+        store.check_writable()
+    with pytest.raises(StoreError):
+        store.put(b"lost")
+
+
+def test_records_come_back_and_torn_ones_do_not(store: Store) -> None:
+    store.write_record("2-b", {"id": "2-b"})
+    store.write_record("1-a", {"id": "1-a"})
+    (store.root / "operations" / "3-c.json").write_text('{"id": "3')
+    assert [record["id"] for record in store.records()] == ["1-a", "2-b"]
+    assert store.record("1-a") == {"id": "1-a"}
+    assert store.record("3-c") is None
+
+
+def publish_many(root: str) -> None:
+    store = Store(Path(root))
+    for _ in range(20):
+        store.publish(ACTION, artifact())
+        assert store.made_by(ACTION) is not None
+
+
+def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=publish_many, args=(str(tmp_path / "store"),)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert Store(tmp_path / "store").made_by(ACTION) == {"note": "first"}
