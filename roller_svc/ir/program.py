@@ -9,7 +9,7 @@ from enum import Enum
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, axes_of, loads_of, walk
+from roller_svc.ir.expr import Const, Expr, Load, Op, axes_of, children, loads_of
 
 
 class AxisKind(Enum):
@@ -136,10 +136,23 @@ class TensorExpr:
 
     @property
     def flops(self) -> int:
-        """Operations: one for each operator of the body at each point, and one for combining."""
-        per_point = sum(1 for node in walk(self.body) if isinstance(node, Op) and node.dtype is not DType.INT8)
-        index_ops = sum(1 for load in loads_of(self.body) for i in load.index for n in walk(i) if isinstance(n, Op))
-        return self.points * (max(0, per_point - index_ops) + (1 if self.combine else 0))
+        """Operations: one for each operator of the body at each point, and one for combining.
+
+        Arithmetic on axes alone (indices, the sides of a guard) and comparisons are not counted.
+        """
+        return self.points * (_operators(self.body)[0] + (1 if self.combine else 0))
+
+
+def _operators(expr: Expr) -> tuple[int, bool]:
+    """Operators on values that come from tensors, and whether this expression is such a value."""
+    if isinstance(expr, Load):
+        return 0, True
+    count, of_tensors = 0, False
+    for child in children(expr):
+        below, is_value = _operators(child)
+        count += below
+        of_tensors |= is_value
+    return count + (isinstance(expr, Op) and of_tensors and expr.dtype is not DType.INT8), of_tensors
 
 
 @dataclass(frozen=True, slots=True)
