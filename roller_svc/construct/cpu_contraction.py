@@ -98,6 +98,8 @@ class CpuContraction:
             return f"{mach.hw.block_level.name} block"
         if self._block_bytes(block, p.n) > BLOCK_OF_L3 * max(last.bytes_per_core, mach.hw.block_level.capacity_bytes):
             return f"{last.name} block"
+        if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
+            return f"{last.name} tile of C"
         return self._register_rule(base.thread)
 
     def misaligned(self, block: Tile, base: Base) -> str:
@@ -150,6 +152,9 @@ class CpuContraction:
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
         return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes
+
+    def _tile_bytes(self, block: Tile) -> int:
+        return at(block, self.problem.m) * at(block, self.problem.n) * self.problem.elem_bytes
 
     def _packing_share(self, block: Tile) -> float:
         """Elements packed for each multiply-add, in units of what the core does in that time."""

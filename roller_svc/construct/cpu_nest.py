@@ -33,12 +33,13 @@ class CpuNest:
         short = p.vector is None or p.extents[p.vector] < width // 2
         if not (along or short):
             return (1,)
-        return tuple([width * v for v in VECTOR_STEPS if v == 1 or p.inner_points >= width * v])
+        innermost = p.space.axes[p.reduced[-1]].members[-1].extent  # lanes are neighbours on this one
+        return tuple([width * v for v in VECTOR_STEPS if width * v <= innermost]) or (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
         p = self.problem
         width = p.machine.unit.shape[-1]
-        steps = [(1,)] * len(p.extents)
+        steps: list[Tile] = [(1,)] * len(p.extents)
         if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
             whole = padded(p.extents[p.vector], width)
             steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
@@ -113,7 +114,7 @@ class CpuNest:
             return (whole,)
         sizes = {whole} | {padded(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
-        return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector else tuple(sorted(sizes))[:: 1]
+        return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector else tuple(sorted(sizes))
 
     def _cuts(self) -> tuple[int, ...]:
         cores = self.problem.machine.cores

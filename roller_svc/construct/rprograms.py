@@ -13,6 +13,7 @@ from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.simt_contraction import SimtContraction
 from roller_svc.construct.simt_nest import SimtNest
+from roller_svc.construct.split import may_split
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -66,7 +67,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
             rejections=dict(log.rejections),
             hint="the device's limits leave no room for a single warp or vector of work",
         )
-    if _splittable(group):
+    if group.kind is not GroupKind.SCATTER and may_split(group):
         shapes = _with_splits(p, shapes, limit)
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
@@ -81,7 +82,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
     if p.machine.simt:
         if p.is_contraction:
             return SimtContraction(p)
-        return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER)
+        reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)
+        return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER, reductions=reductions)
     if p.is_contraction:
         return CpuContraction(p)
     return CpuNest(p, serial=group.kind is GroupKind.SCATTER)
@@ -134,10 +136,6 @@ def _fallback(rules: Rules, log: Log) -> list[Shape]:
         else:
             shapes.append(Shape(block, base))
     return shapes
-
-
-def _splittable(group: KernelGroup) -> bool:
-    return sum(s.kind is StatementKind.REDUCE for s in group.statements) == 1
 
 
 def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:

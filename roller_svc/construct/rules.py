@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ def spatial_grid(p: Problem, block: Tile) -> int:
     return grid
 
 
-def spread(tiles: Sequence[Tile], most: int) -> list[Tile]:
-    """At most that many of the tiles, from the first to the last, evenly."""
+def spread(tiles: Sequence[T], most: int) -> list[T]:
+    """At most that many of them, from the first to the last, evenly."""
     if len(tiles) <= most:
         return list(tiles)
     return [tiles[i * (len(tiles) - 1) // max(1, most - 1)] for i in range(most)]

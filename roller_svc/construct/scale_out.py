@@ -70,21 +70,24 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
         return ()
     found = []
     split = 2
-    while split <= MAX_SPLIT and grid * split <= 4 * p.machine.cores and _parts_are_long(p, block, split):
-        if 2 * grid * split > p.machine.cores:
-            found.append(split)
+    longest = 0
+    while split <= MAX_SPLIT and grid * split <= 4 * p.machine.cores:
+        if _parts_are_long(p, block, split):
+            longest = split
+            if 2 * grid * split > p.machine.cores:
+                found.append(split)
         split *= 2
-    if not found and split > 2:
-        found.append(split // 2)  # as far as the reduction goes
-    return tuple(found)
+    return tuple(found or ([longest] if longest else []))  # as far as the reduction goes
 
 
 def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
+    """The longest reduced axis is the one that is cut: no part of it may be left without work."""
+    longest = max(m.extent for i in p.reduced for m in p.space.axes[i].members)
+    if (split - 1) * -(-longest // split) >= longest:
+        return False
     if p.k is None:
         return p.inner_points // split >= MIN_INNER
-    part = -(-p.extents[p.k] // split)
-    # no part may be left without work
-    return part >= MIN_STEPS * block[p.k] and (split - 1) * part < p.extents[p.k]
+    return p.extents[p.k] // split >= MIN_STEPS * block[p.k]
 
 
 def _traffic(p: Problem, block: Tile) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, at, replaced
+from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Stage
-from roller_svc.perf.banks import staged_bytes
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import contraction_registers
 from roller_svc.perf.problem import Problem
+from roller_svc.perf.simt_contraction import staged_row_bytes
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
@@ -20,6 +20,8 @@ K_STEPS = (8, 16, 32)
 SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
 MAX_BASES = 4
 MAX_STAGED = 32  # elements of a step that one thread stages: they wait in registers for the barrier
+MAX_UNROLLED = 2048  # multiply-adds of one unrolled step: more do not fit an instruction cache
+MAX_GRID = 2**31 - 1  # blocks of one launch
 SPARE_REGISTERS = 24  # what compilers add on top of the count before they spill
 
 
@@ -148,14 +150,14 @@ class SimtContraction:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The rules of blocks with one thread tile. `most_threads` is the tightest bound on threads, `thread_rule` its name."""
+    """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads; `thread_rule`: its name."""
 
     problem: Problem
     thread_m: int
     thread_n: int
     most_threads: int
     thread_rule: str
-    _rows: dict[tuple[int, int], int] = field(default_factory=dict, compare=False)
+    _rows: dict[int, int] = field(default_factory=dict, compare=False)
 
     def threads(self, block: Tile) -> int:
         p = self.problem
@@ -164,6 +166,8 @@ class _Block:
     def too_large(self, block: Tile) -> str:
         if self.threads(block) > self.most_threads:
             return self.thread_rule
+        if at(block, self.problem.k) * self.thread_m * self.thread_n > MAX_UNROLLED:
+            return "instruction cache"
         fits = self.staged(block) <= self.problem.machine.hw.limits.shared_bytes_per_block
         return "" if fits else "shared memory"
 
@@ -171,20 +175,20 @@ class _Block:
         p, threads = self.problem, self.threads(block)
         if threads % p.machine.hw.limits.warp_size:
             return "execution unit"
+        if spatial_grid(p, block) > MAX_GRID:
+            return "grid size"
         elements = (at(block, p.m) + at(block, p.n)) * at(block, p.k)
         return "staging registers" if elements > MAX_STAGED * threads and threads > 1 else ""
 
     def staged(self, block: Tile) -> int:
         """Bytes of shared memory, bank padding included."""
         p = self.problem
-        row = self._row(at(block, p.m), self.thread_m) + self._row(at(block, p.n), self.thread_n)
-        return at(block, p.k) * row
+        return at(block, p.k) * (self._row(at(block, p.m)) + self._row(at(block, p.n)))
 
-    def _row(self, elements: int, thread: int) -> int:
-        known = self._rows.get((elements, thread))
+    def _row(self, elements: int) -> int:
+        known = self._rows.get(elements)
         if known is None:
-            level = self.problem.machine.hw.block_level
-            known = self._rows[elements, thread] = staged_bytes(1, elements, thread, level, self.problem.elem_bytes)
+            known = self._rows[elements] = staged_row_bytes(elements, self.problem)
         return known
 
     def measure(self, block: Tile) -> tuple[int, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, spread
+from roller_svc.construct.rules import Base, replaced, spatial_grid, spread
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -20,12 +20,15 @@ MAX_LANES = 1024
 MIN_THREADS, MAX_THREADS = 128, 512
 THREADS_TO_FILL = 512  # a core's worth of threads that hides memory latency
 MAX_BASES = 4
+ACCUMULATOR_BYTES = 8  # at most
+MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
 class SimtNest:
     problem: Problem
     lanes_allowed: bool
+    reductions: int  # statements that reduce: each needs a place in shared memory for every thread
 
     def lane_choices(self) -> tuple[int, ...]:
         """1 where outer points fill the device and walk memory in order; else the lanes that do."""
@@ -39,11 +42,11 @@ class SimtNest:
             return (1,)
         fill = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
         warp = p.machine.hw.limits.warp_size
-        choices = {warp, max(warp, fill), fill, fill // 4, 4 * fill} if along else {1, fill, fill // 4}
-        if along:
-            choices |= {8, 4 * warp}
+        choices = {1, 8, warp, 4 * warp, fill, 4 * fill} if along else {1, fill, fill // 4}
         legal = sorted({min(most, c) for c in choices if c >= 1})
-        return tuple(legal) if not along or len(legal) == 1 else tuple(c for c in legal if c > 1)
+        if along and len(legal) > 1 and (wanted >= 1 or p.inner_points >= warp * warp):
+            legal = [c for c in legal if c > 1]
+        return tuple(legal)
 
     def thread_stage(self, lanes: int) -> Stage:
         p = self.problem
@@ -61,7 +64,7 @@ class SimtNest:
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """From one point to many along the vector axis, then the tiles of least traffic."""
-        vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.vector)]
+        vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.fast)]
         return list(dict.fromkeys([*spread(vector_only, MAX_BASES - 1), *grown.large]))[:MAX_BASES]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
@@ -87,12 +90,14 @@ class SimtNest:
         registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype))
         if -(-registers // 8) * 8 * threads > limits.registers_per_core:
             return "registers per core"
-        if base.lanes > limits.warp_size and threads * p.elem_bytes > limits.shared_bytes_per_block:
+        if base.lanes > 1 and threads * ACCUMULATOR_BYTES * self.reductions > limits.shared_bytes_per_block:
             return "shared memory"
         return ""
 
     def misaligned(self, block: Tile, base: Base) -> str:
-        return "execution unit" if self._threads(block, base) % self.problem.machine.hw.limits.warp_size else ""
+        if self._threads(block, base) % self.problem.machine.hw.limits.warp_size:
+            return "execution unit"
+        return "grid size" if spatial_grid(self.problem, block) > MAX_GRID else ""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the vector axis or, where that is reduced, along the last outer one."""
@@ -103,14 +108,14 @@ class SimtNest:
         if not p.spatial:
             lanes = warp if self.lanes_allowed and p.inner_points > 1 else 1
             return [(one, Base(thread, lanes)), (one, Base(thread))]
-        axis = p.vector if p.vector in p.spatial and p.vector is not None else p.spatial[-1]
-        return [(one[:axis] + (warp,) + one[axis + 1 :], Base(thread)), (one, Base(thread))]
+        return [(replaced(one, p.fast, warp), Base(thread)), (one, Base(thread))]
 
     def _thread_steps(self, axis: int, lanes: int) -> Tile:
+        """Several points a thread only in maps: a thread's reductions run one after another and share nothing."""
         p = self.problem
-        if axis not in p.spatial or lanes > 1:
+        if axis not in p.spatial or lanes > 1 or p.inner_points > 1:
             return (1,)
-        return powers(min(8 if axis == p.vector else 4, p.extents[axis]))
+        return powers(min(8 if axis == p.fast else 4, p.extents[axis]))
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
         p = self.problem
@@ -118,7 +123,7 @@ class SimtNest:
             return (p.extents[axis],)
         unit = base.thread[axis]
         fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
-        if axis == p.vector and base.lanes == 1:
+        if axis == p.fast and base.lanes == 1:
             # second alignment: a warp's worth of neighbours, or the whole axis
             warp = p.machine.hw.limits.warp_size
             fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
@@ -151,7 +156,7 @@ class SimtNest:
     def _rank(self) -> Tile:
         """Without reuse the vector axis grows first, then the other axes from the inside out."""
         p = self.problem
-        return tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))])
+        return tuple([-1 if i == p.fast else len(p.extents) - i for i in range(len(p.extents))])
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])

@@ -10,6 +10,8 @@ from roller_svc.ir.expr import Expr, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
 
+SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place for lanes
+
 
 def contraction_space(
     statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType]
@@ -82,6 +84,8 @@ def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
     def score(axis: TileAxis) -> tuple[float, int, int]:
         inner = axis.members[-1].name
         total = sum(_contiguity(access, inner) * access.tensor_bytes for access in accesses)
+        if axis.role is AxisRole.INNER:
+            total *= min(1.0, axis.members[-1].extent / SHORT_ROW)
         return total, axis.role is AxisRole.OUTER, axes.index(axis)
 
     return max(wide, key=score).name

@@ -18,8 +18,3 @@ def bank_padding(row_elements: int, thread_elements: int, level: MemoryLevel, el
     all_banks = max(1, level.banks * level.bank_bytes // elem_bytes)
     offset = bank_elements * -(-thread_elements // bank_elements)
     return (all_banks + offset - row_elements % all_banks) % all_banks
-
-
-def staged_bytes(rows: int, row_elements: int, thread_elements: int, level: MemoryLevel, elem_bytes: int) -> int:
-    """Bytes of a staged tile of `rows` padded rows."""
-    return rows * (row_elements + bank_padding(row_elements, thread_elements, level, elem_bytes)) * elem_bytes

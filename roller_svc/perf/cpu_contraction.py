@@ -15,6 +15,7 @@ CALL_CYCLES = 12.0  # one micro-kernel call: loop, pointers, masks
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
 GATHER_CYCLES = 1.5  # moving one element that its neighbours do not accompany
+LOOKUP_CYCLES = 3.0  # the same where its place is looked up in tables, for an axis of several fused ones
 TASK_CYCLES = 600.0  # taking a task and its addresses
 
 
@@ -30,6 +31,9 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     calls = -(-min(mc, _padded(p.extent(p.m), mr)) // mr) * -(-min(nc, _padded(p.extent(p.n), nr)) // nr)
     kernel = calls * steps * CALL_CYCLES + calls * depth * kernel_cycles(p.machine, mr, vectors)
     update = calls * steps * 2 * mr * vectors * (1.0 if steps > 1 else 0.5)
+    if steps > 1:
+        # C comes from and goes back to the cache that holds the task's tile of it, once a step
+        update += 2 * steps * mc * nc * p.elem_bytes / (_held_at(mach, mc * nc * p.elem_bytes) / mach.clock_hz)
     pack_a, pack_b = (
         steps * packing_cycles(p, operand, launch.block, contiguous)
         for operand, contiguous in ((p.a, p.m), (p.b, p.n))
@@ -66,9 +70,10 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     rows = _at(block, panel_axis) * _at(block, p.k)
     cycles = 0.0
     for tensor in operand.tensors:
-        if panel_axis is not None and tensor.strides.get(panel_axis) == 1:
-            # short runs (rows of a small image) cost a vector each, however short
-            cycles += 2.0 * rows / min(lanes, tensor.run(block)) + 0.05 * rows
+        if _members(p, panel_axis) > 1:
+            cycles += LOOKUP_CYCLES * rows
+        elif panel_axis is not None and tensor.strides.get(panel_axis) == 1:
+            cycles += 2.0 * rows / lanes
         else:
             cycles += GATHER_CYCLES * rows
         cycles += tensor.moved_bytes(block) / bandwidth
@@ -81,6 +86,18 @@ def _source_bandwidth(mach: Machine, total_bytes: int) -> float:
         if total_bytes <= cache.total_bytes // 2:
             return cache.bytes_per_s
     return mach.dram.bandwidth_bytes_per_s
+
+
+def _held_at(mach: Machine, task_bytes: int) -> float:
+    """Bandwidth for one core of the smallest cache in which it can keep that much."""
+    for cache in reversed(mach.caches):
+        if task_bytes <= cache.bytes_per_core // 2:
+            return cache.bytes_per_s / mach.cores
+    return mach.dram.bandwidth_bytes_per_s / mach.cores
+
+
+def _members(p: Problem, axis: int | None) -> int:
+    return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])
 
 
 def _padded(extent: int, tile: int) -> int:

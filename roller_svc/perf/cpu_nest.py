@@ -37,10 +37,12 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     return Costs(
         core_s=sum(seconds) + memory,
         core_stage="compute",
-        parts=(("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]), ("dram", memory)),
+        parts=(
+            ("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]), ("dram", memory),
+        ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
-    )
+    )  # fmt: skip
 
 
 def _padded_points(p: Problem, launch: Launch) -> float:
@@ -56,11 +58,11 @@ def _access_cycles(
     p: Problem, tensor: AccessFootprint, launch: Launch, vector: int, vectors: float, unit_vectors: int
 ) -> float:  # noqa: PLR0913 - the two counts are the caller's, computed once
     """Moving one tensor between L1 and registers: whole vectors, broadcasts, or element by element."""
-    position = next((i for i, a in enumerate(p.space.axes) if a.name == p.space.vector_axis), None)
-    repeats = vectors if tensor.walks_reduced or p.inner_points == 1 else vectors / max(1, p.inner_points / max(1, launch.lanes))
-    if vector == 1 or position is None or position not in tensor.axes:
+    moves = tensor.walks_reduced or p.inner_points == 1
+    repeats = vectors if moves else vectors / max(1, p.inner_points / max(1, launch.lanes))
+    if vector == 1 or p.vector is None or p.vector not in tensor.axes:
         return repeats * LOAD_CYCLES
-    if tensor.strides.get(position) == 1:
+    if tensor.strides.get(p.vector) == 1:
         return repeats * LOAD_CYCLES * unit_vectors
     return repeats * GATHER_CYCLES * vector
 
@@ -72,7 +74,9 @@ def _memory_s(p: Problem, launch: Launch) -> float:
     task_bytes = p.touched.moved_bytes(clipped)
     whole = p.touched.moved_bytes(p.touched.extents)
     bandwidth = _bandwidth(mach, p.compulsory_bytes)
-    return max(whole, min(launch.grid * task_bytes, 4 * whole)) / bandwidth * max(1.0, mach.cores / max(1, launch.grid) / 2)
+    moved = max(whole, min(launch.grid * task_bytes, 4 * whole))
+    # one core alone does not reach the whole device's bandwidth
+    return moved / bandwidth * max(1.0, mach.cores / launch.grid / 2)
 
 
 def _bandwidth(mach: Machine, total_bytes: int) -> float:

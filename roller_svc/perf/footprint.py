@@ -87,7 +87,8 @@ class AccessFootprint:
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
         reaches = [table[extent] for extent, table in zip(key, self.tables, strict=True)]
-        elements = run = row = span = 1  # row: elements up to the innermost dimension that is not whole; span: its reach
+        # row: elements up to the innermost dimension that is not touched whole; span: how far they reach
+        elements = run = row = span = 1
         unbroken = True
         for dim in self.dims:
             values, follow, reached = dim.measure(reaches)

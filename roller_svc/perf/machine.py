@@ -50,7 +50,8 @@ class Machine:
 def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
     """Everything that does not depend on the tile."""
     simt = hw.family is not Family.CPU
-    between = [lv for lv in hw.levels[1:] if lv.scope is not Scope.THREAD and not (simt and lv.name == hw.tile_levels[0])]
+    staged = hw.tile_levels[0] if simt else ""
+    between = [lv for lv in hw.levels[1:] if lv.scope is not Scope.THREAD and lv.name != staged]
     return Machine(
         hw=hw,
         unit=unit,

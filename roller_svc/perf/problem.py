@@ -49,6 +49,7 @@ class Problem:
     spatial: tuple[int, ...]  # positions of the spatial axes
     reduced: tuple[int, ...]
     vector: int | None  # position of the vector axis
+    fast: int | None  # position of the spatial axis along which neighbouring threads stand
     m: int | None
     n: int | None
     k: int | None
@@ -80,14 +81,17 @@ def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
     flops = 2 * outer * inner if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
     mach = machine(hw, unit)
+    spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
+    vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Problem(
         machine=mach,
         space=space,
         touched=touched,
         is_contraction=is_contraction,
-        spatial=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL),
+        spatial=spatial,
         reduced=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.REDUCE),
-        vector=next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None),
+        vector=vector,
+        fast=vector if vector in spatial else spatial[-1] if spatial else None,
         m=place.get(AxisRole.M),
         n=place.get(AxisRole.N),
         k=place.get(AxisRole.K),

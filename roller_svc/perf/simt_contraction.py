@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.perf.banks import staged_bytes
+from roller_svc.perf.banks import bank_padding
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, contraction_registers
@@ -13,8 +13,7 @@ from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves
 
 BARRIER_CYCLES = 30.0
-STAGING_OPS = 3.0  # load, convert or move, store to shared memory
-PREDICATE_OPS = 1.0
+STAGING_OPS = 4.0  # load, convert or move, store to shared memory, predicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,8 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     needs = BlockNeeds(launch.threads, contraction_registers(tm, tn, words), block_shared_bytes(p, launch))
     resident = blocks_per_core(needs, hw)
     step = _step(p, launch)
-    steps = -(-(-(-p.extent(p.k) // launch.split_k)) // _at(launch.block, p.k))
+    depth = -(-p.extent(p.k) // launch.split_k)
+    steps = -(-depth // _at(launch.block, p.k))
     epilogue = _epilogue_cycles(p, launch, words)
 
     def block_cycles(blocks: float) -> float:
@@ -68,11 +68,13 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
 
 def block_shared_bytes(p: Problem, launch: Launch) -> int:
     """Shared memory of a block: As[bk][bm + padding] and Bs[bk][bn + padding] in the compute type."""
-    level = p.machine.hw.block_level
-    bk = _at(launch.block, p.k)
-    return sum(
-        staged_bytes(bk, _at(launch.block, axis), _at(launch.thread, axis), level, p.elem_bytes) for axis in (p.m, p.n)
-    )
+    rows = staged_row_bytes(_at(launch.block, p.m), p) + staged_row_bytes(_at(launch.block, p.n), p)
+    return _at(launch.block, p.k) * rows
+
+
+def staged_row_bytes(elements: int, p: Problem) -> int:
+    """One row of a staged tile with its padding; neighbouring threads read neighbouring elements of it."""
+    return (elements + bank_padding(elements, 1, p.machine.hw.block_level, p.elem_bytes)) * p.elem_bytes
 
 
 def _step(p: Problem, launch: Launch) -> Step:
@@ -82,8 +84,8 @@ def _step(p: Problem, launch: Launch) -> Step:
     warp = mach.hw.limits.warp_size
     warps = -(-launch.threads // warp)
     loads = warps * bk * (tm + tn)
-    staged = (bm * (STAGING_OPS + PREDICATE_OPS + p.a.address_ops) + bn * (STAGING_OPS + PREDICATE_OPS + p.b.address_ops)) * bk
-    issue = (warps * tm * tn * bk + loads + staged / warp) / SCHEDULERS
+    staging = bm * (STAGING_OPS + p.a.address_ops) + bn * (STAGING_OPS + p.b.address_ops)
+    issue = (warps * tm * tn * bk + loads + staging * bk / warp) / SCHEDULERS
     in_flight = -(-(bm + bn) * bk // launch.threads)
     return Step(
         fma=bm * bn * bk / mach.fma_per_cycle,

@@ -12,8 +12,7 @@ from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, str
 
 LOOP_OPS = 1.0
 UNROLL = 4  # iterations of an inner loop whose loads the compiler issues together
-SHUFFLE_CYCLES = 25.0  # one step of a warp-wide tree: shuffle and combine
-BARRIER_CYCLES = 40.0
+TREE_STEP_CYCLES = 60.0  # one halving step of the lanes: shared memory there and back, and a barrier
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
@@ -29,7 +28,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     per_thread = math.prod(launch.thread)
     words = register_words(p.space.compute_dtype)
-    shared = launch.threads * p.elem_bytes if launch.lanes > hw.limits.warp_size else 0
+    shared = launch.threads * p.elem_bytes if launch.lanes > 1 else 0
     resident = blocks_per_core(BlockNeeds(launch.threads, nest_registers(per_thread, words), shared), hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
@@ -67,13 +66,13 @@ def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[f
     """Instructions of one thread, and loads of one of its points in one iteration."""
     iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
     flops = p.space.flops / (p.outer_points * p.inner_points)
-    once, repeated, loads = 0.0, LOOP_OPS + flops * per_thread, 0.0
+    once, repeated, loads = 0.0, (LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread) + flops * per_thread, 0.0
     for tensor in p.touched.reads:
         walks = _thread_elements(p, tensor, launch.thread)
         if tensor.walks_reduced:
             # loops over inner axes are unrolled and step their addresses; lanes must take their index apart
             repeated += walks * (1.5 if launch.lanes == 1 else 1.0 + address_ops(tensor) / 2)
-            loads += walks / per_thread
+            loads += 1.0
         else:
             once += walks * (1.0 + address_ops(tensor) / 2)
     stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.touched.writes) / launch.lanes
@@ -81,34 +80,37 @@ def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[f
 
 
 def _thread_elements(p: Problem, tensor: AccessFootprint, thread: Tile) -> int:
-    return math.prod([min(thread[i], p.touched.extents[i]) for i in tensor.axes])
+    """Loads of a thread's points: those of a map share what they have in common, reductions follow one another."""
+    axes = tensor.axes if p.inner_points == 1 else p.spatial
+    return math.prod([min(thread[i], p.extents[i]) for i in axes])
 
 
 def _cache_requests(p: Problem, launch: Launch) -> float:
     """Cycles that a warp's loads and stores hold the core's cache: a request serves 4 sectors a cycle."""
     warp = p.machine.hw.limits.warp_size
-    vector = next((i for i, a in enumerate(p.space.axes) if a.name == p.space.vector_axis), None)
     total = 0.0
     for tensor in p.touched.accesses:
         walks = _thread_elements(p, tensor, launch.thread)
         if tensor.walks_reduced:
             walks *= max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
-        total += walks * _warp_sectors(p, tensor, launch, vector, warp) / 4
+        total += walks * _warp_sectors(p, tensor, launch, warp) / 4
     return total
 
 
-def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, vector: int | None, warp: int) -> float:
-    """Sectors that one warp-wide access touches: neighbouring threads stand along the lanes, or the vector axis."""
-    if vector is None or vector not in tensor.axes:
-        return 1.0
-    if p.space.axes[vector].kind.value == "reduce":
-        along = min(launch.lanes, warp)
+def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, warp: int) -> float:
+    """Sectors that one warp-wide access touches: lanes are neighbours, then points of the vector axis or the last."""
+    if launch.lanes > 1 and p.reduced:
+        axis, along = p.reduced[-1], min(launch.lanes, warp)
+    elif (p.vector is not None and p.vector in p.spatial) or p.spatial:
+        axis = p.vector if p.vector is not None and p.vector in p.spatial else p.spatial[-1]
+        along = min(launch.block[axis] // launch.thread[axis], warp)
     else:
-        along = max(1, min(launch.block[vector] // launch.thread[vector], warp // launch.lanes))
-    rows = warp / along
-    if (stride := tensor.strides.get(vector)) is None:
+        return 1.0
+    if axis not in tensor.axes:
+        return 1.0
+    if (stride := tensor.strides.get(axis)) is None:
         return float(warp)
-    return min(float(warp), rows * max(1.0, along * stride * tensor.elem_bytes / SECTOR_BYTES))
+    return min(float(warp), warp / along * max(1.0, along * stride * tensor.elem_bytes / SECTOR_BYTES))
 
 
 def _chain_cycles(p: Problem, launch: Launch, iterations: int) -> float:
@@ -116,12 +118,11 @@ def _chain_cycles(p: Problem, launch: Launch, iterations: int) -> float:
     latency = p.machine.dram_latency_cycles
     if (last := p.machine.last_cache) is not None and p.inner_points > 1:
         latency = (latency + last.latency_cycles) / 2
+    iterations *= math.prod(launch.thread) if p.inner_points > 1 else 1  # one point's reduction after another
     batches = -(-iterations // UNROLL)
     cycles = latency + batches * (latency if p.inner_points > 1 else 0.0) / 2 + iterations * DEPENDENT_CYCLES
     if launch.lanes > 1:
-        cycles += math.log2(launch.lanes) * SHUFFLE_CYCLES
-        if launch.lanes > p.machine.hw.limits.warp_size:
-            cycles += 2 * BARRIER_CYCLES
+        cycles += (math.log2(launch.lanes) + 2) * TREE_STEP_CYCLES
     return cycles + 2 * DEPENDENT_CYCLES * len(p.touched.accesses)
 
 

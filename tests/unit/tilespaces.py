@@ -69,10 +69,13 @@ def conv(n: int, c: int, hw: int, f: int, kernel: int, stride: int = 1) -> Kerne
     )
     accesses = (
         walk("w", (f, {"F": 1}), (c, {"C": 1}), (kernel, {"KH": 1}), (kernel, {"KW": 1}), operand="a"),
-        walk("x", (n, {"N": 1}), (c, {"C": 1}), (hw, {"HO": stride, "KH": 1}), (hw, {"WO": stride, "KW": 1}), operand="b"),
+        walk(
+            "x", (n, {"N": 1}), (c, {"C": 1}), (hw, {"HO": stride, "KH": 1}), (hw, {"WO": stride, "KW": 1}), operand="b"
+        ),
         walk("y", (n, {"N": 1}), (f, {"F": 1}), (out, {"HO": 1}), (out, {"WO": 1}), is_output=True),
     )  # fmt: skip
-    return group_of(GroupKind.CONTRACTION, TileSpace(axes, accesses, 2 * f * n * out**2 * c * kernel**2, F32, "N_HO_WO"))
+    flops = 2 * f * n * out**2 * c * kernel**2
+    return group_of(GroupKind.CONTRACTION, TileSpace(axes, accesses, flops, F32, "N_HO_WO"))
 
 
 def relu(*extents: int) -> KernelGroup:
