@@ -9,6 +9,7 @@ import numpy as np
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import Combine
+from roller_svc.lang import rounding
 from roller_svc.lang.evaluator import Term
 from roller_svc.lang.values import Array, greatest, least_normal, unit_roundoff, wide_dtype, wrap
 
@@ -35,8 +36,10 @@ class Accumulator:
         self.track = track
         start = 0 if combine is None else identity(combine, dtype)
         self.value = np.full(shape, start, dtype=wide_dtype(dtype))
-        # Sum of the terms' own bounds, or the greatest of them.
+        # Sum of the terms' own bounds; of a map or a logical reduction the greatest.
         self.error: Array | None = None
+        # Of a maximum or minimum: what it is when all terms are moved down, and up, by their bounds.
+        self.ends: tuple[Array, Array] | None = None
         # Sum of |terms| for a sum; product of |term| + bound for a product.
         self.magnitude = np.full(shape, 1.0 if combine is Combine.PROD else 0.0) if self._rounds else np.zeros(())
         self.terms = 0
@@ -49,11 +52,13 @@ class Accumulator:
         """Joins a block's term; `full` is the block's shape, kept dimensions first, `region` their place."""
         axes = tuple(range(len(region), len(full)))
         value = np.broadcast_to(term.value, full)
+        if self.track and self.combine in (Combine.MAX, Combine.MIN):
+            self._add_ends(region, axes, value, term.error)
         if self.combine is None:
             self.value[region] = value
         else:
             self.value[region] = self._joined(self.value[region], value, axes)
-        if self.track:
+        if self.track and self.combine not in (Combine.MAX, Combine.MIN):
             self._add_error(region, full, axes, value, term.error)
 
     def _joined(self, old: Array, value: Array, axes: tuple[int, ...]) -> Array:
@@ -72,6 +77,16 @@ class Accumulator:
                 return np.asarray((old != 0) | (value != 0).any(axis=axes))
             case None:
                 raise InvariantError("a map has nothing to join")
+
+    def _add_ends(self, region: tuple[slice, ...], axes: tuple[int, ...], value: Array, error: Array | None) -> None:
+        """Before the block itself is joined."""
+        if self.ends is None:
+            if error is None:
+                return
+            self.ends = (self.value.astype(np.float64), self.value.astype(np.float64))
+        for end, sign in zip(self.ends, (-1.0, 1.0), strict=True):
+            moved = np.asarray(value if error is None else value + sign * error, dtype=np.float64)
+            end[region] = self._joined(end[region], np.broadcast_to(moved, value.shape), axes)
 
     def _add_error(self, region: tuple[slice, ...], full: tuple[int, ...], axes: tuple[int, ...], value: Array,
                    error: Array | None) -> None:  # fmt: skip
@@ -98,6 +113,8 @@ class Accumulator:
     def result(self, reduced_points: int) -> Term:
         """What came of it, integers within their type, after `reduced_points` terms an element."""
         value = self.value if self.dtype.is_float else wrap(self.value, self.dtype)
+        if self.ends is not None:
+            return Term(value, rounding.span(value.astype(np.float64), *self.ends))
         if not self._rounds:
             return Term(value, self.error)
         unit = 2.0 * unit_roundoff(self.dtype.compute)

@@ -64,7 +64,8 @@ def compare(name: str, got: Array, want: Value) -> Agreement:
     wide = want.wide.reshape(-1)
     if want.error is None:
         return _exact(name, given, wide)
-    error = want.error.reshape(-1) * SLACK
+    with np.errstate(over="ignore"):
+        error = want.error.reshape(-1) * SLACK
     distance, right = _judge(given.astype(np.float64), wide.astype(np.float64), error, want)
     unjudged = int(np.count_nonzero(np.isinf(error)))
     if right.all():

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller_svc.errors import IndexRangeError, InvariantError
+from roller_svc.errors import IndexRangeError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import rounding
 from roller_svc.lang.scalar_ops import apply
-from roller_svc.lang.values import Array, convert, wide_dtype, wrap
+from roller_svc.lang.values import Array, convert, round_to, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,26 @@ class Evaluator:
     """Evaluates over one block: `axes` holds the coordinates, each an integer array that broadcasts with the others.
 
     `live` marks the points that count: elsewhere values are arbitrary, but nothing is read out of range.
+    `exactly`: floating operators round to the type they compute in, one by one.
     """
 
     tensors: Tensors
     axes: Mapping[str, Array]
     track: bool
     allow_tf32: bool = False
+    exactly: bool = False
 
     def term(self, expr: Expr, live: Array | None = None) -> Term:
         match expr:
             case Const(value=value, dtype=dtype):
-                return Term(np.asarray(value, dtype=wide_dtype(dtype)))
+                wide = np.asarray(value, dtype=wide_dtype(dtype))
+                return Term(round_to(wide, dtype.compute) if self.exactly and dtype.is_float else wide)
             case AxisRef(name=name):
                 return Term(self.axes[name])
             case Load():
                 return self._load(expr, live)
+            case Op(kind=OpKind.FLOOR | OpKind.CEIL) | Cast() if _is_grid_index(expr):
+                return self._grid_index(expr)
             case Cast():
                 return self._cast(expr, live)
             case Select():
@@ -90,11 +95,21 @@ class Evaluator:
                 error = np.where(term.error > 0, np.inf, np.zeros(()) if error is None else error)
         return Term(got.value, error)
 
+    def _grid_index(self, expr: Op | Cast) -> Term:
+        """An integer made from floating arithmetic on axes alone: computed in the types that stand there, so exact."""
+        (arg,) = children(expr)
+        value = replace(self, exactly=True).term(arg).value
+        if isinstance(expr, Op):
+            return Term(apply(expr.kind, arg.dtype, expr.dtype, (value,)))
+        return Term(convert(value, arg.dtype, expr.dtype, rounded=False))
+
     def _op(self, op: Op, live: Array | None) -> Term:
         args = [self.term(arg, live) for arg in op.args]
         operand = op.args[0].dtype
         values = tuple(arg.value for arg in args)
         value = apply(op.kind, operand, op.dtype, values)
+        if self.exactly and op.dtype.is_float:
+            return Term(round_to(value, op.dtype.compute))
         if not self.track:
             return Term(value)
         errors = [arg.error for arg in args]
@@ -121,6 +136,8 @@ class Evaluator:
         arg = self.term(cast.arg, live)
         source, target = cast.arg.dtype, cast.dtype
         value = convert(arg.value, source, target, rounded=not cast.implicit)
+        if self.exactly and target.is_float:
+            return Term(round_to(value, target.compute if cast.implicit else target))
         if not self.track:
             return Term(value)
         return Term(value, rounding.of_cast(arg.value, arg.error, source, target, rounded=not cast.implicit))
@@ -135,6 +152,12 @@ class Evaluator:
             return Term(value)
         branches = (then.value, then.error), (otherwise.value, otherwise.error)
         return Term(value, rounding.of_choice(condition.error, *branches, taken))
+
+
+def _is_grid_index(expr: Expr) -> bool:
+    """Whether an integer is made from floats that depend on axes and numbers alone."""
+    (arg,) = children(expr)
+    return arg.dtype.is_float and not expr.dtype.is_float and not loads_of(arg)
 
 
 def _and(live: Array | None, also: Array) -> Array:
@@ -162,10 +185,3 @@ def as_dtype(term: Term, source: DType, target: DType, *, track: bool) -> Term:
     if not track:
         return Term(value)
     return Term(value, rounding.of_cast(term.value, term.error, source, target, rounded=False))
-
-
-def require_integer(dtype: DType, values: Array) -> Array:
-    """Integers kept in their type."""
-    if dtype.is_float:
-        raise InvariantError(f"{dtype.value} is no integer type")
-    return wrap(values, dtype)

@@ -21,7 +21,7 @@ from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProg
 from roller_svc.lang import rounding
 from roller_svc.lang.accumulate import Accumulator
 from roller_svc.lang.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
-from roller_svc.lang.values import Array, least_normal, narrow, storage_dtype, unit_roundoff, widen, wrap
+from roller_svc.lang.values import Array, least_normal, narrow, storage_dtype, unit_roundoff, wide_dtype, widen, wrap
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19
@@ -191,9 +191,7 @@ class _Machine:
             return Term(widen(np.asarray(self.inputs[tensor][index]), self.types[tensor].dtype))
         if tensor in self.whole:
             known = self.whole[tensor]
-            return Term(
-                np.asarray(known.wide[index]), None if known.error is None else np.asarray(known.error[index])
-            )
+            return Term(np.asarray(known.wide[index]), None if known.error is None else np.asarray(known.error[index]))
         return self._fetch_some(tensor, index, live)
 
     def _fetch_some(self, tensor: str, index: tuple[Array, ...], live: Array | None) -> Term:
@@ -204,7 +202,7 @@ class _Machine:
             counts = np.broadcast_to(live, np.broadcast_shapes(live.shape, flat.shape))
             flat = np.broadcast_to(flat, counts.shape)
             if not counts.any():
-                return Term(np.zeros((), dtype=np.float64 if self.types[tensor].dtype.is_float else np.int64))
+                return Term(np.zeros((), dtype=wide_dtype(self.types[tensor].dtype)))
             flat = np.where(counts, flat, flat[counts][0])
         needed, back = np.unique(flat, return_inverse=True)
         term = self.at(tensor, needed)
@@ -247,9 +245,7 @@ class _Machine:
 
     def _coordinates(self, statement: TensorExpr, block: Block) -> dict[str, Array]:
         axes = (*statement.spatial, *statement.reduced)
-        return {
-            axis.name: _along(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)
-        }
+        return {axis.name: _along(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)}
 
     def _evaluator(self, statement: TensorExpr, axes: dict[str, Array]) -> Evaluator:
         tf32 = self.allow_tf32 and statement.combine is Combine.SUM

@@ -19,7 +19,7 @@ import numpy as np
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
 from roller_svc.lang.scalar_ops import apply
-from roller_svc.lang.values import Array, convert, greatest, least_normal, least_subnormal, unit_roundoff
+from roller_svc.lang.values import Array, convert, greatest, least_normal, least_subnormal, round_to, unit_roundoff
 
 Error = Array | None
 
@@ -32,8 +32,8 @@ _CHOOSING = frozenset({
     OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU, OpKind.ABS, OpKind.NEG, OpKind.SIGN,
     OpKind.FLOOR, OpKind.CEIL, OpKind.RFLOOR, OpKind.RCEIL, OpKind.ROUND, OpKind.TRUNC, OpKind.ISNAN, OpKind.ISINF,
 })  # fmt: skip
-_LIPSCHITZ_ONE = frozenset({OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU, OpKind.ABS,
-                            OpKind.NEG, OpKind.SIN, OpKind.COS})  # fmt: skip
+_RISING = frozenset({OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU})
+_LIPSCHITZ_ONE = frozenset({OpKind.ABS, OpKind.NEG, OpKind.SIN, OpKind.COS})
 # Computed through a difference or a series around another point: their error is a fraction of 1, not of the result.
 _ABSOLUTE = frozenset({
     OpKind.NORMCDF, OpKind.SOFTPLUS, OpKind.TANH, OpKind.SINH, OpKind.ERF, OpKind.ASINH, OpKind.ATANH, OpKind.EXPM1,
@@ -56,8 +56,10 @@ def propagate(kind: OpKind, operand: DType, result: DType, values: tuple[Array, 
         return _decided(np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)), errors)
     if kind in (OpKind.LAND, OpKind.LOR, OpKind.LNOT):
         return _greatest(errors)
-    carried = np.zeros(()) if exact else _carried(kind, operand, result, values, errors, value)
-    return _settled(carried + _own(kind, operand.compute, values, value), values, errors, value, operand.compute)
+    bound = _own(kind, operand.compute, values, value)
+    if not exact:
+        bound = bound + _carried(kind, operand, result, values, errors, value)
+    return _settled(bound, values, errors, value, operand.compute)
 
 
 def _greatest(errors: Sequence[Error]) -> Array:
@@ -111,7 +113,10 @@ def _carried(kind: OpKind, operand: DType, result: DType, values: tuple[Array, .
     if kind is OpKind.FMA:
         return _product_error(values[0], e[0], values[1], e[1]) + e[2]
     if kind in _LIPSCHITZ_ONE:
-        return _greatest(errors)
+        return e[0]
+    if kind in _RISING:
+        ends = (apply_moved(kind, operand, result, values, e, sign) for sign in (-1.0, 1.0))
+        return span(value.astype(np.float64), *ends)
     if kind is OpKind.DIV:
         room = np.abs(values[1]) - e[1]
         return np.where(room > 0, (e[0] + np.abs(value) * e[1]) / np.where(room > 0, room, 1.0), np.inf)
@@ -120,6 +125,20 @@ def _carried(kind: OpKind, operand: DType, result: DType, values: tuple[Array, .
     if not operand.is_float:
         return np.where(_greatest(errors) > 0, np.inf, 0.0)
     return _spread(kind, operand, result, values, e, value)
+
+
+def apply_moved(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
+                sign: float) -> Array:  # fmt: skip
+    """The operator on operands that are all moved up, or all down, by their errors."""
+    moved = tuple(np.asarray(v + sign * d) for v, d in zip(values, e, strict=True))
+    # In floats for integers too: their errors are no integers, and none of these operators cares.
+    return apply(kind, operand if operand.is_float else DType.FLOAT64, DType.FLOAT64, moved)
+
+
+def span(value: Array, low: Array, high: Array) -> Array:
+    """How far the ends are from the value; nothing where they are equal, infinities and NaN included."""
+    distance = np.maximum(np.where(high == value, 0.0, high - value), np.where(low == value, 0.0, value - low))
+    return np.where(np.isnan(value), 0.0, distance)
 
 
 def _product_error(a: Array, error_a: Array, b: Array, error_b: Array) -> Array:
@@ -143,7 +162,7 @@ def _spread(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ..
         corner = tuple(np.asarray(v + s * d) for v, s, d in zip(values, signs, e, strict=True))
         moved = apply(kind, operand, result, corner).astype(np.float64)
         bound = np.maximum(bound, np.nan_to_num(np.abs(moved - centre), nan=np.inf))
-    return np.asarray(bound + _greatest(e) ** 2)
+    return np.asarray(bound)
 
 
 def _settled(bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType) -> Array:
@@ -153,9 +172,11 @@ def _settled(bound: Array, values: tuple[Array, ...], errors: Sequence[Error], v
     numbers, or left the range of the kernel's type, a kernel with slightly other operands may not have.
     """
     with_range = compute if compute.is_float else DType.FLOAT64
-    beyond = ~(np.abs(value.astype(np.float64)) <= greatest(with_range))
-    if not beyond.any() and np.isfinite(bound).all():
+    limit = greatest(with_range)
+    # Comparisons with NaN are false: this is the way out where all is finite.
+    if value.max() <= limit and value.min() >= -limit and bound.max() < np.inf:
         return bound
+    beyond = ~(np.abs(value.astype(np.float64)) <= limit)
     worst = _greatest(errors)
     began = np.zeros((), dtype=bool)
     for operand_value in values:
@@ -197,9 +218,13 @@ def of_store(value: Array, error: Error, dtype: DType) -> Error:
     """The bound of a stored float: a kernel may keep it as it is or round it to the tensor's type."""
     if not dtype.is_float:
         return error
+    fits = (round_to(value, dtype) == value) | np.isnan(value)
+    if error is None and fits.all():
+        return None
     size = np.abs(value)
     step = np.where(np.isfinite(size), unit_roundoff(dtype) * size, 0.0) + least_subnormal(dtype)
-    return np.asarray(_or_zero(error) + step)
+    carried = _or_zero(error)
+    return np.where(fits & (carried == 0), 0.0, carried + step)
 
 
 def of_choice(condition: Error, then: tuple[Array, Error], otherwise: tuple[Array, Error], taken: Array) -> Error:
