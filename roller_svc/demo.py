@@ -14,8 +14,8 @@ from roller_svc.artifact import kept
 from roller_svc.ask import build_request
 from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
-from roller_svc.cli.explain import trace_table
-from roller_svc.describe import report_json
+from roller_svc.cli.explain import steps_table
+from roller_svc.describe import Json, report_json
 from roller_svc.errors import RollerError, WrongAnswerError
 from roller_svc.ir.report import BuildReport
 from roller_svc.lang.inputs import random_inputs
@@ -25,7 +25,7 @@ from roller_svc.trial import Arrays, judged, prepared
 
 GPU = "nvidia-h200-sxm"
 FOLDER = Path("build/demo")
-TRACE_STEPS = 12
+STEPS_A_LEVEL = 6
 
 MATMUL = """\
 C[m, n] +=! A[m, k] * B[k, n];
@@ -90,11 +90,17 @@ def _print_story(one: Show, report: BuildReport, facts: dict[str, object]) -> No
     assert isinstance(constructions, list)
     assert isinstance(attempts, list)
     for construction in constructions:
-        print(trace_table(construction, TRACE_STEPS))
+        print(steps_table(_some_of(construction["trace"])))
         print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs found")
     print(f"\nThe best {len(attempts)}, by measured time:\n{candidates_table(attempts)}")
     for note in report.notes:
         print(f"note: {note}")
+
+
+def _some_of(trace: list[Json]) -> list[Json]:
+    """The first steps on each level: the whole trace is what `roller explain` shows."""
+    levels = dict.fromkeys(step["level"] for step in trace)
+    return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_A_LEVEL]]
 
 
 def _for_a_gpu(one: Show) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from roller_svc import toolchain
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
@@ -142,8 +144,25 @@ def construction_json(construction: Construction) -> Json:
     }
 
 
+def finite(value: object) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+    return value
+
+
 def report_json(report: BuildReport) -> Json:
     """Everything a build did, for people and tools."""
+    facts: Json = finite(_report(report))
+    return facts
+
+
+def _report(report: BuildReport) -> Json:
     hardware = report.hardware
     return {
         "expression": text(report.program),
@@ -163,7 +182,7 @@ def report_json(report: BuildReport) -> Json:
                     {"name": axis.name, "role": axis.role.value, "extent": axis.extent} for axis in group.space.axes
                 ],
                 "flops": group.space.flops,
-                "stored": list(group.stored),
+                "stored": [name for name, _ in group.stored],
             }
             for group in report.groups
         ],

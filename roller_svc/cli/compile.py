@@ -80,7 +80,7 @@ def candidates_table(attempts: list[dict[str, Any]]) -> str:
     rows = []
     for number, attempt in enumerate(attempts, 1):
         plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
-        outcome = show.duration(measured["median_s"]) if measured else error["code"] if error else "-"
+        outcome = show.duration(measured["min_s"]) if measured else error["code"] if error else "-"
         rows.append(
             (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"], show.tiles(plan["tiles"]))
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roller_svc.ask import spec_of
@@ -82,20 +82,19 @@ def explanation(facts: Mapping[str, Any], steps: int) -> str:
     return "\n".join(lines)
 
 
-def trace_table(construction: Mapping[str, Any], steps: int) -> str:
+def steps_table(steps: Sequence[Mapping[str, Any]]) -> str:
     """Level by level: the tile, what it needs, how much it reuses, what became of it."""
-    shown = construction["trace"][:steps]
     rows = [
         (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.size(step["footprint_bytes"]),
          f"{step['reuse']:.3g}", step["outcome"])
-        for step in shown
+        for step in steps
     ]  # fmt: skip
     return show.table(("level", "tile", "footprint", "reuse", "outcome"), rows)
 
 
 def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
     lines = [f"  {construction['tiles_visited']} tiles visited, {construction['programs']} programs found"]
-    lines += [f"  {line}" for line in trace_table(construction, steps).splitlines()]
+    lines += [f"  {line}" for line in steps_table(construction["trace"][:steps]).splitlines()]
     rest = construction["trace_steps"] - min(steps, len(construction["trace"]))
     if rest > 0:
         lines.append(f"  ... and {rest} steps more (--steps)")

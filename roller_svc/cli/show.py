@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from roller_svc.describe import finite
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def as_json(document: object) -> None:
     """One document on stdout. JSON has no infinity and no NaN: they become null."""
-    json.dump(_finite(document), sys.stdout, indent=1, allow_nan=False)
+    json.dump(finite(document), sys.stdout, indent=1, allow_nan=False)
     print()
-
-
-def _finite(value: object) -> object:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-    return value
 
 
 def duration(seconds: float | None) -> str:
