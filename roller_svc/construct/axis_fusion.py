@@ -76,6 +76,9 @@ def _agrees(
     statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, places: dict[str, int]
 ) -> bool:
     """Whether both axes occur only as neighbouring bare indices, and in each tensor at one place (noted in places)."""
+    kinds = {a.name: a.kind for a in statement.axes}
+    if kinds[outer.name] is not kinds[inner.name]:
+        return False
     uses = [(load.tensor, load.index) for load in statement.reads]
     uses.append((statement.output, statement.index))
     bare = 0
@@ -123,7 +126,7 @@ def _rewritten(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, plac
     axes: list[Axis] = []
     for a in statement.axes:
         if a.name == outer.name:
-            axes.append(axis)
+            axes.append(replace(axis, kind=a.kind))  # one statement's reduced axis is another's spatial one
         elif a.name != inner.name:
             axes.append(a)
     type_ = statement.type

@@ -97,6 +97,8 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec) -> _Draft | 
     inner = [a for a in statement.axes if a.name not in names]
     if draft.contraction is not None and (inner or statement.kind is not StatementKind.MAP):
         return None
+    if statement.kind is StatementKind.REDUCE and any(a.kind is AxisKind.SPATIAL for a in inner):
+        return None  # a row of results for each point, not one: it wants a nest of its own
     if draft.contraction is None and as_contraction(statement) is not None:
         return None
     rows = math.prod(a.extent for a in draft.outer)

@@ -115,7 +115,8 @@ def _checked(buffer: Buffer, value: object, what: str) -> Array:
         shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
         raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, the kernel takes {expected.name}",
                             code="dtype-mismatch")  # fmt: skip
-    if array.shape != buffer.shape:
+    # numpy turns scalars into arrays of one element wherever it can (ascontiguousarray): for a scalar both will do
+    if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
         raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, the kernel takes {buffer.shape}",
                             code="shape-mismatch")  # fmt: skip
     return array
