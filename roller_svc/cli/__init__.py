@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from roller_svc.cli.main import main
+from roller_svc.cli.command import main
 
 __all__ = ["main"]

@@ -25,7 +25,9 @@ def test_variables_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "one" not in repr(chosen)
 
 
-@pytest.mark.parametrize(("variable", "value"), [("ROLLER_PORT", "70000"), ("ROLLER_WORKERS", "0"), ("ROLLER_PORT", "x")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ROLLER_PORT", "70000"), ("ROLLER_WORKERS", "0"), ("ROLLER_PORT", "x")]
+)
 def test_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ArgumentError, match=variable) as refused:

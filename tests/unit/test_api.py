@@ -1,0 +1,168 @@
+"""The Python API as callers use it: compile, call, estimate, save, load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roller_svc
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError, InputError, ToolchainMissingError, UnknownKernelError
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+TYPES = {"A": ("float32", (24, 40)), "B": ("float32", (40, 17))}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> roller_svc.Kernel:
+    return roller_svc.compile(MATMUL, inputs=TYPES, target="local", top_k=2)
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {name: rng.uniform(-1, 1, shape).astype(dtype) for name, (dtype, shape) in TYPES.items()}
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    program = "import roller_svc, sys; print([m for m in ('numpy', 'islpy', 'pydantic', 'lark') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_kernel_computes(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
+    result = kernel(**arrays)
+    assert set(result) == {"C"}
+    assert result["C"].dtype == np.float32
+    np.testing.assert_allclose(result["C"], arrays["A"] @ arrays["B"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(kernel.run(arrays)["C"], result["C"])
+
+
+def test_out_is_written_in_place(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
+    given = np.full((24, 17), np.nan, np.float32)
+    result = kernel(**arrays, out={"C": given})
+    assert result["C"] is given
+    np.testing.assert_allclose(given, arrays["A"] @ arrays["B"], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_kernel_tells(kernel: roller_svc.Kernel) -> None:
+    assert kernel.digest.startswith("sha256:")
+    assert len(kernel.digest) == 71
+    assert kernel.target == "local"
+    assert kernel.expression.startswith("C[m, n] +=!")
+    assert "kernel" in kernel.source
+    assert kernel.binary.startswith(b"\x7fELF")
+    assert kernel.language == "c"
+    assert [launch.grid for launch in kernel.launches] == [(1, 1, 1)] * len(kernel.launches)
+    assert len(kernel.resources) == len(kernel.launches)
+    assert kernel.estimate is not None
+    assert kernel.estimate.seconds > 0
+    assert kernel.estimate.bound in [name for name, _ in kernel.estimate.stages]
+    assert kernel.program == kernel.estimate.program
+    assert json.loads(json.dumps(kernel.report, allow_nan=False)) == kernel.report
+
+
+def test_candidates_are_best_first_and_measured(kernel: roller_svc.Kernel) -> None:
+    assert len(kernel.candidates) == 2
+    times = [one.measurement.min_s for one in kernel.candidates if one.measurement is not None]
+    assert len(times) == 2
+    assert times == sorted(times)
+    assert all(one.error is None and one.estimate.seconds > 0 and one.program for one in kernel.candidates)
+
+
+def test_the_model_chooses_where_no_device_is(kernel: roller_svc.Kernel) -> None:
+    modelled = roller_svc.compile(MATMUL, inputs=TYPES, target="nvidia-h200-sxm", top_k=1, select="model")
+    assert modelled.language == "cuda"
+    assert modelled.candidates[0].measurement is None
+    assert modelled.resources[0].spill_bytes == 0
+    assert modelled.resources[0].registers_per_thread > 0
+
+
+def test_saved_and_loaded_again(kernel: roller_svc.Kernel, arrays: dict[str, Any], tmp_path: Path) -> None:
+    folder = kernel.save(tmp_path / "kernel")
+    assert {path.name for path in folder.iterdir()} == {"kernel.c", "kernel.so", "kernel.h", "metadata.json"}
+    again = roller_svc.load(folder)
+    for name in ("digest", "target", "expression", "source", "binary", "language", "launches", "resources", "report"):
+        assert getattr(again, name) == getattr(kernel, name)
+    assert again.estimate == kernel.estimate
+    assert again.program == kernel.program
+    np.testing.assert_array_equal(again(**arrays)["C"], kernel(**arrays)["C"])
+    with pytest.raises(UnknownKernelError):
+        roller_svc.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "dtype", "shape", "list", "output", "positional"])
+def test_calls_that_do_not_fit(kernel: roller_svc.Kernel, arrays: dict[str, Any], change: str) -> None:
+    given: dict[str, Any] = dict(arrays)
+    out = None
+    match change:
+        case "missing":
+            del given["A"]
+        case "unknown":
+            given["Q"] = given["A"]
+        case "dtype":
+            given["A"] = given["A"].astype(np.float64)
+        case "shape":
+            given["A"] = given["A"][:-1]
+        case "list":
+            given["A"] = given["A"].tolist()
+        case "output":
+            out = {"Q": np.zeros((24, 17), np.float32)}
+        case "positional":
+            given = [arrays["A"], arrays["B"]]  # type: ignore[assignment]  # what is refused
+    with pytest.raises(InputError):
+        kernel.run(given, out)
+
+
+def test_a_spec_stands_in_place_of_a_target() -> None:
+    spec = hardware.load("cpu-x86-avx2")
+    assert roller_svc.compile(MATMUL, TYPES, hardware=spec, select="model", top_k=1).target == "cpu-x86-avx2"
+
+
+def test_estimates_for_devices_that_are_not_here() -> None:
+    found = roller_svc.estimate(MATMUL, TYPES, targets=["nvidia-k80", "amd-mi300x", "local"], top_k=3)
+    assert list(found) == ["nvidia-k80", "amd-mi300x", "local"]
+    for estimates in found.values():
+        seconds = [one.seconds for one in estimates]
+        assert 1 <= len(seconds) <= 3
+        assert seconds == sorted(seconds)
+        assert all(one.program and one.waves >= 1 and 0 < one.occupancy <= 1 for one in estimates)
+    with pytest.raises(ArgumentError):
+        roller_svc.estimate(MATMUL, TYPES, targets="local")
+    with pytest.raises(ArgumentError):
+        roller_svc.estimate(MATMUL, TYPES, targets=[])
+
+
+def test_compiling_for_a_device_without_a_compiler_says_what_is_missing() -> None:
+    with pytest.raises(ToolchainMissingError, match="sm_37"):
+        roller_svc.compile(MATMUL, TYPES, target="nvidia-k80", select="model")
+
+
+def test_targets_and_reference(arrays: dict[str, Any]) -> None:
+    assert {"local", "nvidia-h200-sxm", "graphcore-mk2"} <= {spec.id for spec in roller_svc.targets()}
+    result = roller_svc.reference(MATMUL, TYPES, arrays)
+    np.testing.assert_allclose(result["C"], arrays["A"] @ arrays["B"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError):
+        roller_svc.reference(MATMUL, TYPES, {"A": arrays["A"]})
+
+
+def test_errors_point_into_the_text() -> None:
+    with pytest.raises(roller_svc.errors.RollerError) as refused:
+        roller_svc.compile("C[m, n] +=! A[m, k] * Q[k, n]", TYPES)
+    assert isinstance(refused.value, InputError)
+    assert (refused.value.code, refused.value.line, refused.value.column, refused.value.end_column) == (
+        "unknown-name", 1, 23, 24,
+    )  # fmt: skip
+    assert refused.value.hint
+
+
+def test_unknown_attributes_are_errors() -> None:
+    with pytest.raises(AttributeError):
+        roller_svc.nothing  # noqa: B018 - looking it up is the test
+    assert "compile" in dir(roller_svc)
