@@ -109,7 +109,9 @@ def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
 
 
 def _smaller(rules: Rules, shapes: list[Shape], log: Log) -> list[Shape]:
-    """Scale-out of the tiles that leave cores without work."""
+    """Scale-out of the tiles that leave cores without work. A CPU's steps are cuts of the axes and leave none."""
+    if not rules.problem.machine.simt:
+        return []
     cores = rules.problem.machine.cores
     idle = [s for s in shapes if spatial_grid(rules.problem, s.block) < cores]
     return [

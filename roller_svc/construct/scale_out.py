@@ -25,11 +25,11 @@ def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Ti
         smaller = [s for s in _halvings(rules, block, base) if log.visited < log.budget]
         if not smaller:
             return
-        traffic, block, base = min(smaller, key=lambda s: s[0])
+        _, block, base = min(smaller, key=lambda s: s[0])
         log.visited += 1
         names = [a.name for a in p.space.axes]
         tile = tuple(zip(names, block, strict=True))
-        log.steps.append(TraceStep("device", tile, p.touched.bytes(block), -traffic, "shrunk"))
+        log.steps.append(TraceStep("device", tile, p.touched.bytes(block), 0.0, "shrunk"))
         yield block, base
 
 

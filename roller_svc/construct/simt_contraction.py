@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ MAX_BASES = 4
 MAX_STAGED = 32  # elements of a step that one thread stages: they wait in registers for the barrier
 MAX_UNROLLED = 2048  # multiply-adds of one unrolled step: more do not fit an instruction cache
 MAX_GRID = 2**31 - 1  # blocks of one launch
-SPARE_REGISTERS = 24  # what compilers add on top of the count before they spill
+SPARE_SHARE = 0.1  # of a thread's registers: what compilers add on top of the count before they spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class SimtContraction:
                 m, n = min(side, powers(rows)[-1]), min(side, powers(columns)[-1])
                 tiles.append(replaced(replaced(one, p.m, m), p.n, n))
             tiles = tiles[:2] + tiles[-2:]
-        return list(dict.fromkeys(tiles))
+        return [t for t in dict.fromkeys(tiles) if not self._register_rule(t)]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -103,11 +104,14 @@ class SimtContraction:
         return (m * n + m + n) * size, size / m + size / n
 
     def _registers(self, thread: Tile) -> int:
-        p = self.problem
-        return contraction_registers(at(thread, p.m), at(thread, p.n), register_words(p.space.compute_dtype))
+        """What a thread may come to need, spare ones included."""
+        p, limits = self.problem, self.problem.machine.hw.limits
+        words = register_words(p.space.compute_dtype)
+        spare = math.ceil(SPARE_SHARE * limits.max_registers_per_thread)
+        return contraction_registers(at(thread, p.m), at(thread, p.n), words, limits) + spare
 
     def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) + SPARE_REGISTERS <= self.problem.machine.hw.limits.max_registers_per_thread
+        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
         return "" if fits else "registers per thread"
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
@@ -119,7 +123,7 @@ class SimtContraction:
 
     def _block(self, base: Base) -> _Block:
         limits = self.problem.machine.hw.limits
-        registers = -(-(self._registers(base.thread) + SPARE_REGISTERS) // 8) * 8
+        registers = -(-(self._registers(base.thread)) // 8) * 8
         bounds = (
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
             (limits.registers_per_core // registers, "registers per core"),

@@ -43,7 +43,7 @@ class SimtNest:
         fill = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
         warp = p.machine.hw.limits.warp_size
         choices = {1, 8, warp, 4 * warp, fill, 4 * fill} if along else {1, fill, fill // 4}
-        legal = sorted({min(most, c) for c in choices if c >= 1})
+        legal = sorted({1 << (min(most, c).bit_length() - 1) for c in choices if c >= 1})
         if along and len(legal) > 1 and (wanted >= 1 or p.inner_points >= warp * warp):
             legal = [c for c in legal if c > 1]
         return tuple(legal)
@@ -87,7 +87,7 @@ class SimtNest:
             return "threads per block"
         if threads > max(MAX_THREADS, base.lanes):
             return "occupancy"
-        registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype))
+        registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype), limits)
         if -(-registers // 8) * 8 * threads > limits.registers_per_core:
             return "registers per core"
         if base.lanes > 1 and threads * ACCUMULATOR_BYTES * self.reductions > limits.shared_bytes_per_block:
@@ -131,12 +131,12 @@ class SimtNest:
 
     def _thread_rule(self, thread: Tile, lanes: int) -> str:
         p, limits = self.problem, self.problem.machine.hw.limits
-        points = math.prod(self._points(thread))
+        points, words = math.prod(self._points(thread)), register_words(p.space.compute_dtype)
         if points > MAX_POINTS:
             return "points per thread"
         if points > 1 and p.outer_points * lanes < points * p.machine.cores * limits.warp_size * SCHEDULERS:
             return "parallelism"
-        fits = nest_registers(points, register_words(p.space.compute_dtype)) <= limits.max_registers_per_thread
+        fits = nest_registers(points, words, limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
 
     def _points(self, thread: Tile) -> Tile:

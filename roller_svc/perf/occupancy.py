@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, Limits
 
-OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
+MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,14 @@ def blocks_per_core(needs: BlockNeeds, hw: HardwareSpec) -> int:
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
 
 
-def contraction_registers(thread_m: int, thread_n: int, words: int) -> int:
+def overhead_registers(limits: Limits) -> int:
+    """Registers a thread needs beside its tile; an eighth where a thread has few (an IPU keeps addresses elsewhere)."""
+    return min(MAX_OVERHEAD_REGISTERS, limits.max_registers_per_thread // 8)
+
+
+def contraction_registers(thread_m: int, thread_n: int, words: int, limits: Limits) -> int:
     """Registers of a simt contraction's thread: accumulators, one column and one row of operands, overhead.
 
     ROLLER §3.3 counts m·n + m + n; `words` is 2 for an 8-byte type.
     """
-    return (thread_m * thread_n + thread_m + thread_n) * words + OVERHEAD_REGISTERS
+    return (thread_m * thread_n + thread_m + thread_n) * words + overhead_registers(limits)

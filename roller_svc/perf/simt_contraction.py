@@ -37,7 +37,7 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     tm, tn = _at(launch.thread, p.m), _at(launch.thread, p.n)
     words = register_words(p.space.compute_dtype)
-    needs = BlockNeeds(launch.threads, contraction_registers(tm, tn, words), block_shared_bytes(p, launch))
+    needs = BlockNeeds(launch.threads, contraction_registers(tm, tn, words, hw.limits), block_shared_bytes(p, launch))
     resident = blocks_per_core(needs, hw)
     step = _step(p, launch)
     depth = -(-p.extent(p.k) // launch.split_k)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.ir.hardware import Limits
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.occupancy import OVERHEAD_REGISTERS, BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import Problem, address_ops
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
 
@@ -18,9 +19,9 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
 
 
-def nest_registers(points: int, words: int) -> int:
+def nest_registers(points: int, words: int, limits: Limits) -> int:
     """Registers of a thread that works on `points` points at once."""
-    return OVERHEAD_REGISTERS + 3 * points * words
+    return overhead_registers(limits) + 3 * points * words
 
 
 def simt_nest(p: Problem, launch: Launch) -> Costs:
@@ -29,7 +30,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     per_thread = math.prod(launch.thread)
     words = register_words(p.space.compute_dtype)
     shared = launch.threads * p.elem_bytes if launch.lanes > 1 else 0
-    resident = blocks_per_core(BlockNeeds(launch.threads, nest_registers(per_thread, words), shared), hw)
+    resident = blocks_per_core(BlockNeeds(launch.threads, nest_registers(per_thread, words, hw.limits), shared), hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
     instructions, loads = _thread_instructions(p, launch, per_thread)
