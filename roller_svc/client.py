@@ -11,7 +11,7 @@ import httpx
 
 from roller_svc import errors
 from roller_svc.errors import BuildError, FarmError, InputError, NotFoundError, RollerError
-from roller_svc.wire import CompileBody, EstimateBody, OperationAnswer
+from roller_svc.wire import HTTP_ERROR_CODE, CompileBody, EstimateBody, OperationAnswer
 
 CONNECT_S = 5.0
 ANSWER_S = 120.0
@@ -113,7 +113,7 @@ def _class_of(status: int) -> type[RollerError]:
 
 def error_of(problem: Mapping[str, Any], kind: type[RollerError] = RollerError, status: int = 0) -> RollerError:
     """The error a problem tells of: of the class whose code it is, where there is one, else of `kind`."""
-    code = str(problem.get("code", "http-error"))
+    code = str(problem.get("code", HTTP_ERROR_CODE))
     message = str(problem.get("detail", f"HTTP status {status}"))
     chosen = _class_with(code) or (_class_of(problem["status"]) if problem.get("status", 500) != 500 else kind)
     if not issubclass(chosen, InputError):

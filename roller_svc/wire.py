@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+HTTP_ERROR_CODE = "http-error"  # of an answer that has no code of ours
 NAME_CHARACTERS = 200
 TEXT_CHARACTERS = 1 << 17  # above the language's own limit, whose refusal is better
 INPUTS_MOST = 256

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from roller_svc import errors
 from roller_svc.describe import error_json
 from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError
+from roller_svc.wire import HTTP_ERROR_CODE
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
@@ -107,7 +108,7 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = _CODES.get(error.status_code, "http-error")
+    code = _CODES.get(error.status_code, HTTP_ERROR_CODE)
     detail = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
     return response(body, error.headers)

@@ -1,0 +1,71 @@
+"""The import contracts hold, cover every module, and would notice what they forbid."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PURE = {"ir", "lang", "perf", "construct", "rammer", "lower", "codegen"}
+FORBIDDEN = {"pydantic", "yaml", "fastapi", "cupy", "os", "subprocess", "sqlite3", "ctypes"}
+
+
+def checked(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(folder)}
+    )
+
+
+def contracts() -> dict[str, Any]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
+
+
+def test_the_pure_core_is_named_whole() -> None:
+    pure = contracts()["pure"]
+    there = {f"roller_svc.{name}" for name in PURE if (ROOT / "roller_svc" / name / "__init__.py").exists()}
+    assert set(pure["source_modules"]) == there
+    assert set(pure["forbidden_modules"]) == FORBIDDEN
+
+
+def test_the_client_sees_nothing_but_the_wire_and_errors() -> None:
+    names = {
+        path.stem for path in (ROOT / "roller_svc").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    seen = {"client", "wire", "errors", "version", "__init__", "__main__", "demo", "corpus", "trial", "bench"}
+    assert {f"roller_svc.{name}" for name in names - seen} == set(contracts()["client"]["forbidden_modules"])
+
+
+def test_the_contracts_hold() -> None:
+    done = checked(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("codegen/__init__.py", "import subprocess"),
+        ("lang/__init__.py", "import os"),
+        ("construct/__init__.py", "import roller_svc.lower"),
+        ("ir/dtype.py", "from roller_svc import perf"),
+        ("client.py", "import roller_svc.hardware"),
+        ("new_module.py", "import os"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, module: str, line: str) -> None:
+    shutil.copytree(ROOT / "roller_svc", tmp_path / "roller_svc", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "roller_svc" / module
+    before = planted.read_text(encoding="utf-8") if planted.exists() else ""
+    planted.write_text(f"{before}\n{line}\n", encoding="utf-8")
+    done = checked(tmp_path)
+    assert done.returncode != 0
+    assert "BROKEN" in done.stdout or "new_module" in done.stdout + done.stderr
