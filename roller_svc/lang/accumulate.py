@@ -13,6 +13,8 @@ from roller_svc.lang import rounding
 from roller_svc.lang.evaluator import Term
 from roller_svc.lang.values import Array, greatest, least_normal, unit_roundoff, wide_dtype, wrap
 
+_DEVIATIONS = 8.0
+
 
 def identity(combine: Combine, dtype: DType) -> int | float:
     """What a reduction starts from."""
@@ -42,6 +44,8 @@ class Accumulator:
         self.ends: tuple[Array, Array] | None = None
         # Sum of |terms| for a sum; product of |term| + bound for a product.
         self.magnitude = np.full(shape, 1.0 if combine is Combine.PROD else 0.0) if self._rounds else np.zeros(())
+        # Sum of the terms' squares, for long sums.
+        self.squares = np.zeros(shape if self._rounds and combine is Combine.SUM else ())
         self.terms = 0
 
     @property
@@ -97,6 +101,7 @@ class Accumulator:
             size = np.abs(value) if bound is None or self.combine is Combine.SUM else np.abs(value) + bound
             if self.combine is Combine.SUM:
                 self.magnitude[region] += size.sum(axis=axes)
+                self.squares[region] += np.square(size).sum(axis=axes)
             else:
                 self.magnitude[region] *= size.prod(axis=axes)
         if bound is None or self.combine is Combine.PROD:
@@ -119,8 +124,11 @@ class Accumulator:
             return Term(value, self.error)
         unit = 2.0 * unit_roundoff(self.dtype.compute)
         if self.combine is Combine.SUM:
-            # Errors of a sum walk at random: sqrt(K) units of the sum of magnitudes is far out.
-            own = unit * math.sqrt(reduced_points) * self.magnitude + reduced_points * least_normal(self.dtype.compute)
+            # Each addition errs by a unit of the partial sum, and these errors walk at random: sqrt(K) units of the
+            # greatest partial sum. That is at most the sum of magnitudes; of terms that come in no order, hardly more
+            # than the whole sum or a few standard deviations of a walk of the terms.
+            partial = np.minimum(self.magnitude, np.abs(value) + _DEVIATIONS * np.sqrt(self.squares))
+            own = unit * math.sqrt(reduced_points) * partial + reduced_points * least_normal(self.dtype.compute)
         else:
             own = self.magnitude - np.abs(value) + unit * reduced_points * self.magnitude
             own = own + least_normal(self.dtype.compute)
