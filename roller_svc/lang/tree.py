@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from lark import Token
 
@@ -21,6 +22,7 @@ from roller_svc.lang.syntax import (
     Statement,
     Text,
     Unary,
+    When,
     WhereItem,
 )
 
@@ -88,7 +90,11 @@ class TreeBuilder:
         return Unary(str(sign), node, start, node.end, depth_above((node,), node))
 
     def parenthesis(self, parts: Parts) -> Node:
-        return _node(parts[1])
+        """The brackets belong to what a message points at, but for a tensor or a name."""
+        node = _node(parts[1])
+        if isinstance(node, (Binary, Unary, When)):
+            return replace(node, start=_span(parts[0]).start, end=_span(parts[2]).end)
+        return node
 
     def group(self, parts: Parts) -> Group:
         """( expr , ... )"""
