@@ -9,6 +9,7 @@ RollerError(code)
 │   ├── SpecError             a hardware spec that is wrong: file and field
 │   ├── ArgumentError         an option, an array or a name of a call that does not fit
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
+│   ├── ScheduleError         a transform or a schedule tree that is not legal
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
 │       └── UnknownKernelError    no such digest, operation or artifact
@@ -92,6 +93,10 @@ class NoCandidateError(InputError):
     def __init__(self, message: str, *, rejections: dict[str, int] | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.rejections = rejections or {}
+
+
+class ScheduleError(InputError):
+    default_code = "schedule-illegal"
 
 
 class NotFoundError(InputError):

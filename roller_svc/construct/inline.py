@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, children, rewrite, substitute, walk
-from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, children, rewrite, walk
+from roller_svc.ir.inlining import plain, value_of
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
 
 # A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
 MAX_BODY_NODES = 400
@@ -29,7 +29,7 @@ def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
     inlinable: dict[str, TensorExpr] = {}
     kept: list[TensorExpr] = []
     for statement in _live(program, wanted):
-        new = _plain(_with_producers(statement, inlinable))
+        new = plain(_with_producers(statement, inlinable))
         if new.output not in wanted and _may_inline(new, readers.get(new.output, ())):
             inlinable[new.output] = new
         else:
@@ -116,28 +116,3 @@ def _with_producers(statement: TensorExpr, inlinable: dict[str, TensorExpr]) -> 
         statement, index=tuple(rewrite(i, change) for i in statement.index), body=rewrite(statement.body, change),
         predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
     )  # fmt: skip
-
-
-def _plain(statement: TensorExpr) -> TensorExpr:
-    """all and any as min and max of truth values; a reduction over no axis as the map that it is."""
-    if statement.kind is not StatementKind.REDUCE:
-        return statement
-    if statement.combine in (Combine.ALL, Combine.ANY):
-        dtype = statement.body.dtype
-        zero = Const(0.0 if dtype.is_float else 0, dtype)
-        truth = Cast(Op(OpKind.NE, (statement.body, zero), DType.INT8), dtype, implicit=True)
-        combine = Combine.MIN if statement.combine is Combine.ALL else Combine.MAX
-        statement = replace(statement, body=truth, combine=combine)
-    if not statement.reduced:
-        return replace(statement, kind=StatementKind.MAP, combine=None)
-    return statement
-
-
-def value_of(producer: TensorExpr, index: tuple[Expr, ...]) -> Expr:
-    """A map's value at an index: its body with the axes replaced, in the type it would have been stored in."""
-    at = {axis.name: i for axis, i in zip(producer.index, index, strict=True) if isinstance(axis, AxisRef)}
-    value = substitute(producer.body, at)
-    if value.dtype is producer.type.dtype:
-        return value
-    # Only casts and outputs round: a float that was only passing through keeps its digits.
-    return Cast(value, producer.type.dtype, implicit=producer.type.dtype.is_float)
