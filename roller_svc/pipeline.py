@@ -38,6 +38,8 @@ T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
 Inputs = tuple[tuple[str, TensorType], ...]
 
+# Plans beyond top_k that are built only where the ones before them fail to compile or spill registers.
+SPARE_PLANS = 3
 # One candidate's share of measuring; the first few samples already reject what is far behind.
 MEASURE_BUDGET_S = 0.1
 
@@ -54,19 +56,22 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     clock.lap("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.lap("hardware")
-    groups, ranked, constructions = ranked_groups(program, hw, request.top_k)
+    groups, ranked, constructions = ranked_groups(program, hw, request.top_k + SPARE_PLANS)
     trace("construct", constructions)
-    plans: tuple[Plan, ...] = trace("shortlist", best_plans(ranked, request.top_k))
+    plans = best_plans(ranked, request.top_k + SPARE_PLANS)
+    shortlist: tuple[Plan, ...] = trace("shortlist", plans[: request.top_k])
     clock.lap("construct")
     backend = _available_backend(hw)
     measuring, notes = _may_measure(request, hw, backend)
-    build = _built_together if measuring else _first_built
-    attempts = build(plans, program, groups, hw)
+    if measuring:
+        attempts = _built_together(shortlist, program, groups, hw)
+    else:
+        attempts = _first_built(plans, program, groups, hw)
     clock.lap("compile")
     if measuring:
         attempts = _measured(attempts, program, backend)
         clock.lap("measure")
-    attempts = _best_first(attempts, plans)
+    attempts = _best_first(attempts, shortlist)
     if attempts[0].error is not None:
         raise attempts[0].error
     report = BuildReport(request, program, hw, groups, constructions, attempts, notes, clock.laps)
@@ -200,13 +205,18 @@ def _built_together(
 def _first_built(
     plans: tuple[Plan, ...], program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec
 ) -> tuple[Attempt, ...]:
-    """The first plan that builds, and the failures before it."""
+    """The first plan that builds without spilling registers, and the ones before it that did not."""
     attempts: list[Attempt] = []
     for plan in plans:
         attempts.append(_built(plan, program, groups, hw))
-        if attempts[-1].error is None:
+        if attempts[-1].error is None and not _spills(attempts[-1]):
             break
     return tuple(attempts)
+
+
+def _spills(attempt: Attempt) -> int:
+    """Bytes of registers that its launches keep in memory: a reason to prefer the next plan."""
+    return sum(r.spill_bytes for r in attempt.compiled.resources) if attempt.compiled else 0
 
 
 def _measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Backend) -> tuple[Attempt, ...]:
@@ -229,13 +239,13 @@ def _measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Ba
 
 
 def _best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...]) -> tuple[Attempt, ...]:
-    """By measured time, then by estimate, failures last; plans that nobody built stand behind by their estimate."""
+    """By measured time, then by estimate, spilling and failed ones last; unbuilt plans stand behind built ones."""
 
-    def order(attempt: Attempt) -> tuple[bool, bool, float]:
+    def order(attempt: Attempt) -> tuple[bool, bool, bool, float]:
         timed = attempt.measurement
         seconds = timed.min_s if timed else attempt.plan.estimate.seconds
-        unbuilt = attempt.compiled is None
-        return attempt.error is not None, unbuilt, seconds
+        spilled = timed is None and _spills(attempt) > 0
+        return attempt.error is not None, attempt.compiled is None, spilled, seconds
 
     tried = {id(a.plan) for a in attempts}
     rest = (Attempt(plan, None, None, None, None) for plan in plans if id(plan) not in tried)

@@ -105,7 +105,7 @@ def emit_function(tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffe
     shared, dynamic = _shared_declarations(walker.shared)
     parameters = ", ".join(_parameter(a) for a in args)
     text = (
-        f'extern "C" __global__ void __launch_bounds__({threads})\n{tree.name}({parameters}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n{tree.name}({parameters}) {{\n'
         + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
     )
     return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic)
