@@ -82,6 +82,6 @@ def candidates_table(attempts: list[dict[str, Any]]) -> str:
         plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
         outcome = show.duration(measured["min_s"]) if measured else error["code"] if error else "-"
         rows.append(
-            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"], show.tiles(plan["tiles"]))
+            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"], show.plan_tiles(plan))
         )
     return show.table(("", "estimated", "measured", "bound", "unit", "tiles"), rows)

@@ -73,6 +73,6 @@ def _rows(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
         for number, plan in enumerate(answer["candidates"], 1):
             rows.append(
                 (answer["target"], number, show.duration(plan["seconds"]), plan["bound"], f"{plan['occupancy']:.2f}",
-                 plan["waves"], plan["unit"], show.tiles(plan["tiles"]))
+                 plan["waves"], plan["unit"], show.plan_tiles(plan))
             )  # fmt: skip
     return rows

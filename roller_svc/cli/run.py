@@ -68,8 +68,8 @@ def summary(facts: dict[str, Any]) -> str:
         facts["expression"],
         f"for {facts['target']}, {facts['language']}, on {facts['device']}:",
         show.launches(facts),
-        f"right: largest error {facts['max_abs_error']:.3g} absolute, {facts['max_rel_error']:.3g} relative",
-        f"time: {show.duration(facts['median_s'])} median, {show.duration(facts['min_s'])} least; "
+        f"right: largest error against the reference {facts['max_abs_error']:.3g}",
+        f"time: {show.duration(facts['min_s'])} least, {show.duration(facts['median_s'])} median; "
         f"{facts['gflops']:.3g} GFLOP/s; estimated {show.duration(facts['estimate']['seconds'])}",
     ]
     if facts["numpy_s"] is not None:

@@ -50,6 +50,13 @@ def tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
     return " | ".join(f"{level}: " + " ".join(f"{a}={n}" for a, n in tile.items()) for level, tile in levels.items())
 
 
+def plan_tiles(plan: Mapping[str, Any]) -> str:
+    """The tiles of a plan's longest kernel, and over how many tasks or lanes its reduction is split."""
+    kernel = max(plan["kernels"], key=lambda one: one["estimate"]["seconds"])
+    shared = [f"{name}={kernel[name]}" for name in ("split_k", "lanes") if kernel[name] > 1]
+    return " | ".join([tiles(plan["tiles"]), *shared])
+
+
 def stages(estimate: Mapping[str, Any]) -> str:
     return ", ".join(f"{stage['name']} {duration(stage['seconds'])}" for stage in estimate["stages"])
 

@@ -29,10 +29,16 @@ def action_digest(request: BuildRequest) -> str:
         "runtime": request.runtime.value,
         "allow_tf32": request.allow_tf32,
         "generator": generator_digest(),
-        "toolchain": dict(toolchain.versions()),
+        "toolchain": toolchain_versions(),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+@lru_cache(maxsize=1)
+def toolchain_versions() -> dict[str, str]:
+    """The compilers as they were when this process first asked: a service is started anew after an upgrade."""
+    return dict(toolchain.versions())
 
 
 @lru_cache(maxsize=1)

@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from roller_svc import toolchain
-from roller_svc.farm.action import SCHEMA, generator_digest
+from roller_svc.farm.action import SCHEMA, generator_digest, toolchain_versions
 from roller_svc.service.state import state_of
 from roller_svc.version import __version__
 from roller_svc.wire import Problem
@@ -34,5 +33,5 @@ def version() -> dict[str, Any]:
         "version": __version__,
         "generator": generator_digest(),
         "schema": SCHEMA,
-        "toolchain": dict(toolchain.versions()),
+        "toolchain": toolchain_versions(),
     }

@@ -1,0 +1,90 @@
+"""The README's examples: the Python one and the curl lines, run as they stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from serving import served
+
+from roller_svc.service.app import create_app
+from roller_svc.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# Where there is no curl, this does what the README asks of it.
+STAND_IN = f"""#!{sys.executable}
+import sys, pathlib, httpx
+words, headers, body, out, url = sys.argv[1:], {{}}, None, None, None
+while words:
+    word = words.pop(0)
+    if word == "-s":
+        continue
+    elif word == "-H":
+        name, _, value = words.pop(0).partition(":")
+        headers[name] = value.strip()
+    elif word == "-d":
+        body = words.pop(0)
+    elif word == "-o":
+        out = words.pop(0)
+    else:
+        url = word
+answer = httpx.request("GET" if body is None else "POST", url, headers=headers, content=body, timeout=60)
+pathlib.Path(out).write_bytes(answer.content)
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_example_prints_what_it_says(tmp_path: Path) -> None:
+    (example,) = blocks("python")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    shape, bound, same = done.stdout.splitlines()
+    assert shape == "(512, 384) 256.0"
+    assert re.fullmatch(r"\w+ 10", bound)
+    assert same == "True"
+
+
+def test_the_curl_lines_work(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    if shutil.which("curl") is None:
+        (folder / "curl").write_text(STAND_IN)
+        (folder / "curl").chmod(0o755)
+    script = "set -e\n" + "\n".join(blocks("sh"))
+    assert script.count("curl ") == 7
+    with served(create_app(Settings(store=tmp_path / "store"))) as client:
+        script = script.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/"))
+        env = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, check=True)
+    operation = json.loads((tmp_path / "operation.json").read_text())
+    assert operation["done"] is True
+    assert operation["response"]["language"] == "cuda"
+    assert "__global__" in (tmp_path / "kernel.cu").read_text()
+    assert (tmp_path / "kernel.cubin").read_bytes().startswith(b"\x7fELF")
+    assert "metadata.json" in zipfile.ZipFile(tmp_path / "kernel.zip").namelist()
+    estimates = json.loads((tmp_path / "estimates.json").read_text())["estimates"]
+    assert [(one["item"], one["target"]) for one in estimates] == [
+        (item, target) for item in (0, 1) for target in ("nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "amd-mi300x")
+    ]
+    assert all(one["candidates"][0]["seconds"] > 0 for one in estimates)
+    assert json.loads((tmp_path / "hardware.json").read_text())["hardware"]
+    assert json.loads((tmp_path / "health.json").read_text()) == {"status": "ok"}
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
