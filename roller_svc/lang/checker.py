@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
-from roller_svc.ir.dtype import dtype_named
+from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.ir.program import (
     Axis,
@@ -20,13 +21,15 @@ from roller_svc.ir.program import (
     TensorType,
 )
 from roller_svc.lang.axes import Axes, Scope, Tensor, infer_axes, left_side
-from roller_svc.lang.convert import constant_int
+from roller_svc.lang.convert import Weak, constant_int, holds
 from roller_svc.lang.expressions import Expressions
-from roller_svc.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS
+from roller_svc.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
 from roller_svc.lang.names import did_you_mean
 from roller_svc.lang.ranges import Budget, Ranges
 from roller_svc.lang.source import Source, Span
 from roller_svc.lang.syntax import Assign, Node, Num, Ref, Statement, When
+
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 
 
 @dataclass(slots=True)
@@ -160,8 +163,8 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
         hint = did_you_mean(name, left) or f"reduce with `+=!`, or add `{name}` on the left"
         raise source.error(ShapeError, "free-axis", message, axes.places[name], hint)
     _check_size(tuple(shape), f"`{statement.name}`", statement, expressions.scope)
-    body = expressions.strong(statement.value)
     stated = None if statement.type is None else dtype_named(statement.type.value)
+    body = _value(statement.value, stated, expressions)
     return TensorExpr(
         output=statement.name,
         name=statement.name,
@@ -177,7 +180,7 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
 def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
     target = program.tensors[statement.name]
     value, predicate = _predicated(statement.value, expressions)
-    body = expressions.strong(value)
+    body = _value(value, target.type.dtype, expressions)
     index, checked = expressions.index(statement.index, left_side(statement))
     made = TensorExpr(
         output=_next_version(statement.name, program),
@@ -194,6 +197,15 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
     )
     program.taken.add(made.output)
     return made
+
+
+def _value(node: Node, stored: DType | None, expressions: Expressions) -> Expr:
+    """The value of a statement; a number alone is of the type that it is stored in, where that holds it."""
+    found = expressions.check(node)
+    if isinstance(found, Weak):
+        dtype = stored if stored is not None and holds(found.value, stored) else found.natural
+        return expressions.in_type(found, dtype, node)
+    return found
 
 
 def _predicated(value: Node, expressions: Expressions) -> tuple[Node, Expr | None]:
@@ -219,7 +231,7 @@ def _outputs(program: _Program, wanted: Sequence[str] | None) -> tuple[Output, .
         read = {tensor for statement in program.statements for tensor in statement.reads_tensors}
         last = {statement.name: statement.output for statement in program.statements}
         return tuple(Output(name, tensor) for name, tensor in last.items() if tensor not in read)
-    if isinstance(wanted, str) or not wanted:
+    if isinstance(wanted, str) or not wanted or not all(isinstance(name, str) for name in wanted):
         raise ArgumentError("outputs is a list of one or more names", code="unknown-output")
     return tuple(_output(name, program) for name in dict.fromkeys(wanted))
 
@@ -233,14 +245,14 @@ def _output(name: str, program: _Program) -> Output:
     raise ArgumentError(
         f"output `{name}` is written by no statement",
         code="unknown-output",
-        hint=did_you_mean(str(name), program.written),
+        hint=did_you_mean(name, program.written),
     )
 
 
 def checked_inputs(inputs: Mapping[str, TensorType]) -> None:
     """Refuse names, shapes and ranks that no tensor has."""
     for name, type_ in inputs.items():
-        if not (name.isascii() and name.isidentifier()) or name in ("where", "in"):
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in ("where", "in"):
             raise ArgumentError(f"`{name!r}` is no name for an input", code="bad-name")
         if len(type_.shape) > MAX_DIMENSIONS:
             message = f"input `{name}` has {len(type_.shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"

@@ -150,6 +150,13 @@ def test_a_statement_may_state_its_type() -> None:
     assert statement.body.dtype is I8
 
 
+def test_a_number_alone_is_of_the_type_that_it_is_stored_in() -> None:
+    assert program("y[n]: float64 = 0.1 where n in 4").statements[0].body == Const(0.1, F64)
+    assert program("y[n]: int64 = 5000000000 where n in 4").statements[0].body == Const(5000000000, I64)
+    assert program("h[i[n]] = 1").statements[0].body == Const(1.0, F16)
+    assert program("i[n] =. 1.5 where n in 4").statements[0].body == Const(1.5, F32)
+
+
 def test_where_may_take_a_part_of_a_dimension() -> None:
     (statement,) = program("y[m] +=! A[m, k] where k in 2, m in 2 + 1").statements
     assert statement.extents == {"m": 3, "k": 2}
