@@ -97,10 +97,9 @@ def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source
     ended = found.type == "$END"
     at = Span(tokens[-1].start, tokens[-1].end) if ended else Span(found.start_pos or 0, found.end_pos or 0)
     before = tokens if ended else [tok for tok in tokens if tok.end <= at.start]
-    special = _known_mistake(found, before, expected)
-    if special is not None:
-        code, message, hint = special
-        return source.syntax_error(code, message, at, hint)
+    mistake = _known_mistake(found, before, expected, source, at)
+    if mistake is not None:
+        return mistake
     wanted = _wanted(expected, inside=_brackets_open(before))
     if ended:
         message = f"the statement ends after `{tokens[-1].text}`, where {wanted} should follow"
@@ -115,22 +114,28 @@ def _brackets_open(before: list[Tok]) -> bool:
     return sum(kind in ("LPAR", "LSQB") for kind in kinds) > sum(kind in ("RPAR", "RSQB") for kind in kinds)
 
 
-def _known_mistake(found: Token, before: list[Tok], expected: set[str]) -> tuple[str, str, str | None] | None:
-    """(code, message, hint) for what people often write and the language does not have."""
+def _known_mistake(
+    found: Token, before: list[Tok], expected: set[str], source: Source, at: Span
+) -> ExprSyntaxError | None:
+    """The error for what people often write and the language does not have."""
     if "ASSIGN" in expected and found.type == "NAME":
-        return "unknown-reduction", f"`{found}` is no reduction", "the reductions are +=! *=! >=! <=! &=! |=!"
+        hint = "the reductions are +=! *=! >=! <=! &=! |=!"
+        return source.syntax_error("unknown-reduction", f"`{found}` is no reduction", at, hint)
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
-        return "unknown-attribute", f"`.{before[-1].text}` is an attribute; there are only methods", None
+        message = f"`.{before[-1].text}` is an attribute; there are only methods"
+        return source.syntax_error("unknown-attribute", message, at)
     if found.type == "STRING" and before and before[-1].kind == "NAME":
-        return "syntax-error", "a text in quotes is no value", None
+        return source.syntax_error("syntax-error", "a text in quotes is no value", at)
     if found.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
         if len(before) == 1:
-            hint = f"write `{before[0].text}[...] {found} ...`, `{before[0].text}[]` for a scalar"
-            return "syntax-error", f"`{before[0].text}` on the left has no index", hint
-        return "syntax-error", f"a second `{found}` in one statement", "end a statement with `;` or a line break"
+            name = before[0].text
+            hint = f"write `{name}[...] {found} ...`, `{name}[]` for a scalar"
+            return source.syntax_error("syntax-error", f"`{name}` on the left has no index", at, hint)
+        hint = "end a statement with `;` or a line break"
+        return source.syntax_error("syntax-error", f"a second `{found}` in one statement", at, hint)
     if found.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
         hint = names.PYTHON_WORDS.get(str(found), "an operator is missing, or a `;` between two statements")
-        return "syntax-error", f"`{found}` right after `{before[-1].text}`", hint
+        return source.syntax_error("syntax-error", f"`{found}` right after `{before[-1].text}`", at, hint)
     return None
 
 
