@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Protocol
 from roller_svc import hardware as devices
 from roller_svc.artifact import kept, plan_of
 from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k, tensor_types
+from roller_svc.backends import emulated
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.estimates import Item, plans_of
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
-from roller_svc.ir.report import Attempt, BuildReport, Plan
+from roller_svc.ir.report import Attempt, BuildReport, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lang import parse
 from roller_svc.lang.interpreter import reference as interpret
@@ -90,8 +91,15 @@ class Runner(Protocol):
 class Kernel:
     """A compiled kernel: call it with arrays, look at how it was made, save it."""
 
-    def __init__(self, parts: saved.SavedKernel, plan: Plan | None, attempts: tuple[Attempt, ...]) -> None:
+    def __init__(
+        self,
+        parts: saved.SavedKernel,
+        plan: Plan | None,
+        attempts: tuple[Attempt, ...],
+        runtime: RuntimeChoice = RuntimeChoice.AUTO,
+    ) -> None:
         self.parts = parts
+        self.runtime = runtime
         self._runner: Runner | None = None
         self._lock = Lock()
         self.digest = parts.digest
@@ -109,7 +117,7 @@ class Kernel:
 
     @classmethod
     def of(cls, report: BuildReport) -> Kernel:
-        return cls(kept(report), report.winner.plan, report.attempts)
+        return cls(kept(report), report.winner.plan, report.attempts, report.request.runtime)
 
     def __call__(self, /, *, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """The outputs by name. `out` gives arrays to write them to."""
@@ -125,10 +133,10 @@ class Kernel:
         return self.runner().run(arrays, out)
 
     def runner(self) -> Runner:
-        """The kernel loaded on its device, at first use."""
+        """The kernel loaded on its device, or in the emulator, at first use."""
         with self._lock:
             if self._runner is None:
-                self._runner = on_device(self.parts.compiled)
+                self._runner = on_device(self.parts.compiled, self.runtime)
             return self._runner
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -196,8 +204,10 @@ def load(folder: str | os.PathLike[str]) -> Kernel:
     return Kernel(parts, plan_of(parts), ())
 
 
-def on_device(compiled: CompiledKernel) -> Runner:
-    """The kernel's runtime with the binary in it."""
+def on_device(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Runner:
+    """The kernel's runtime with the binary in it; the emulator takes the text."""
+    if runtime is RuntimeChoice.EMULATOR:
+        return emulated(compiled)
     match compiled.source.language:
         case Language.C:
             return CpuModule(compiled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from enum import Enum
 from typing import TypeVar
@@ -47,7 +48,8 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
         hardware=checked_hardware(hardware),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
-        raise _no_emulator(spec_of(request))
+        _check_emulable(spec_of(request))
+        return replace(request, select=Select.MODEL)  # its times say nothing of a GPU's
     return request
 
 
@@ -204,14 +206,11 @@ def _integer(value: object) -> int | None:
         return None
 
 
-def _no_emulator(spec: HardwareSpec) -> ArgumentError:
-    if spec.family is Family.CUDA:
-        message = (
-            "this version has no CUDA emulator: compile for a CUDA target without runtime='emulator', or run on 'local'"
+def _check_emulable(spec: HardwareSpec) -> None:
+    if spec.family is not Family.CUDA:
+        raise ArgumentError(
+            f"runtime='emulator' is for CUDA kernels; {spec.id} is no CUDA target", code="emulator-unavailable"
         )
-    else:
-        message = f"runtime='emulator' is for CUDA kernels; {spec.id} is no CUDA target"
-    return ArgumentError(message, code="emulator-unavailable")
 
 
 def _kind(value: object) -> str:

@@ -11,7 +11,8 @@ from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda import CudaModule, device_present
-from roller_svc.toolchain import availability
+from roller_svc.runtime.emulator import EmulatorModule
+from roller_svc.toolchain import availability, compile_cxx
 
 
 class Call(Protocol):
@@ -44,6 +45,11 @@ BACKENDS = (
     Backend(Family.CPU, CpuModule, _runs_here),
     Backend(Family.CUDA, CudaModule, lambda _: device_present()),
 )
+
+
+def emulated(compiled: CompiledKernel, seed: int = 0) -> EmulatorModule:
+    """A CUDA kernel on the CPU. `seed` shuffles the order of its threads."""
+    return EmulatorModule(compiled, compile_cxx, seed=seed)
 
 
 def backend_for(hw: HardwareSpec) -> Backend:

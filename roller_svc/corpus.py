@@ -12,7 +12,7 @@ from roller_svc.artifact import kept
 from roller_svc.ask import build_request
 from roller_svc.errors import ArgumentError, InputError, RollerError
 from roller_svc.ir.kernel import CompiledKernel, Language
-from roller_svc.ir.report import BuildRequest
+from roller_svc.ir.report import BuildRequest, RuntimeChoice
 from roller_svc.lang import parse
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.pipeline import build_kernel
@@ -151,12 +151,14 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
 def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel) -> Row:
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
-    if kernel.source.language is Language.CUDA and not device_present():
+    emulate = request.runtime is RuntimeChoice.EMULATOR
+    if kernel.source.language is Language.CUDA and not emulate and not device_present():
         return replace(row, detail="compiled only")
     try:
         program = parse(request.expression, dict(request.inputs), request.outputs)
         arrays = random_inputs(program, seed=0, hints=case.hints)
-        verdict = judged(program, arrays, prepared(kernel, arrays).results(), allow_tf32=request.allow_tf32)
+        results = prepared(kernel, arrays, request.runtime).results()
+        verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
     except RollerError as failure:
         return replace(row, status="error", detail=f"{type(failure).__name__} {failure.code}: {failure.message}")
     status = "ok" if verdict.ok else "wrong"

@@ -15,6 +15,7 @@ from roller_svc.errors import LaunchError
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
+from roller_svc.ir.report import RuntimeChoice
 from roller_svc.lang.compare import Agreement, agrees
 from roller_svc.lang.interpreter import evaluate, sampled
 from roller_svc.runtime.cuda import device_present
@@ -33,13 +34,13 @@ class Trial:
     """One kernel with its inputs in place."""
 
     call: Call
-    language: Language
+    on_gpu: bool
 
     def results(self) -> dict[str, NDArray[Any]]:
         """Run once; the outputs in the host's memory."""
         self.call()
         found = self.call.finish()
-        if self.language is Language.CUDA:
+        if self.on_gpu:
             cupy = import_cupy()
             return {name: cupy.asnumpy(array) for name, array in found.items()}
         return found
@@ -50,16 +51,15 @@ class Trial:
         return measure(self.call, budget_s, device_name=name(), stopwatch=stopwatch)
 
 
-def prepared(compiled: CompiledKernel, arrays: Arrays) -> Trial:
+def prepared(compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Trial:
     """The kernel loaded and bound; raises LaunchError where its device is missing."""
-    language = compiled.source.language
-    runner = on_device(compiled)
-    if language is not Language.CUDA:
-        return Trial(runner.bound(arrays), language)
+    runner = on_device(compiled, runtime)
+    if compiled.source.language is not Language.CUDA or runtime is RuntimeChoice.EMULATOR:
+        return Trial(runner.bound(arrays), on_gpu=False)
     if not device_present():
         raise LaunchError("there is no NVIDIA device here to run the kernel on", code="no-device")
     cupy = import_cupy()
-    return Trial(runner.bound({name: cupy.asarray(array) for name, array in arrays.items()}), language)
+    return Trial(runner.bound({name: cupy.asarray(array) for name, array in arrays.items()}), on_gpu=True)
 
 
 def judged(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement:

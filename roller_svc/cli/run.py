@@ -11,6 +11,7 @@ from roller_svc.cli import remote, show
 from roller_svc.cli.compile import built, facts_of
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import RuntimeChoice
 from roller_svc.lang import parse
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.trial import as_einsum, judged, prepared
@@ -32,7 +33,7 @@ def execute(options: argparse.Namespace) -> int:
     types = dict(tensor_types(common.inputs_of(options)))
     program = parse(options.texts.expression, types, checked_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)
-    trial = prepared(kernel.parts.compiled, arrays)
+    trial = prepared(kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO)
     verdict = judged(program, arrays, trial.results(), allow_tf32=options.allow_tf32)
     if not verdict.ok:
         raise WrongAnswerError(f"the kernel disagrees with the reference: {verdict.detail}")

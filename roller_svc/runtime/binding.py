@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.kernel import Buffer, KernelSource, Role
 
 Array = NDArray[np.generic]
 ALIGNMENT_BYTES = 64
@@ -102,6 +102,19 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     raw = np.empty(size + ALIGNMENT_BYTES, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT_BYTES
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError:
+    """What run-time check `check` of the source found: an index of that value."""
+    if not 0 <= check < len(source.checks):
+        raise InvariantError(f"{source.name} reported run-time check {check} of {len(source.checks)}")
+    failed = source.checks[check]
+    axis = f" (axis {failed.axis})" if failed.axis else ""
+    return IndexRangeError(
+        f"index {value} is outside dimension {failed.dimension}{axis} of {failed.tensor}, "
+        f"which has extent {failed.size}: {failed.index}",
+        hint=f"values of {failed.index} must lie in 0 .. {failed.size - 1}",
+    )
 
 
 def _checked(buffer: Buffer, value: object, what: str) -> Array:

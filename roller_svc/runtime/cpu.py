@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
+from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
@@ -102,23 +102,11 @@ class CpuCall:
                 ctypes.memset(address, 0, size)
             entry(*arguments)
             if self._status[0]:
-                raise _range_error(self._module.source, int(self._status[1]), int(self._status[2]))
+                raise range_error(self._module.source, int(self._status[1]), int(self._status[2]))
 
     def finish(self) -> dict[str, Array]:
         """The results, by output name."""
         return self._binding.finish()
-
-
-def _range_error(source: KernelSource, check: int, value: int) -> IndexRangeError:
-    if not 0 <= check < len(source.checks):
-        raise InvariantError(f"{source.name} reported run-time check {check} of {len(source.checks)}")
-    failed = source.checks[check]
-    axis = f" (axis {failed.axis})" if failed.axis else ""
-    return IndexRangeError(
-        f"index {value} is outside dimension {failed.dimension}{axis} of {failed.tensor}, "
-        f"which has extent {failed.size}: {failed.index}",
-        hint=f"values of {failed.index} must lie in 0 .. {failed.size - 1}",
-    )
 
 
 def _address(array: Array) -> int:

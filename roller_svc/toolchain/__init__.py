@@ -10,9 +10,12 @@ from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.hardware import Arch, Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, nvrtc
+from roller_svc.toolchain.cxx import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 
-__all__ = ["Availability", "CompileLimits", "availability", "compile_source", "ptx", "tool_version", "versions"]
+__all__ = [
+    "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "ptx", "tool_version", "versions",
+]  # fmt: skip
 
 ptx = nvrtc.ptx
 

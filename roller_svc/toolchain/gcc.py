@@ -46,10 +46,10 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
         directory = Path(folder)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
-        code, log = _run([*command, "kernel.c", "-o", "kernel.so", "-lm"], directory, limits)
+        code, log = run_confined([*command, "kernel.c", "-o", "kernel.so", "-lm"], directory, limits)
         output = directory / "kernel.so"
         if code != 0 or not output.is_file():
-            raise CompileError(_summary(source.name, code, log), log=log)
+            raise CompileError(summary(source.name, "C", code, log), log=log)
         binary = output.read_bytes()
     seconds = time.perf_counter() - start
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
@@ -96,7 +96,7 @@ def install_hint(arch: Arch) -> str:
 def compiler_version(command: tuple[str, ...]) -> str:
     """The first line of `--version`: what tells two compilers apart in a cache key."""
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
-        code, text = _run([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+        code, text = run_confined([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
     lines = text.splitlines()
     if code != 0 or not lines:
         raise ToolchainMissingError(f"{shlex.join(command)} --version fails: {text.strip()[:200]}")
@@ -109,7 +109,7 @@ def _arch_flags(arch: Arch) -> list[str]:
     return ["-march=x86-64"] if arch.number == 1 else [f"-march={arch}"]
 
 
-def _run(command: list[str], directory: Path, limits: CompileLimits) -> tuple[int, str]:
+def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> tuple[int, str]:
     """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up."""
     environment = {
         "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
@@ -162,7 +162,8 @@ def _kill_session(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _summary(name: str, code: int, log: str) -> str:
+def summary(name: str, language: str, code: int, log: str) -> str:
+    """One line of what went wrong."""
     errors = [line for line in log.splitlines() if "error" in line.lower()]
     first = errors[0] if errors else (log.strip().splitlines() or ["no message"])[0]
-    return f"{name}: the C compiler failed (exit {code}): {first.strip()[:300]}"
+    return f"{name}: the {language} compiler failed (exit {code}): {first.strip()[:300]}"

@@ -81,7 +81,6 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"select": None}, "invalid-option"),
         ({"runtime": "gpu"}, "invalid-option"),
         ({"runtime": "emulator"}, "emulator-unavailable"),
-        ({"runtime": "emulator", "target": "nvidia-h200-sxm"}, "emulator-unavailable"),
         ({"allow_tf32": 1}, "invalid-option"),
         ({"target": None}, "invalid-option"),
         ({"target": 5}, "invalid-option"),

@@ -1,0 +1,209 @@
+"""A CUDA kernel's text → calls on numpy arrays, run thread by thread on a CPU to check its numbers."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Role
+from roller_svc.runtime.binding import Array, Binding, bind, range_error
+from roller_svc.runtime.emulator.text import program_text
+
+__all__ = ["EmulatorLimits", "EmulatorModule"]
+
+# (name of what is compiled, files by name, arguments) → the file "output" that the compiler wrote
+CxxCompiler = Callable[[str, Mapping[str, bytes], Sequence[str]], bytes]
+
+_HERE = Path(__file__).parent
+# -std=c++17, not gnu++17: that one takes `linux` and `unix` for macros. No -ffp-contract: a GPU fuses too, and numbers
+# that depend on it are not right. Checks end the run in runtime.cpp's handlers, which say where.
+_FLAGS = (
+    "-std=c++17", "-O1", "-fno-strict-aliasing", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-fno-pie",
+    "-fno-extern-tls-init", "-fno-stack-protector", "-Wno-unknown-pragmas", "-fmax-errors=20",
+)  # fmt: skip
+_CHECKS = (
+    "-fsanitize=bounds,shift,integer-divide-by-zero,signed-integer-overflow,alignment,null",
+    "-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern",
+)  # fmt: skip
+_ARENA_ALIGNMENT_BYTES = 64
+_FAULT, _OUT_OF_RANGE = 3, 5
+_BUSY_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorLimits:
+    """What one run may take; `memory_bytes` is beyond what its buffers need."""
+
+    timeout_s: float = 600.0
+    memory_bytes: int = 4 << 30
+
+
+class EmulatorModule:
+    """A CUDA kernel built for the CPU. Calls from several threads may overlap; each is a process of its own."""
+
+    def __init__(
+        self, compiled: CompiledKernel, compile_cxx: CxxCompiler, *, seed: int = 0, limits: EmulatorLimits | None = None
+    ) -> None:
+        """`seed`: of the order in which threads run, 0 for their own; odd ones run blocks backwards."""
+        if compiled.source.language is not Language.CUDA:
+            raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
+        self.source: KernelSource = compiled.source
+        self.seed = seed
+        self.limits = limits or EmulatorLimits()
+        self.program = _built(compiled.source, compile_cxx)
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not,
+        WrongAnswerError where the kernel itself does wrong."""
+        call = self.bound(arrays, out)
+        call()
+        return call.finish()
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> EmulatorCall:
+        """A call made ready."""
+        return EmulatorCall(self, bind(self.source.buffers, arrays, out))
+
+
+class EmulatorCall:
+    """One set of arrays bound to a module; its results are valid after a call."""
+
+    def __init__(self, module: EmulatorModule, binding: Binding) -> None:
+        self._module = module
+        self._binding = binding
+
+    def __call__(self) -> None:
+        """Run every launch in order, in a process of its own."""
+        source = self._module.source
+        offsets: dict[str, int] = {}
+        size = 0
+        for buffer in source.buffers:
+            if buffer.role is not Role.WORKSPACE:
+                offsets[buffer.symbol] = size
+                size += -(-buffer.bytes // _ARENA_ALIGNMENT_BYTES) * _ARENA_ALIGNMENT_BYTES
+        descriptor = os.memfd_create("roller-emulator")
+        try:
+            os.ftruncate(descriptor, size)
+            with mmap.mmap(descriptor, size) as arena:
+                self._copy(arena, offsets, Role.INPUT)
+                _execute(self._module, descriptor)
+                self._copy(arena, offsets, Role.OUTPUT)
+        finally:
+            os.close(descriptor)
+
+    def device_name(self) -> str:
+        return "CUDA emulator"
+
+    def finish(self) -> dict[str, Array]:
+        """The results, by output name."""
+        return self._binding.finish()
+
+    def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], role: Role) -> None:
+        """Inputs into the arena, outputs out of it."""
+        for buffer in self._module.source.buffers_of(role):
+            array = self._binding.memory[buffer.symbol].reshape(-1).view(np.uint8)
+            start = offsets[buffer.symbol]
+            if role is Role.INPUT:
+                arena[start : start + buffer.bytes] = array.data
+            else:
+                array[:] = np.frombuffer(arena[start : start + buffer.bytes], np.uint8)
+
+
+# builds ---------------------------------------------------------------------------------------------------------------
+
+
+class _Programs:
+    """Programs that were built, as files of a folder that goes with this process. One build serves all seeds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._owner = 0
+
+    def path(self, key: str, build: Callable[[], bytes]) -> Path:
+        with self._lock:
+            if self._folder is None or self._owner != os.getpid():  # a forked child has no say over its parent's
+                self._folder, self._owner = tempfile.TemporaryDirectory(prefix="roller-emulator-"), os.getpid()
+            path = Path(self._folder.name) / key
+        if not path.exists():
+            data = build()
+            staged = path.with_suffix(f".{threading.get_ident()}")
+            staged.write_bytes(data)
+            staged.chmod(0o700)
+            staged.replace(path)
+        return path
+
+
+_programs = _Programs()
+
+
+def _built(source: KernelSource, compile_cxx: CxxCompiler) -> Path:
+    def build() -> bytes:
+        files = {
+            "emulator.h": (_HERE / "emulator.h").read_bytes(),
+            "program.cpp": program_text(source).encode(),
+            "runtime.o": _runtime_object(compile_cxx),
+        }
+        compile_only = (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output")
+        files["program.o"] = compile_cxx(source.name, files, compile_only)
+        return compile_cxx(source.name, files, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
+
+    return _programs.path(source.key, build)
+
+
+@functools.lru_cache(maxsize=4)
+def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
+    files = {name: (_HERE / name).read_bytes() for name in ("emulator.h", "runtime.cpp")}
+    return compile_cxx("emulator", files, (*_FLAGS, "-O2", "-c", "runtime.cpp", "-o", "output"))
+
+
+# runs -----------------------------------------------------------------------------------------------------------------
+
+
+def _execute(module: EmulatorModule, arena: int) -> None:
+    source, limits = module.source, module.limits
+    memory = limits.memory_bytes + 2 * sum(b.bytes for b in source.buffers)
+    words = [str(module.program), str(module.seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
+    process = _started(words, arena)
+    try:
+        _, text = process.communicate(timeout=limits.timeout_s)
+    except subprocess.TimeoutExpired:
+        raise KernelTimeoutError(f"{source.name} ran longer than {limits.timeout_s:g} s in the emulator") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+    if process.returncode == 0:
+        return
+    message = text.strip()
+    if process.returncode == _OUT_OF_RANGE:
+        check, value = (int(word) for word in message.split())
+        raise range_error(source, check, value)
+    if process.returncode == _FAULT:
+        raise WrongAnswerError(f"the emulator stopped {source.name}: {message}", code="emulator-fault")
+    raise LaunchError(f"{source.name} in the emulator: exit {process.returncode}: {message}")
+
+
+def _started(words: list[str], arena: int) -> subprocess.Popen[str]:
+    """The program started. A file just written is busy while another thread's fork still has it open."""
+    for _ in range(_BUSY_TRIES):
+        try:
+            return subprocess.Popen(
+                words, cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena,), start_new_session=True, text=True,
+                errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as failure:
+            if failure.errno != 26:  # ETXTBSY
+                raise LaunchError(f"the emulator cannot be started: {failure}") from failure
+            time.sleep(0.01)
+    raise LaunchError(f"the emulator cannot be started: {words[0]} is in use")

@@ -1,0 +1,123 @@
+// CUDA C++ as a CPU's compiler reads it: included before the kernel's own, unchanged text.
+//
+// A kernel sees keywords, built-in variables and functions of CUDA, and a twin of each named wrapper of an instruction.
+// Nothing is included here, so that no macro of a system header meets a kernel's names. What runs the kernel is in
+// runtime.cpp; the two meet in namespace emulator.
+#pragma once
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ const
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+// Inside a function `thread_local` is static, and after `extern` it is a declaration, just as __shared__ is. All shared
+// memory of the program thereby lies in one segment, which the runtime finds and poisons before every block.
+#define __shared__ thread_local
+// A barrier is known by its line: threads of a block that wait on different lines have diverged.
+#define __syncthreads() emulator::barrier(__LINE__)
+
+struct uint3 {
+  unsigned int x, y, z;
+};
+extern uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+// What a launch and its buffers are; program.cpp's tables, written by the driver, follow the kernel's text.
+enum Role { INPUT, OUTPUT, WORKSPACE };
+struct Buffer {
+  const char *name;
+  Role role;
+  unsigned long bytes;
+};
+struct Launch {
+  const char *name;
+  void (*run)(void *const *buffers);  // one thread
+  uint3 grid, block;
+  unsigned long dynamic_bytes;
+  unsigned char *(*dynamic)();  // where dynamic shared memory lies; null: the launch has none
+  const int *zeroed;            // numbers of buffers, -1 ends them
+};
+struct Program {
+  const Buffer *buffers;
+  int buffer_count;
+  const Launch *launches;
+  int launch_count;
+};
+
+// An argument that becomes a pointer to whatever the parameter points to.
+struct Argument {
+  void *at;
+  template <class T> operator T *() const { return static_cast<T *>(at); }
+};
+
+// Dynamic shared memory has that much behind it, which nobody may write.
+constexpr unsigned long DYNAMIC_SLACK_BYTES = 1024;
+
+void barrier(int line);
+[[noreturn]] void out_of_range(long long index, int check);
+
+}  // namespace emulator
+
+extern const emulator::Program emulator_program;
+
+// bit casts
+inline unsigned int __float_as_uint(float a) { unsigned int u; __builtin_memcpy(&u, &a, 4); return u; }
+inline int __float_as_int(float a) { int u; __builtin_memcpy(&u, &a, 4); return u; }
+inline float __uint_as_float(unsigned int u) { float a; __builtin_memcpy(&a, &u, 4); return a; }
+inline float __int_as_float(int u) { float a; __builtin_memcpy(&a, &u, 4); return a; }
+inline long long __double_as_longlong(double a) { long long u; __builtin_memcpy(&u, &a, 8); return u; }
+inline double __longlong_as_double(long long u) { double a; __builtin_memcpy(&a, &u, 8); return a; }
+
+// atomics: gives what was there
+template <class T> inline T emulator_cas(T *at, T before, T after) {
+  __atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return before;
+}
+inline int atomicCAS(int *at, int before, int after) { return emulator_cas(at, before, after); }
+inline unsigned int atomicCAS(unsigned int *at, unsigned int before, unsigned int after) {
+  return emulator_cas(at, before, after);
+}
+inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long before, unsigned long long after) {
+  return emulator_cas(at, before, after);
+}
+
+// twins of the wrappers of codegen/helpers.py
+inline float f16_to_f32(unsigned short h) {
+  unsigned int sign = (unsigned int)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
+  if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0));
+  if (exponent) return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
+  float tiny = (float)fraction * 0x1p-24f;
+  return sign ? -tiny : tiny;
+}
+inline unsigned short f32_to_f16(float a) {  // to nearest even
+  unsigned int u = __float_as_uint(a), sign = u >> 16 & 0x8000;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return (unsigned short)(sign | 0x7fff);
+  if (u >= 0x477ff000) return (unsigned short)(sign | 0x7c00);
+  if (u < 0x38800000)  // a subnormal: the addition rounds it to multiples of 2^-24
+    return (unsigned short)(sign | (__float_as_uint(__uint_as_float(u) + 0.5f) - 0x3f000000));
+  return (unsigned short)(sign | ((u + 0xfff + (u >> 13 & 1)) >> 13) - (112 << 10));
+}
+inline int in_range(long long index, unsigned long long size, int check) {
+  if ((unsigned long long)index < size) return 1;
+  emulator::out_of_range(index, check);
+}
+
+// CUDA's mathematics, from C's library
+extern "C" {
+#define EMULATOR_1(name) double name(double) noexcept; float name##f(float) noexcept;
+#define EMULATOR_2(name) double name(double, double) noexcept; float name##f(float, float) noexcept;
+EMULATOR_1(exp) EMULATOR_1(exp2) EMULATOR_1(expm1) EMULATOR_1(log) EMULATOR_1(log2) EMULATOR_1(log10) EMULATOR_1(log1p)
+EMULATOR_1(sqrt) EMULATOR_1(sin) EMULATOR_1(cos) EMULATOR_1(tan) EMULATOR_1(asin) EMULATOR_1(acos) EMULATOR_1(atan)
+EMULATOR_1(sinh) EMULATOR_1(cosh) EMULATOR_1(tanh) EMULATOR_1(asinh) EMULATOR_1(acosh) EMULATOR_1(atanh) EMULATOR_1(erf)
+EMULATOR_1(erfc) EMULATOR_1(floor) EMULATOR_1(ceil) EMULATOR_1(rint) EMULATOR_1(trunc) EMULATOR_1(fabs)
+EMULATOR_2(fmax) EMULATOR_2(fmin) EMULATOR_2(pow) EMULATOR_2(fmod) EMULATOR_2(remainder) EMULATOR_2(atan2)
+EMULATOR_2(hypot)
+double fma(double, double, double) noexcept;
+float fmaf(float, float, float) noexcept;
+#undef EMULATOR_1
+#undef EMULATOR_2
+}

@@ -1,0 +1,117 @@
+"""A CUDA kernel's text → the C++ program that the emulator compiles: the text itself, and tables of what to launch.
+
+The text stays as it is but for one thing: the definitions of wrappers (device functions around an `asm`) become
+comments, for emulator.h has a twin of each. Anywhere else an `asm` is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from roller_svc.errors import LaunchError
+from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
+
+# What emulator.h defines in place of the text's own: wrappers of instructions, and of what only the emulator watches.
+TWINS = frozenset({"f16_to_f32", "f32_to_f16", "in_range"})
+
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+_DEVICE_FUNCTION = re.compile(rf"^__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE)
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
+_DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
+_NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+_ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
+
+
+def program_text(source: KernelSource) -> str:
+    """program.cpp: what runtime.cpp runs."""
+    return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{without_wrappers(source.text)}\n{_tables(source)}'
+
+
+def without_wrappers(text: str) -> str:
+    """The text, line for line, its wrappers out of the compiler's sight; raises LaunchError for an `asm` elsewhere."""
+    code = _NOT_CODE.sub(_blank, text)
+    lines = text.split("\n")
+    kept = code
+    for name, start, end in _device_functions(code):
+        if name not in TWINS:
+            continue
+        kept = kept[:start] + _blank_text(kept[start:end]) + kept[end:]
+        first, last = text.count("\n", 0, start), text.count("\n", 0, end)
+        for number in range(first, last + 1):
+            lines[number] = f"// {lines[number]}"
+    if stray := _ASM.search(kept):
+        line = text.count("\n", 0, stray.start()) + 1
+        raise LaunchError(
+            f"line {line} of the kernel has an asm that the emulator knows no twin of", code="emulator-no-twin"
+        )
+    return "\n".join(lines)
+
+
+def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
+    """(name, start, end) of each device function that is defined."""
+    for found in _DEVICE_FUNCTION.finditer(code):
+        depth = 0
+        for position in range(found.end(), len(code)):
+            depth += (code[position] == "{") - (code[position] == "}")
+            if depth == 0:
+                yield found[1], found.start(), position + 1
+                break
+
+
+def _blank(found: re.Match[str]) -> str:
+    return _blank_text(found[0])
+
+
+def _blank_text(text: str) -> str:
+    return "".join(c if c == "\n" else " " for c in text)
+
+
+def _tables(source: KernelSource) -> str:
+    """C++ that says what the buffers and launches are."""
+    numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
+    dynamic = sorted(set(_DYNAMIC_SHARED.findall(source.text)))
+    most = max((launch.shared_bytes for launch in source.launches), default=0)
+    lines = ['#line 1 "launches.cpp"']
+    lines += [
+        f"alignas(1024) thread_local unsigned char {name}[{most} + emulator::DYNAMIC_SLACK_BYTES];" for name in dynamic
+    ]
+    lines.append("namespace {")
+    for i, launch in enumerate(source.launches):
+        arguments = ", ".join(f"emulator::Argument{{b[{numbers[symbol]}]}}" for symbol in launch.args)
+        lines.append(f"void emulator_run_{i}(void *const *b) {{ {launch.name}({arguments}); }}")
+        zeroed = ", ".join(str(numbers[symbol]) for symbol in launch.zeroed)
+        lines.append(f"const int emulator_zeroed_{i}[] = {{{zeroed + ', ' if zeroed else ''}-1}};")
+    for name in dynamic:
+        lines.append(f"unsigned char *emulator_dynamic() {{ return {name}; }}")
+    buffers = ", ".join(_buffer(b) for b in source.buffers)
+    launches = ", ".join(_launch(i, launch, has_dynamic=bool(dynamic)) for i, launch in enumerate(source.launches))
+    lines += [
+        f"const emulator::Buffer emulator_buffers[] = {{{buffers}}};",
+        f"const emulator::Launch emulator_launches[] = {{{launches}}};",
+        "}",
+        f"extern const emulator::Program emulator_program = {{emulator_buffers, {len(source.buffers)}, "
+        f"emulator_launches, {len(source.launches)}}};",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _buffer(buffer: Buffer) -> str:
+    if buffer.role not in _ROLES:
+        raise LaunchError(f"the emulator has no buffers for {buffer.role.value}: {buffer.name}")
+    return f"{{{_c_string(buffer.name)}, emulator::{_ROLES[buffer.role]}, {buffer.bytes}ul}}"
+
+
+def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
+    grid, block = (f"{{{x}u, {y}u, {z}u}}" for x, y, z in (launch.grid, launch.block))
+    dynamic = "emulator_dynamic" if launch.shared_bytes and has_dynamic else "nullptr"
+    return (
+        f"{{{_c_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
+        f"{dynamic}, emulator_zeroed_{number}}}"
+    )
+
+
+def _c_string(text: str) -> str:
+    """A literal; names of tensors are words, but a saved kernel's could be anything printable."""
+    return json.dumps(text, ensure_ascii=True) if text.isascii() and text.isidentifier() else json.dumps(ascii(text))

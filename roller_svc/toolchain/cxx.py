@@ -1,0 +1,43 @@
+"""C++ files → an object or a program, through g++ or clang++ in a confined subprocess."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.toolchain.gcc import run_confined, summary
+from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+
+OUTPUT = "output"
+INSTALL = "apt install g++"
+_COMPILERS = ("g++", "c++")
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler of this machine; raises ToolchainMissingError."""
+    for name in _COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise ToolchainMissingError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)}): {INSTALL}")
+
+
+def compile_cxx(
+    name: str, files: Mapping[str, bytes], arguments: Sequence[str], limits: CompileLimits = DEFAULT_LIMITS
+) -> bytes:
+    """Runs the compiler with `arguments` in a folder of `files`; what it wrote to the file "output".
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    command = [cxx_compiler(), *arguments]
+    with tempfile.TemporaryDirectory(prefix="roller-cxx-") as folder:
+        directory = Path(folder)
+        for file, content in files.items():
+            (directory / file).write_bytes(content)
+        code, log = run_confined(command, directory, limits)
+        output = directory / OUTPUT
+        if code != 0 or not output.is_file():
+            raise CompileError(summary(name, "C++", code, log), log=log)
+        return output.read_bytes()
