@@ -15,17 +15,17 @@ TAKES_CODE = {"error", "syntax_error", "refuse", "Fault", "_EquationError", "pro
 
 def codes_of(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == "default_code" for t in node.targets
-        ):
-            yield from constants(node.value)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id.endswith(("_CODE", "_CODES")) for t in node.targets):
+        if isinstance(node, ast.Assign) and any(names_codes(target) for target in node.targets):
             yield from constants(node.value)
         if isinstance(node, ast.Call):
             yield from (code for keyword in node.keywords if keyword.arg == "code" for code in constants(keyword.value))
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in TAKES_CODE:
                 yield from (code for argument in node.args for code in constants(argument) if CODE.fullmatch(code))
+
+
+def names_codes(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and (target.id == "default_code" or target.id.endswith(("_CODE", "_CODES")))
 
 
 def constants(node: ast.expr) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""The docs say what is there: modules, verbs, routes, settings, functions; and their examples are programs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from roller_svc.cli.command import VERBS
+from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.program import TensorType
+from roller_svc.lang import parse
+from roller_svc.lang.names import FUNCTIONS
+from roller_svc.service.app import create_app
+from roller_svc.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_map_has_every_folder_and_module() -> None:
+    there = {
+        path.name if path.suffix == ".py" else f"{path.name}/"
+        for path in (ROOT / "roller_svc").iterdir()
+        if (path.suffix == ".py" and not path.name.startswith("__")) or (path / "__init__.py").exists()
+    }
+    named = set(re.findall(r"`(?:roller_svc/)?(\w+(?:\.py|/))`", DOCS["map.md"]))
+    assert sorted(name for name in there if name not in named) == []
+
+
+def test_the_map_names_no_file_that_is_not_there() -> None:
+    package = {path.name for path in (ROOT / "roller_svc").rglob("*.py")} | {"test_contracts.py"}
+    assert sorted(set(re.findall(r"(\w+\.py)\b", DOCS["map.md"])) - package) == []
+
+
+def test_every_verb_is_described() -> None:
+    assert [verb for verb in VERBS if f"`roller {verb}" not in DOCS["api.md"]] == []
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(ROLLER_\w+)` \| `?([^`|]*?)`? \|", DOCS["api.md"], re.MULTILINE))
+    assert set(rows) == {f"ROLLER_{name.upper()}" for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        shown = rows[f"ROLLER_{name.upper()}"]
+        default = str(field.default)
+        assert shown == (default.removesuffix(".0") if isinstance(field.default, float) else default) or shown == "none"
+
+
+def test_every_route_is_described(tmp_path: Path) -> None:
+    app = create_app(Settings(store=tmp_path))
+    paths = [path.replace("operation_id", "id").replace("device_id", "id") for path in app.openapi()["paths"]]
+    assert len(paths) == 10
+    assert [path for path in paths if path not in DOCS["api.md"]] == []
+
+
+def test_every_function_and_type_is_described() -> None:
+    words = set(re.findall(r"\w+", DOCS["language.md"]))
+    kinds = {function.kind for name, function in FUNCTIONS.items() if name in words}
+    assert {function.kind for function in FUNCTIONS.values() if function.kind.value.isidentifier()} <= kinds
+    assert {dtype.value for dtype in DType} <= words
+
+
+@pytest.mark.parametrize(
+    "example", re.findall(r"^```tensor\n(.*?)^```$", DOCS["language.md"], re.MULTILINE | re.DOTALL)
+)
+def test_the_language_page_has_programs_that_parse(example: str) -> None:
+    inputs = {}
+    for name, dtype, shape in re.findall(r"^# (\w+): (\w+)\[([\d, ]+)\]$", example, re.MULTILINE):
+        kind = dtype_named(dtype)
+        assert kind is not None
+        inputs[name] = TensorType(kind, tuple(int(extent) for extent in shape.split(",")))
+    program = parse(example, inputs, None)
+    assert program.outputs
+
+
+def test_links_between_pages() -> None:
+    for name, text in DOCS.items():
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+        assert [link for link in links if not (ROOT / "docs" / link).exists()] == [], name
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))
