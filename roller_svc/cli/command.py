@@ -21,7 +21,7 @@ VERBS = {
     "explain": "how a kernel came about: tiles, candidates, costs",
     "targets": "the devices, and what compiles for them here",
     "corpus": "compile, run and judge every case of a file",
-    "bench": "measure the project itself: construct",
+    "bench": "measure the project itself: construct, model",
     "serve": "run the HTTP service",
 }
 
