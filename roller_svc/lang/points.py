@@ -22,20 +22,25 @@ class OpaqueValueError(Exception):
 
 def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
     """The value at each point. Integers are int64 wrapped to their type; floats float32, or float64."""
+    with np.errstate(all="ignore"):
+        return _evaluate(expr, axes)
+
+
+def _evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
     match expr:
         case Const(value=value, dtype=dtype):
             return np.asarray(value, _held_in(dtype))
         case AxisRef(name=name):
             return axes[name]
         case Cast(arg=arg, dtype=dtype, implicit=implicit):
-            return _cast(evaluate(arg, axes), arg.dtype, dtype, implicit=implicit)
+            return _cast(_evaluate(arg, axes), arg.dtype, dtype, implicit=implicit)
         case Select(cond=cond, then=then, otherwise=otherwise):
-            return np.where(evaluate(cond, axes) != 0, evaluate(then, axes), evaluate(otherwise, axes))
+            return np.where(_evaluate(cond, axes) != 0, _evaluate(then, axes), _evaluate(otherwise, axes))
         case Op(kind=kind, args=args, dtype=dtype):
             function = _FUNCTIONS.get(kind)
             if function is None:
                 raise OpaqueValueError
-            found: Array = np.asarray(function(*(evaluate(arg, axes) for arg in args)))
+            found: Array = np.asarray(function(*(_evaluate(arg, axes) for arg in args)))
             if dtype.is_float:
                 return np.asarray(found, _held_in(dtype))
             return _wrapped(found, dtype) if found.dtype.kind != "f" else _saturated(found, dtype)

@@ -193,8 +193,7 @@ class Ranges:
         self._budget.evaluations -= work
         axes = points.grid(extents)
         try:
-            with np.errstate(all="ignore"):
-                value = points.evaluate(index, axes)
+            value = points.evaluate(index, axes)
         except points.OpaqueValueError:
             return Undecided("it has a function that is not evaluated here")
         bad = (value < 0) | (value >= size)
@@ -215,8 +214,7 @@ class Ranges:
                 return a & b if (kind is OpKind.LAND) is holds else a | b
             case _:
                 try:
-                    with np.errstate(all="ignore"):
-                        return np.asarray((points.evaluate(condition, axes) != 0) == holds)
+                    return np.asarray((points.evaluate(condition, axes) != 0) == holds)
                 except points.OpaqueValueError:
                     return np.asarray(True)  # noqa: FBT003 - the value, not an option
 

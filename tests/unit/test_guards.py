@@ -110,6 +110,13 @@ def test_the_message_names_axes_ranges_and_dimension() -> None:
     assert "0..15 (w in 0..15)" in caught.value.message
 
 
+def test_overflow_on_the_way_is_no_warning() -> None:
+    with pytest.raises(IndexRangeError):
+        program("y[n] = x[pow(n * 65536, 9)] where n in 9")
+    with pytest.raises(IndexRangeError):
+        program("y[n] = x[(n.cast(`float32`) ** 99.0 / n.cast(`float32`)).call(`floor`)] where n in 9")
+
+
 def test_data_makes_a_check_and_no_refusal() -> None:
     (load, inner) = program("y[n] = x[i[n] + 1]").statements[0].reads
     assert (load.checked, inner.checked) == ((True,), (False,))
