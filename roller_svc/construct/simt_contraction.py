@@ -10,20 +10,21 @@ from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.occupancy import contraction_registers
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.simt_contraction import staged_row_bytes
+from roller_svc.perf.simt_contraction import contraction_registers, staged_row_bytes
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
 K_STEPS = (8, 16, 32)
 SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
 MAX_BASES = 4
-MAX_STAGED = 32  # elements of a step that one thread stages: they wait in registers for the barrier
+TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
+MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
+LEAST_STAGED = 4  # elements of a step that one thread stages, at least
 MAX_UNROLLED = 2048  # multiply-adds of one unrolled step: more do not fit an instruction cache
 MAX_GRID = 2**31 - 1  # blocks of one launch
-SPARE_SHARE = 0.1  # of a thread's registers: what compilers add on top of the count before they spill
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class SimtContraction:
         )
 
     def too_large(self, block: Tile, base: Base) -> str:
-        return self._block(base).too_large(block) or self._register_rule(base.thread)
+        return self._block(base).too_large(block)
 
     def misaligned(self, block: Tile, base: Base) -> str:
         return self._block(base).misaligned(block)
@@ -103,16 +104,13 @@ class SimtContraction:
         m, n, size = at(thread, self.problem.m), at(thread, self.problem.n), self.problem.elem_bytes
         return (m * n + m + n) * size, size / m + size / n
 
-    def _registers(self, thread: Tile) -> int:
-        """What a thread may come to need, spare ones included."""
-        p, limits = self.problem, self.problem.machine.hw.limits
-        words = register_words(p.space.compute_dtype)
-        spare = math.ceil(SPARE_SHARE * limits.max_registers_per_thread)
-        return contraction_registers(at(thread, p.m), at(thread, p.n), words, limits) + spare
-
     def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
-        return "" if fits else "registers per thread"
+        p = self.problem
+        registers = contraction_registers(p, at(thread, p.m), at(thread, p.n), LEAST_STAGED)
+        if registers > p.machine.hw.limits.max_registers_per_thread:
+            return "registers per thread"
+        epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
+        return "epilogue" if at(thread, p.m) * at(thread, p.n) * epilogue > MAX_EPILOGUE else ""
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Multiply-adds take as long as reading their operands from the staged tile."""
@@ -123,13 +121,10 @@ class SimtContraction:
 
     def _block(self, base: Base) -> _Block:
         limits = self.problem.machine.hw.limits
-        registers = -(-(self._registers(base.thread)) // 8) * 8
-        bounds = (
+        most, rule = min(
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
-            (limits.registers_per_core // registers, "registers per core"),
             (MAX_THREADS, "barrier cost"),
         )
-        most, rule = min(bounds)
         return _Block(self.problem, at(base.thread, self.problem.m), at(base.thread, self.problem.n), most, rule)
 
     def _least_count(self) -> int:
@@ -154,7 +149,7 @@ class SimtContraction:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads; `thread_rule`: its name."""
+    """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads, named `thread_rule`."""
 
     problem: Problem
     thread_m: int
@@ -181,8 +176,17 @@ class _Block:
             return "execution unit"
         if spatial_grid(p, block) > MAX_GRID:
             return "grid size"
+        return self._register_rule(block, threads)
+
+    def _register_rule(self, block: Tile, threads: int) -> str:
+        """What a thread stages shrinks as blocks grow along m and n, and grows with the step along k."""
+        p, limits = self.problem, self.problem.machine.hw.limits
         elements = (at(block, p.m) + at(block, p.n)) * at(block, p.k)
-        return "staging registers" if elements > MAX_STAGED * threads and threads > 1 else ""
+        registers = contraction_registers(p, self.thread_m, self.thread_n, elements / threads)
+        if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
+            return "registers per thread"
+        needed = block_registers(threads, math.ceil(registers * TIGHT), limits)
+        return "registers per core" if needed > limits.registers_per_core else ""
 
     def staged(self, block: Tile) -> int:
         """Bytes of shared memory, bank padding included."""

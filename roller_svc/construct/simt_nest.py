@@ -12,6 +12,7 @@ from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
+from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_nest import nest_registers
 
@@ -88,7 +89,7 @@ class SimtNest:
         if threads > max(MAX_THREADS, base.lanes):
             return "occupancy"
         registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype), limits)
-        if -(-registers // 8) * 8 * threads > limits.registers_per_core:
+        if block_registers(threads, registers, limits) > limits.registers_per_core:
             return "registers per core"
         if base.lanes > 1 and threads * ACCUMULATOR_BYTES * self.reductions > limits.shared_bytes_per_block:
             return "shared memory"

@@ -38,7 +38,8 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
         core_s=sum(seconds) + memory,
         core_stage="compute",
         parts=(
-            ("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]), ("dram", memory),
+            ("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]),
+            ("dram", memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,

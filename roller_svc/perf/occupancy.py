@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from roller_svc.ir.hardware import HardwareSpec, Limits
 
 MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
+REGISTER_WARPS = 4  # one for each partition of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,17 @@ class BlockNeeds:
 def blocks_per_core(needs: BlockNeeds, hw: HardwareSpec) -> int:
     """Resident blocks of one core; at least 1 where the block is legal at all."""
     limits = hw.limits
-    granted = -(-needs.registers_per_thread // 8) * 8  # registers are handed out in eights
-    by_registers = limits.registers_per_core // max(1, granted * needs.threads)
+    warps = limits.registers_per_core // (_granted(needs.registers_per_thread) * limits.warp_size)
+    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-needs.threads // limits.warp_size))
     by_threads = limits.max_threads_per_core // max(1, needs.threads)
     shared = needs.shared_bytes + limits.shared_bytes_reserved_per_block
     by_shared = limits.shared_bytes_per_core // shared if shared else limits.max_blocks_per_core
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
+
+
+def _granted(registers_per_thread: int) -> int:
+    """Registers are handed out in eights."""
+    return -(-registers_per_thread // 8) * 8
 
 
 def overhead_registers(limits: Limits) -> int:
@@ -32,9 +38,7 @@ def overhead_registers(limits: Limits) -> int:
     return min(MAX_OVERHEAD_REGISTERS, limits.max_registers_per_thread // 8)
 
 
-def contraction_registers(thread_m: int, thread_n: int, words: int, limits: Limits) -> int:
-    """Registers of a simt contraction's thread: accumulators, one column and one row of operands, overhead.
-
-    ROLLER §3.3 counts m·n + m + n; `words` is 2 for an 8-byte type.
-    """
-    return (thread_m * thread_n + thread_m + thread_n) * words + overhead_registers(limits)
+def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> int:
+    """Registers that a block takes of its core: in eights for a thread, in groups of four warps for a block."""
+    group = REGISTER_WARPS * limits.warp_size
+    return _granted(registers_per_thread) * -(-threads // group) * group

@@ -96,6 +96,9 @@ def check_simt_contraction(group: KernelGroup, program: RProgram, hw: HardwareSp
     registers = (tm * tn + tm + tn) * words + min(30, limits.max_registers_per_thread // 8)
     assert registers <= limits.max_registers_per_thread
     assert registers * threads <= limits.registers_per_core
+    if limits.warp_size > 1 and tm * tn > 1:
+        staged = (bm + bn) * bk / threads  # values and addresses that wait for the barrier
+        assert registers + (2 * words + 2) * staged <= limits.max_registers_per_thread
     # bank and capacity
     level, size = hw.block_level, space.compute_dtype.bytes
     rows = [edge + bank_padding(edge, 1, level, size) for edge in (bm, bn)]
