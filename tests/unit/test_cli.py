@@ -20,6 +20,7 @@ from roller_svc.version import __version__
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 INPUTS = ("--input", "A=float32[16,24]", "--input", "B=float32[24,20]")
+PUBLISHED = Path(__file__).resolve().parents[2] / "bench" / "data" / "roller_v100.json"
 QUICK = ("--select", "model", "--top-k", "1")
 
 
@@ -255,3 +256,14 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+def test_bench_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    operators = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps(operators | {"ops": operators["ops"][:3]}))
+    ran = Ran(capsys, "bench", "model", "--published", str(path), "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["overall"]["median_abs_log_ratio"] >= 0
+    assert {"id", "predicted_s", "best_published_s"} <= set(ran.json["cases"][0])
+    assert Ran(capsys, "bench", "model", "--published", "no-such-file").code == 2
