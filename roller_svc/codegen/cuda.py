@@ -11,7 +11,7 @@ from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, block_extents, bodies, descend
 
@@ -29,6 +29,7 @@ class Function:
     grid: int
     block: int
     shared_bytes: int  # dynamic
+    checks: tuple[RuntimeCheck, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,7 +91,9 @@ def _statements(loop: Loop) -> int:
     return count((loop,))
 
 
-def emit_function(tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...]) -> Function:
+def emit_function(
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], first_check: int = 0
+) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`."""
     wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _points(tree) >= INT32_ELEMENTS
     dialect = dialects.CUDA
@@ -98,6 +101,7 @@ def emit_function(tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffe
     names.reserve(*(p.identifier for p in views.values()))
     index = dialect.wide_index if wide else dialect.index
     scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
+    scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
     walker = CudaWalk(dialect, names, scalar)
     blocks, threads = block_extents(tree)
     _declare_ids(walker, tree)
@@ -108,7 +112,8 @@ def emit_function(tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffe
         f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n{tree.name}({parameters}) {{\n'
         + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
     )
-    return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic)
+    return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,
+                    tuple(scalar.checks[first_check:]))  # fmt: skip
 
 
 def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:

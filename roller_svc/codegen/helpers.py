@@ -98,6 +98,10 @@ _HALF_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_f16(float 
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
   return h;
 }"""
+# a number of KernelSource.checks goes with every index that comes from data, for whoever wants to report it
+_IN_RANGE_CUDA = """__device__ __forceinline__ int in_range(long long at, unsigned long long size, int check) {
+  return (unsigned long long)at < size;
+}"""
 _CONVERSIONS = {
     "bf16_to_f32": (
         "{F} float bf16_to_f32(unsigned short h) {{ return bits_to_f32((unsigned int)h << 16); }}", ("f32_bits",)
@@ -147,6 +151,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
     """The helper of that name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
     if name == "f32_bits":
         return Helper(_BITS_C if dialect.language is Language.C else _BITS_CUDA)
+    if name == "in_range":
+        return Helper(_IN_RANGE_CUDA)
     if name in ("f16_to_f32", "f32_to_f16"):
         return _half(name, dialect)
     if name in _CONVERSIONS:

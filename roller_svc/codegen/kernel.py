@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.codegen import c, cuda
 from roller_svc.codegen.names import Names
@@ -61,7 +61,6 @@ def _emit_c(
     functions: list[c.Function] = []
     launches: list[LaunchSpec] = []
     checks: list[RuntimeCheck] = []
-    tensor_names = {b.symbol: b.name for b in buffers.values()}
     for part in parts:
         for tree in part.trees:
             args = _args(tree, buffers)
@@ -75,7 +74,7 @@ def _emit_c(
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
-    named = tuple(RuntimeCheck(tensor_names.get(k.tensor, k.tensor), k.dimension, k.size, k.index, k.axis) for k in checks)
+    named = _named(checks, buffers)
     options = ("-fopenmp", "-fopenmp-simd", "-O3", f"-mprefer-vector-width={8 * hw.vector_bytes}")
     if hw.arch.prefix != "x86-64-v":
         options = options[:3]
@@ -87,17 +86,26 @@ def _emit_cuda(
 ) -> KernelSource:
     functions: list[cuda.Function] = []
     launches: list[LaunchSpec] = []
+    checks: list[RuntimeCheck] = []
     for part in parts:
         for tree in part.trees:
             args = _args(tree, buffers)
-            function = cuda.emit_function(tree, _views(part, buffers), args)
+            function = cuda.emit_function(tree, _views(part, buffers), args, len(checks))
             functions.append(function)
+            checks += function.checks
             launches.append(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
                            function.shared_bytes, tree.zeroed)
             )  # fmt: skip
     text = f"{_comment(comment)}{cuda.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
-    return KernelSource(name, Language.CUDA, hw.arch, text, _used(buffers, launches), tuple(launches))
+    used = _used(buffers, launches)
+    return KernelSource(name, Language.CUDA, hw.arch, text, used, tuple(launches), _named(checks, buffers))
+
+
+def _named(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:
+    """Checks with the caller's names of the tensors."""
+    names = {tensor: b.name for tensor, b in buffers.items()} | {b.symbol: b.name for b in buffers.values()}
+    return tuple(replace(k, tensor=names.get(k.tensor, k.tensor)) for k in checks)
 
 
 def _comment(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.dialect import SHORT, Dialect
 from roller_svc.codegen.helpers import helper
@@ -184,8 +184,13 @@ class Scalar:
     def _guard(self, load: Load, d: int) -> str:
         index, size = load.index[d], self.places[load.tensor].shape[d]
         if self.guard_reads:
-            return f"(unsigned long long)(long long)({self.index(index)}) < {size}ull"
+            return self.in_range(load.tensor, d, size, index)
         return f"checked({self.index(index)}, {size}, {self.check(load.tensor, d, size, index)}, status)"
+
+    def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
+        """Whether an index from data lies in its dimension; told in 64 bits, where it is exact."""
+        exact = replace(self, index_type=self.dialect.wide_index).index(index)
+        return f"{self._helper('in_range')}({exact}, {size}, {self.check(tensor, d, size, index)})"
 
     def check(self, tensor: str, d: int, size: int, index: Expr) -> int:
         """Number of the run-time check of that index."""

@@ -182,7 +182,10 @@ class Walk:
         if not guards:
             self.line(self.assignment(node, place))
             return
-        tests = " && ".join(f"(unsigned long long)(long long)({self.scalar.index(i)}) < {n}ull" for i, n, _ in guards)
+        if self.scalar.guard_reads:
+            tests = " && ".join(self.scalar.in_range(node.tensor, d, n, i) for i, n, d in guards)
+        else:
+            tests = " && ".join(f"(unsigned long long)({self.scalar.index(i)}) < {n}ull" for i, n, _ in guards)
         with self.block(f"if ({tests})"):
             self.line(self.assignment(node, place))
         if not self.scalar.guard_reads:
