@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import EPSILONS, padded, within_padding
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import kernel_cycles
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -42,11 +42,10 @@ class CpuContraction:
             names=self._names(),
             steps=self._steps(steps),
             rank=tuple(range(len(p.extents))),
-            too_large=self._register_rule,
-            misaligned=lambda _tile: "",
-            measure=lambda t: (
+            look=lambda t: Look(
                 self._registers(t) * width * p.elem_bytes,
                 p.elem_bytes / at(t, p.m) + p.elem_bytes / at(t, p.n),
+                self._register_rule(t),
             ),
             saturates=self._feeds_the_unit,
         )
@@ -83,9 +82,12 @@ class CpuContraction:
             names=self._names(),
             steps=self._steps(axes),
             rank=tuple(range(len(p.extents))),
-            too_large=lambda t: self.too_large(t, base),
-            misaligned=lambda t: self.misaligned(t, base),
-            measure=lambda t: (self._block_bytes(t, p.m) + self._block_bytes(t, p.n), self._traffic(t)),
+            look=lambda t: Look(
+                self._block_bytes(t, p.m) + self._block_bytes(t, p.n),
+                self._traffic(t),
+                self.too_large(t, base),
+                self.misaligned(t, base),
+            ),
             saturates=lambda t: self._packing_share(t) <= 0.25,
         )
 

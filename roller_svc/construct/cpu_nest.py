@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import Base, spatial_grid
-from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -48,9 +48,7 @@ class CpuNest:
             names=self._names(),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
-            too_large=lambda _tile: "",
-            misaligned=lambda _tile: "",
-            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
+            look=lambda t: Look(p.touched.bytes(t), self._traffic(t)),
             saturates=lambda _tile: True,
         )
 
@@ -64,9 +62,9 @@ class CpuNest:
             names=self._names(),
             steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
             rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
-            too_large=lambda t: self.too_large(t, base),
-            misaligned=lambda t: self.misaligned(t, base),
-            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
+            look=lambda t: Look(
+                p.touched.bytes(t), self._traffic(t), self.too_large(t, base), self.misaligned(t, base)
+            ),
             saturates=lambda _tile: True,
         )
 

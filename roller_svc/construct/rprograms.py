@@ -134,7 +134,7 @@ def _fallback(rules: Rules, log: Log) -> list[Shape]:
     for block, base in rules.fallback():
         log.visited += 1
         if rule := rules.too_large(block, base):
-            log.rejections[rule] += 1
+            log.rejections[rule] = log.rejections.get(rule, 0) + 1
         else:
             shapes.append(Shape(block, base))
     return shapes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from roller_svc.ir.estimate import TraceStep
 from roller_svc.perf.footprint import Tile
@@ -12,12 +14,21 @@ from roller_svc.perf.footprint import Tile
 ACCEPTED = "accepted"
 
 
+class Look(NamedTuple):
+    """What one tile amounts to. `too_large` names the rule that it breaks and that growth cannot mend, `misaligned`
+    one that growth may mend; '' is none. `traffic` is the bytes moved for one point of the iteration space."""
+
+    footprint_bytes: int
+    traffic: float
+    too_large: str = ""
+    misaligned: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One memory level of scale-up.
 
-    `steps[i]`: aligned extents of axis i, ascending; `rank[i]` breaks ties between axes (smaller first). `too_large`
-    names the rule that the tile breaks and that growth cannot mend, `misaligned` one that growth may mend; '' is none.
+    `steps[i]`: aligned extents of axis i, ascending; `rank[i]` breaks ties between axes (smaller first).
     `saturates`: the tile's compute time covers its memory time, ROLLER's test for "large enough".
     """
 
@@ -25,14 +36,8 @@ class Stage:
     names: tuple[str, ...]
     steps: tuple[Tile, ...]
     rank: Tile
-    too_large: Callable[[Tile], str]
-    misaligned: Callable[[Tile], str]
-    measure: Callable[[Tile], tuple[int, float]]  # footprint in bytes; bytes moved for one point
+    look: Callable[[Tile], Look]
     saturates: Callable[[Tile], bool]
-
-    @property
-    def base(self) -> Tile:
-        return tuple([s[0] for s in self.steps])
 
 
 @dataclass(slots=True)
@@ -41,7 +46,7 @@ class Log:
 
     budget: int
     steps: list[TraceStep] = field(default_factory=list)
-    rejections: Counter[str] = field(default_factory=Counter)
+    rejections: dict[str, int] = field(default_factory=dict)
     visited: int = 0
 
 
@@ -53,79 +58,88 @@ class Grown:
     border: tuple[Tile, ...]
 
 
-def reuse_score(traffic: float, footprint: int, grown_traffic: float, grown_footprint: int) -> float:
+def reuse_score(tile: Look, grown: Look) -> float:
     """ROLLER §3.3: traffic saved for each byte of footprint spent, (Q(T) - Q(T')) / (F(T') - F(T))."""
-    saved = traffic - grown_traffic
-    spent = grown_footprint - footprint
+    saved = tile.traffic - grown.traffic
     if saved <= 0:
         return 0.0
-    return saved / spent if spent > 0 else float("inf")
+    spent = grown.footprint_bytes - tile.footprint_bytes
+    return saved / spent if spent > 0 else math.inf
 
 
 def scale_up(stage: Stage, log: Log, most_visits: int) -> Grown:
     """Depth first from the base, the axis of best data reuse first, until capacity stops every axis."""
     search = _Search(stage, log, min(log.visited + most_visits, log.budget))
-    search.visit(tuple([0] * len(stage.steps)))
-    by_traffic = sorted(search.accepted, key=lambda t: search.measured[t][1])
+    search.visit(tuple([steps[0] for steps in stage.steps]))
+    by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
     large = tuple([t for t in by_traffic if stage.saturates(t)])
     return Grown(large, () if large else tuple(by_traffic))
 
 
 class _Search:
-    """State of one scale-up. Positions index into the steps of each axis."""
+    """State of one scale-up: what is known of each tile, which were visited, which are aligned and fit."""
 
     def __init__(self, stage: Stage, log: Log, last_visit: int) -> None:
         self.stage = stage
         self.log = log
         self.last_visit = last_visit
-        self.seen: set[Tile] = set()
-        self.measured: dict[Tile, tuple[int, float]] = {}
+        self.looks: dict[Tile, Look] = {}
+        self.visited: set[Tile] = set()
         self.accepted: list[Tile] = []
-        self.growing = tuple([i for i, steps in enumerate(stage.steps) if len(steps) > 1])
+        self.following = [
+            (axis, dict(pairwise(steps)), stage.rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
+        ]
 
-    def visit(self, position: Tile) -> None:
+    def visit(self, tile: Tile) -> None:
         """Look at a tile, then at those one step larger."""
-        stage, log = self.stage, self.log
-        tile = tuple([s[i] for s, i in zip(stage.steps, position, strict=True)])
-        self.seen.add(position)
+        log = self.log
+        self.visited.add(tile)
         log.visited += 1
-        named = tuple(zip(stage.names, tile, strict=True))
-        if rule := stage.too_large(tile):
-            log.rejections[rule] += 1
-            log.steps.append(TraceStep(stage.level, named, self._measure(tile)[0], 0.0, rule))
+        look = self._look(tile)
+        if look.too_large:
+            self._reject(look.too_large)
+            self._trace(tile, look, 0.0, look.too_large)
             return
-        growths = self._growths(position, tile)
-        lacking = stage.misaligned(tile)
-        if not lacking:
+        growths = self._growths(tile, look)
+        if not look.misaligned:
             self.accepted.append(tile)
-        elif not growths:
-            log.rejections[lacking] += 1
-        reuse, axis, _ = growths[0] if growths else (0.0, -1, position)
-        outcome = ACCEPTED if not lacking else f"grown {stage.names[axis]}" if growths else lacking
-        log.steps.append(TraceStep(stage.level, named, self._measure(tile)[0], reuse, outcome))
-        for _, _, larger in growths:
+            self._trace(tile, look, growths[0][0] if growths else 0.0, ACCEPTED)
+        elif growths:
+            self._trace(tile, look, growths[0][0], f"grown {self.stage.names[growths[0][2]]}")
+        else:
+            self._reject(look.misaligned)
+            self._trace(tile, look, 0.0, look.misaligned)
+        for _, _, _, larger in growths:
             if log.visited >= self.last_visit:
                 return
-            if larger not in self.seen:
+            if larger not in self.visited:
                 self.visit(larger)
 
-    def _growths(self, position: Tile, tile: Tile) -> list[tuple[float, int, Tile]]:
-        """(reuse score, axis, position) of every tile one step larger, best first."""
-        stage = self.stage
-        footprint, traffic = self._measure(tile)
+    def _growths(self, tile: Tile, look: Look) -> list[tuple[float, int, int, Tile]]:
+        """(reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
         found = []
-        for axis in self.growing:
-            at = position[axis] + 1
-            if at < len(stage.steps[axis]):
-                grown = self._measure((*tile[:axis], stage.steps[axis][at], *tile[axis + 1 :]))
-                score = reuse_score(traffic, footprint, grown[1], grown[0])
-                found.append((score, axis, (*position[:axis], at, *position[axis + 1 :])))
+        for axis, following, place in self.following:
+            extent = following.get(tile[axis])
+            if extent is not None:
+                larger = (*tile[:axis], extent, *tile[axis + 1 :])
+                found.append((reuse_score(look, self._look(larger)), place, axis, larger))
         if len(found) > 1:
-            found.sort(key=lambda g: (-g[0], stage.rank[g[1]]))
+            found.sort(key=_best_first)
         return found
 
-    def _measure(self, tile: Tile) -> tuple[int, float]:
-        known = self.measured.get(tile)
+    def _look(self, tile: Tile) -> Look:
+        known = self.looks.get(tile)
         if known is None:
-            known = self.measured[tile] = self.stage.measure(tile)
+            known = self.looks[tile] = self.stage.look(tile)
         return known
+
+    def _reject(self, rule: str) -> None:
+        self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1
+
+    def _trace(self, tile: Tile, look: Look, reuse: float, outcome: str) -> None:
+        named = tuple(zip(self.stage.names, tile))  # noqa: B905 - hot, and a tile has as many extents as a space axes
+        self.log.steps.append(TraceStep(self.stage.level, named, look.footprint_bytes, reuse, outcome))
+
+
+def _best_first(growth: tuple[float, int, int, Tile]) -> tuple[float, int]:
+    return -growth[0], growth[1]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.simt_contraction import contraction_registers, staged_row_bytes
+from roller_svc.perf.simt_contraction import ThreadRegisters, staged_row_bytes, thread_registers
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
@@ -44,9 +44,7 @@ class SimtContraction:
             names=self._names(),
             steps=steps,
             rank=tuple(range(len(steps))),
-            too_large=self._register_rule,
-            misaligned=lambda _tile: "",
-            measure=self._thread_measure,
+            look=self._thread_look,
             saturates=self._feeds_the_unit,
         )
 
@@ -78,17 +76,15 @@ class SimtContraction:
             names=self._names(),
             steps=self._steps(axes),
             rank=tuple(range(len(p.extents))),
-            too_large=block.too_large,
-            misaligned=block.misaligned,
-            measure=block.measure,
+            look=block.look,
             saturates=block.saturates,
         )
 
     def too_large(self, block: Tile, base: Base) -> str:
-        return self._block(base).too_large(block)
+        return self._block(base).look(block).too_large
 
     def misaligned(self, block: Tile, base: Base) -> str:
-        return self._block(base).misaligned(block)
+        return self._block(base).look(block).misaligned
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""
@@ -99,14 +95,14 @@ class SimtContraction:
         small = replaced(one, p.k, k)
         return [(replaced(small, axis, warp), Base(one)) for axis in (p.n, p.m) if axis is not None]
 
-    def _thread_measure(self, thread: Tile) -> tuple[int, float]:
+    def _thread_look(self, thread: Tile) -> Look:
         """Bytes in registers; bytes read from the staged tile for one multiply-add."""
         m, n, size = at(thread, self.problem.m), at(thread, self.problem.n), self.problem.elem_bytes
-        return (m * n + m + n) * size, size / m + size / n
+        return Look((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
     def _register_rule(self, thread: Tile) -> str:
         p = self.problem
-        registers = contraction_registers(p, at(thread, p.m), at(thread, p.n), LEAST_STAGED)
+        registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED)
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
         epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
@@ -125,7 +121,8 @@ class SimtContraction:
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
             (MAX_THREADS, "barrier cost"),
         )
-        return _Block(self.problem, at(base.thread, self.problem.m), at(base.thread, self.problem.n), most, rule)
+        m, n = at(base.thread, self.problem.m), at(base.thread, self.problem.n)
+        return _Block(self.problem, m, n, most, rule, thread_registers(self.problem, m, n))
 
     def _least_count(self) -> int:
         """Threads along m and along n from which growth starts: a quarter warp, where blocks hold several warps."""
@@ -156,42 +153,41 @@ class _Block:
     thread_n: int
     most_threads: int
     thread_rule: str
+    registers: ThreadRegisters
     _rows: dict[int, int] = field(default_factory=dict, compare=False)
 
-    def threads(self, block: Tile) -> int:
+    def look(self, block: Tile) -> Look:
+        """Staged bytes with bank padding, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.problem
-        return (at(block, p.m) // self.thread_m) * (at(block, p.n) // self.thread_n)
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        staged = k * (self._row(m) + self._row(n))
+        threads = (m // self.thread_m) * (n // self.thread_n)
+        too_large = self._capacity_rule(k, threads, staged)
+        misaligned = "" if too_large else self._alignment_rule(block, threads, (m + n) * k)
+        traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
+        return Look(staged, traffic, too_large, misaligned)
 
-    def too_large(self, block: Tile) -> str:
-        if self.threads(block) > self.most_threads:
+    def _capacity_rule(self, k: int, threads: int, staged_bytes: int) -> str:
+        if threads > self.most_threads:
             return self.thread_rule
-        if at(block, self.problem.k) * self.thread_m * self.thread_n > MAX_UNROLLED:
+        if k * self.thread_m * self.thread_n > MAX_UNROLLED:
             return "instruction cache"
-        fits = self.staged(block) <= self.problem.machine.hw.limits.shared_bytes_per_block
+        fits = staged_bytes <= self.problem.machine.hw.limits.shared_bytes_per_block
         return "" if fits else "shared memory"
 
-    def misaligned(self, block: Tile) -> str:
-        p, threads = self.problem, self.threads(block)
-        if threads % p.machine.hw.limits.warp_size:
-            return "execution unit"
-        if spatial_grid(p, block) > MAX_GRID:
-            return "grid size"
-        return self._register_rule(block, threads)
-
-    def _register_rule(self, block: Tile, threads: int) -> str:
+    def _alignment_rule(self, block: Tile, threads: int, staged: int) -> str:
         """What a thread stages shrinks as blocks grow along m and n, and grows with the step along k."""
-        p, limits = self.problem, self.problem.machine.hw.limits
-        elements = (at(block, p.m) + at(block, p.n)) * at(block, p.k)
-        registers = contraction_registers(p, self.thread_m, self.thread_n, elements / threads)
+        limits = self.problem.machine.hw.limits
+        if threads % limits.warp_size:
+            return "execution unit"
+        registers = self.registers.of(staged / threads)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
-        needed = block_registers(threads, math.ceil(registers * TIGHT), limits)
-        return "registers per core" if needed > limits.registers_per_core else ""
-
-    def staged(self, block: Tile) -> int:
-        """Bytes of shared memory, bank padding included."""
-        p = self.problem
-        return at(block, p.k) * (self._row(at(block, p.m)) + self._row(at(block, p.n)))
+        if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:
+            return "registers per core"
+        if self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID:
+            return "grid size"
+        return ""
 
     def _row(self, elements: int) -> int:
         known = self._rows.get(elements)
@@ -199,19 +195,12 @@ class _Block:
             known = self._rows[elements] = staged_row_bytes(elements, self.problem)
         return known
 
-    def measure(self, block: Tile) -> tuple[int, float]:
-        """Staged bytes; bytes loaded from outside for one multiply-add."""
-        p = self.problem
-        return self.staged(block), self._moved(block) / (at(block, p.m) * at(block, p.n) * at(block, p.k))
-
     def saturates(self, block: Tile) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
         p, mach = self.problem, self.problem.machine
-        if self.threads(block) < SCHEDULERS * mach.hw.limits.warp_size:
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:
             return False
         bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
-        flops = 2.0 * at(block, p.m) * at(block, p.n) * at(block, p.k)
-        return flops / mach.unit.flops_per_s >= self._moved(block) / bandwidth
-
-    def _moved(self, block: Tile) -> float:
-        return self.problem.a.moved_bytes(block) + self.problem.b.moved_bytes(block)
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, replaced, spatial_grid, spread
-from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
@@ -57,9 +57,7 @@ class SimtNest:
             names=self._names(),
             steps=steps,
             rank=self._rank(),
-            too_large=lambda t: self._thread_rule(t, lanes),
-            misaligned=lambda _tile: "",
-            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
+            look=lambda t: Look(p.touched.bytes(t), self._traffic(t), self._thread_rule(t, lanes)),
             saturates=lambda _tile: True,
         )
 
@@ -75,9 +73,9 @@ class SimtNest:
             names=self._names(),
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
             rank=self._rank(),
-            too_large=lambda t: self.too_large(t, base),
-            misaligned=lambda t: self.misaligned(t, base),
-            measure=lambda t: (p.touched.bytes(t), self._traffic(t)),
+            look=lambda t: Look(
+                p.touched.bytes(t), self._traffic(t), self.too_large(t, base), self.misaligned(t, base)
+            ),
             saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
         )
 

@@ -37,15 +37,14 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     """ROLLER §5 of the design notes: waves of blocks, each a chain of staged steps."""
     mach, hw = p.machine, p.machine.hw
     tm, tn = _at(launch.thread, p.m), _at(launch.thread, p.n)
-    words = register_words(p.space.compute_dtype)
     bm, bn, bk = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
-    registers = contraction_registers(p, tm, tn, (bm + bn) * bk / launch.threads)
+    registers = thread_registers(p, tm, tn).of((bm + bn) * bk / launch.threads)
     needs = BlockNeeds(launch.threads, registers, block_shared_bytes(p, launch))
     resident = blocks_per_core(needs, hw)
     step = _step(p, launch)
     depth = -(-p.extent(p.k) // launch.split_k)
     steps = -(-depth // bk)
-    epilogue = _epilogue_cycles(p, launch, words)
+    epilogue = _epilogue_cycles(p, launch)
 
     def block_cycles(blocks: float) -> float:
         # a single buffer: a block's own load and compute do not overlap, other blocks' do (§5, t_k)
@@ -69,19 +68,30 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     )
 
 
-def contraction_registers(p: Problem, thread_m: int, thread_n: int, staged: float) -> int:
-    """Registers of a thread: accumulators, one column and one row of operands, what it stages, overhead.
+@dataclass(frozen=True, slots=True)
+class ThreadRegisters:
+    """Registers of a thread as a function of how many elements it stages in one step."""
+
+    fixed: float
+    each: float
+
+    def of(self, staged: float) -> int:
+        return math.ceil(self.fixed + self.each * staged)
+
+
+def thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+    """Accumulators, one column and one row of operands, overhead; and what is staged.
 
     ROLLER §3.3 counts m·n + m + n. The compiler loads all elements a thread stages before it stores the first: each
     takes its value and an address, more where fused axes must be taken apart. Fitted to 36 kernels that NVRTC 13
-    compiled, so that none that this lets pass spilled. A thread that is a core's own
-    (warp_size 1) has its loads done by others.
+    compiled, so that none that this lets pass spilled. A thread that is a core's own (warp_size 1) has its loads done
+    by others.
     """
     words = register_words(p.space.compute_dtype)
     decoding = max(0.0, p.a.address_ops + p.b.address_ops - PLAIN_ADDRESS_OPS) / FUSED_ADDRESS_OPS
     overhead = overhead_registers(p.machine.hw.limits) * (1.0 + decoding)
     each = 2 * words + 2 + 3 * decoding if p.machine.hw.limits.warp_size > 1 else 0.0
-    return math.ceil((thread_m * thread_n + thread_m + thread_n) * words + each * staged + overhead)
+    return ThreadRegisters((thread_m * thread_n + thread_m + thread_n) * words + overhead, each)
 
 
 def block_shared_bytes(p: Problem, launch: Launch) -> int:
@@ -128,9 +138,9 @@ def _step_bytes(p: Problem, launch: Launch) -> float:
     return p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block)
 
 
-def _epilogue_cycles(p: Problem, launch: Launch, words: int) -> float:
+def _epilogue_cycles(p: Problem, launch: Launch) -> float:
     """Stores of one block, and the epilogue's reads: one warp instruction each, with its addresses."""
-    per_point = len(p.rest.tensors) * (2.0 + words) + p.rest.address_ops
+    per_point = len(p.rest.tensors) * (2.0 + register_words(p.space.compute_dtype)) + p.rest.address_ops
     points = _at(launch.block, p.m) * _at(launch.block, p.n)
     return points * per_point / (p.machine.hw.limits.warp_size * SCHEDULERS)
 
