@@ -195,7 +195,9 @@ class CWalk(Walk):
         else:
             # A thread keeps its room from task to task and call to call: fresh pages each time cost more than the work.
             static = f"{self.prefix}_{identifier}"
-            self.statics.append(f"static _Thread_local {type_} {static}[{count}] __attribute__((aligned(64)));")
+            definition = f"static _Thread_local {type_} {static}[{count}] __attribute__((aligned(64)));"
+            if definition not in self.statics:  # an unrolled loop declares it once for each of its rounds
+                self.statics.append(definition)
             self.line(f"{type_} *const restrict {identifier} = {static};")
 
     def _as_registers(self, storage: Storage) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
+from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
 from roller_svc.lower.scatter import lower_scatter
@@ -15,6 +17,17 @@ from roller_svc.lower.scatter import lower_scatter
 
 def lower(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
     """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
+    trees = _lowered(group, program, family)
+    buffers = {name for name, _ in (*group.inputs, *group.stored)}
+    for tree in trees:
+        try:
+            check(tree.body, buffers)
+        except ScheduleError as error:
+            raise InvariantError(f"the tree of {tree.name} is not legal: {error.message}") from error
+    return trees
+
+
+def _lowered(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, family)
     if group.kind is GroupKind.CONTRACTION:

@@ -1,0 +1,261 @@
+"""Schedule trees → whether they may be generated: the rules every tree obeys, whoever made it.
+
+Order: what is read has been computed. Scope: a room stands around all that uses it. Vectors: only innermost loops.
+Extents: only serial loops end early. Dependence: parallel iterations write elements of their own. Barriers: all
+threads of a block meet them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, descend
+from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
+
+_PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
+
+
+def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> None:
+    """Raises ScheduleError with the rule's code. `buffers`: tensors in memory; None: all that no storage node holds."""
+    storages: set[str] = set()
+    computed: set[str] = set()
+    for node in descend(nodes):
+        if isinstance(node, Storage):
+            storages.add(node.tensor)
+        elif isinstance(node, Compute):
+            computed.add(node.tensor)
+    checker = _Checker(frozenset(storages), frozenset(computed), buffers)
+    checker.nodes(nodes)
+    checker.settle(checker.pending)
+
+
+@dataclass(slots=True)
+class _Accesses:
+    """What the iterations of one parallel loop write and read of tensors that live outside of it."""
+
+    writes: dict[str, list[Position]] = field(default_factory=dict)
+    reads: dict[str, list[Position]] = field(default_factory=dict)
+    inner: dict[str, int] = field(default_factory=dict)  # loops inside of it and their extents
+
+
+@dataclass(slots=True)
+class _Checker:
+    storages: frozenset[str]  # all of the tree
+    computed: frozenset[str]
+    buffers: Collection[str] | None
+    rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
+    variables: Variables = field(default_factory=Variables)
+    loops: list[Loop] = field(default_factory=list)
+    accesses: list[_Accesses] = field(default_factory=list)  # of each of the loops
+    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (loops around it, condition)
+    uneven: int = 0  # branches and loops around that not all threads take alike
+    written: set[str] = field(default_factory=set)
+    pending: dict[str, str] = field(default_factory=dict)  # read in a branch before it is written, perhaps a round ago
+
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            match node:
+                case Loop():
+                    self._loop(node)
+                case Let():
+                    self._reads(node.value)
+                    with self._bound(node.var, self.variables.value(node.value)):
+                        self.nodes(node.body)
+                case Storage():
+                    self._storage(node)
+                case Compute():
+                    self._compute(node)
+                case Branch():
+                    self._branch(node)
+                case Barrier():
+                    self._barrier()
+
+    @contextmanager
+    def _bound(self, name: str, value: Value) -> Iterator[None]:
+        values = self.variables.values
+        saved = values.get(name)
+        values[name] = value
+        yield
+        if saved is None:
+            del values[name]
+        else:
+            values[name] = saved
+
+    def _loop(self, loop: Loop) -> None:
+        if any(outer.kind is LoopKind.VECTOR for outer in self.loops):
+            raise ScheduleError(
+                f"loop {loop.var} is inside of a vector loop: only innermost loops are vectors",
+                code="schedule-vector-inner",
+            )
+        uneven = False
+        if loop.limit is not None:
+            if loop.kind is not LoopKind.SERIAL:
+                raise ScheduleError(
+                    f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
+                    code="schedule-extent",
+                )
+            self._reads(loop.limit)
+            uneven = self._is_uneven(loop.limit)
+        for accesses in self.accesses:
+            accesses.inner[loop.var] = loop.extent
+        self.loops.append(loop)
+        self.accesses.append(_Accesses())
+        self.uneven += uneven
+        with self._bound(loop.var, Value.of_loop(loop.var)):
+            self.nodes(loop.body)
+        self.uneven -= uneven
+        self.loops.pop()
+        self._settle_accesses(loop, self.accesses.pop())
+        if loop.kind is LoopKind.SERIAL:
+            for tensor in [t for t in self.pending if t in self.written and self._room(t)[0] <= len(self.loops)]:
+                del self.pending[tensor]
+
+    def _storage(self, storage: Storage) -> None:
+        name = storage.tensor
+        saved = self.rooms.get(name)
+        self.rooms[name] = (len(self.loops), storage.scope)
+        self.written.discard(name)
+        self.variables.contents.pop(name, None)
+        self.nodes(storage.body)
+        self.settle({t: where for t, where in self.pending.items() if t == name})
+        if saved is None:
+            del self.rooms[name]
+        else:
+            self.rooms[name] = saved
+
+    def _branch(self, branch: Branch) -> None:
+        self._reads(branch.cond)
+        uneven = self._is_uneven(branch.cond)
+        self.uneven += uneven
+        self.branches.append((len(self.loops), branch.cond))
+        self.nodes(branch.then)
+        self.nodes(branch.otherwise)
+        self.branches.pop()
+        self.uneven -= uneven
+
+    def _barrier(self) -> None:
+        if self.uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
+            raise ScheduleError("not all threads of a block meet this barrier", code="schedule-barrier")
+
+    def _is_uneven(self, expr: Expr) -> bool:
+        """Whether threads of one block may see different values of it."""
+        value = self.variables.value(expr)
+        threads = {loop.var for loop in self.loops if loop.kind is LoopKind.THREAD}
+        return bool(threads) and (value.from_data or bool(threads & value.loops))
+
+    # scope and order ------------------------------------------------------------------------------------------------
+    def _room(self, tensor: str) -> tuple[int, Scope | None]:
+        return self.rooms.get(tensor, (0, None))
+
+    def _in_scope(self, tensor: str) -> None:
+        if tensor in self.rooms:
+            return
+        if tensor in self.storages or (self.buffers is not None and tensor not in self.buffers):
+            raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
+
+    def _reads(self, expr: Expr) -> None:
+        for node in walk(expr):
+            if isinstance(node, AxisRef):
+                if node.name not in self.variables.values:
+                    raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
+            elif isinstance(node, Load):
+                self._read(node)
+
+    def _read(self, load: Load) -> None:
+        tensor = load.tensor
+        self._in_scope(tensor)
+        if tensor not in self.computed and tensor not in self.rooms:
+            return
+        if tensor not in self.written:
+            self._read_early(tensor)
+        self._record(tensor, load.index, is_write=False)
+
+    def _read_early(self, tensor: str) -> None:
+        """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
+        room = self._room(tensor)[0]
+        in_branch = any(depth > room for depth, _ in self.branches)
+        if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[room:]):
+            raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
+        self.pending[tensor] = tensor
+
+    def settle(self, pending: dict[str, str]) -> None:
+        for tensor in pending:
+            raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
+
+    def _compute(self, node: Compute) -> None:
+        self._in_scope(node.tensor)
+        for expr in (*node.index, node.value):
+            self._reads(expr)
+        if node.combine is not None and node.tensor in self.rooms and node.tensor not in self.written:
+            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+        self.written.add(node.tensor)
+        if node.tensor in self.rooms and not node.value.dtype.is_float:
+            known = self.variables.contents.get(node.tensor, frozenset())
+            self.variables.contents[node.tensor] = known | self.variables.followed(node.value)[0]
+        if not node.atomic:
+            self._record(node.tensor, node.index, is_write=True)
+
+    # dependence -----------------------------------------------------------------------------------------------------
+    def _record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
+        """Note an access for every parallel loop around it whose iterations share the tensor."""
+        depth, scope = self._room(tensor)
+        position: Position | None = None
+        for level, loop in enumerate(self.loops):
+            shared = level >= depth or (scope is Scope.SHARED and loop.kind is LoopKind.THREAD)
+            if not shared or loop.kind not in _PARALLEL or loop.extent == 1:
+                continue
+            if position is None:
+                position = tuple(self.variables.value(i) for i in index)
+            accesses = self.accesses[level]
+            (accesses.writes if is_write else accesses.reads).setdefault(tensor, []).append(position)
+            if is_write:
+                self._own_element(tensor, position, level)
+
+    def _own_element(self, tensor: str, position: Position, level: int) -> None:
+        loop = self.loops[level]
+        inner = {x.var: x.extent for x in self.loops[level + 1 :]}
+        if any(loop.var in value.loops for value in position):
+            # threads of a block share work in ways that need barriers, not arithmetic, to be right
+            if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
+                return
+        elif any(depth > level and _pins(cond, loop.var, self.variables) for depth, cond in self.branches):
+            return
+        raise ScheduleError(
+            f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
+            code="schedule-dependence",
+        )
+
+    def _settle_accesses(self, loop: Loop, accesses: _Accesses) -> None:
+        """An iteration may read of what the loop writes only its own elements."""
+        if loop.kind is LoopKind.THREAD:
+            return
+        moving = {loop.var: loop.extent, **accesses.inner}
+        for tensor in accesses.writes.keys() & accesses.reads.keys():
+            writes = accesses.writes[tensor]
+            for read in accesses.reads[tensor]:
+                if any(_same_slice(write, read, loop.var) for write in writes):
+                    continue
+                if not all(are_apart(write, read, moving) for write in writes):
+                    raise ScheduleError(
+                        f"iterations of {loop.kind.value} loop {loop.var} read each other's elements of {tensor}",
+                        code="schedule-dependence",
+                    )
+
+
+def _same_slice(write: Position, read: Position, var: str) -> bool:
+    return any(a == b and var in a.loops for a, b in zip(write, read, strict=True))
+
+
+def _pins(cond: Expr, var: str, variables: Variables) -> bool:
+    """Whether the condition lets one iteration through: an equality with the variable somewhere in an `and`."""
+    match cond:
+        case Op(kind=OpKind.LAND, args=args):
+            return any(_pins(arg, var, variables) for arg in args)
+        case Op(kind=OpKind.EQ, args=(a, b)):
+            return var in variables.value(a).loops or var in variables.value(b).loops
+        case _:
+            return False

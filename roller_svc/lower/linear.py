@@ -1,0 +1,70 @@
+"""Index expressions as sums of terms, also where some terms are not affine: what is fixed at a loop and what moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller_svc.ir.build import add, mul, num
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind
+from roller_svc.lang.intervals import bounds
+
+# term → coefficient; None → the constant. A term is a loop variable or an expression that is no sum.
+Linear = dict[Expr | None, int]
+
+
+def linear(expr: Expr) -> Linear:
+    """The expression as a sum. Index arithmetic does not wrap: the checker has seen to that."""
+    terms: Linear = {}
+    _collect(expr, 1, terms)
+    return {term: c for term, c in terms.items() if c}
+
+
+def _collect(expr: Expr, by: int, terms: Linear) -> None:
+    match expr:
+        case Const(value=int(value)):
+            terms[None] = terms.get(None, 0) + by * value
+            return
+        case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and isinstance(arg, AxisRef | Op):
+            if not arg.dtype.is_float and dtype.bits >= arg.dtype.bits:
+                _collect(arg, by, terms)
+                return
+        case Op(kind=OpKind.NEG, args=(x,)) if _is_index(expr):
+            _collect(x, -by, terms)
+            return
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)) if _is_index(expr):
+            _collect(x, by, terms)
+            _collect(y, by if kind is OpKind.ADD else -by, terms)
+            return
+        case Op(kind=OpKind.MUL, args=(x, Const(value=int(value)))) if _is_index(expr):
+            _collect(x, by * value, terms)
+            return
+        case Op(kind=OpKind.MUL, args=(Const(value=int(value)), x)) if _is_index(expr):
+            _collect(x, by * value, terms)
+            return
+        case _:
+            pass
+    terms[expr] = terms.get(expr, 0) + by
+
+
+def _is_index(op: Op) -> bool:
+    return not op.dtype.is_float and op.dtype.is_signed and op.dtype.bits >= 32
+
+
+def expression(terms: Linear) -> Expr:
+    """The sum as an expression."""
+    result: Expr = num(0)
+    for term, c in terms.items():
+        if term is not None:
+            result = add(result, mul(term, num(c)))
+    return add(result, num(terms.get(None, 0)))
+
+
+def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Least and greatest value, loop variables going from 0 to their extents."""
+    low = high = terms.get(None, 0)
+    for term, c in terms.items():
+        if term is not None:
+            found = bounds(term, extents)
+            ends = c * found.low, c * found.high
+            low, high = low + min(ends), high + max(ends)
+    return low, high
