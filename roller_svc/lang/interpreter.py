@@ -27,6 +27,8 @@ from roller_svc.lang.values import Array, least_normal, narrow, storage_dtype, u
 BLOCK_POINTS = 1 << 19
 # A statement of at most so many points is evaluated whole even where only some elements of it are asked for.
 WHOLE_POINTS = 1 << 22
+# What `sampled` evaluates at most: a minute or two.
+LIMIT_POINTS = 1 << 31
 
 Block = tuple[tuple[int, int], ...]
 
@@ -67,13 +69,15 @@ def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32:
 
 
 def sampled(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
-            allow_tf32: bool = False) -> dict[str, Value]:  # fmt: skip
-    """At least `elements` elements of every output (all, where there are no more), its corners among them.
+            allow_tf32: bool = False, limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
+    """About `elements` elements of every output, no fewer (all, where there are no more), its corners among them.
 
     Only what these elements need is evaluated. Scatters are evaluated whole, and so is every statement of at most
-    WHOLE_POINTS points; a reduction costs its whole length for each element asked for.
+    WHOLE_POINTS points; a reduction costs its whole length for each element asked for. Where every output depends on
+    everything (a mean over all of a product), that may still be too much: ArgumentError beyond `limit_points`.
     """
     machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32)
+    machine.points_left = limit_points
     chosen = {}
     for out in program.outputs:
         type_ = program.types[out.tensor]
@@ -103,16 +107,29 @@ def _checked(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, A
 
 
 def _sample(shape: tuple[int, ...], elements: int, rng: np.random.Generator) -> Array:
-    """Flat indices, sorted, each once: up to 1,024 corners, then uniform ones."""
-    total = math.prod(shape)
-    if total <= elements:
-        return np.arange(total, dtype=np.int64)
-    sides = [(0, size - 1) if size > 1 else (0,) for size in shape]
-    corners = np.array(list(itertools.islice(itertools.product(*sides), 1024)), dtype=np.int64)
-    chosen = np.unique(np.ravel_multi_index(tuple(corners.T), shape))
-    while len(chosen) < elements:
-        chosen = np.union1d(chosen, rng.integers(0, total, elements - len(chosen)))
-    return chosen.astype(np.int64)
+    """Flat indices, sorted, each once: a grid of the ends and a few places between along every dimension.
+
+    A grid shares rows: what is normalised along one costs its whole row for each of few rows, not for all elements.
+    """
+    if math.prod(shape) <= elements:
+        return np.arange(math.prod(shape), dtype=np.int64)
+    # Only in more than ten dimensions are there more than 1,024 corners; then the first dimensions keep one end.
+    counts = [min(size, 2) if d >= len(shape) - 10 else 1 for d, size in enumerate(shape)]
+    if 4 ** len(shape) <= elements:
+        counts = [min(size, 4) for size in shape]
+    for d in reversed(range(len(shape))):
+        others = math.prod(counts) // counts[d]
+        counts[d] = min(shape[d], max(counts[d], -(-elements // others)))
+    chosen = [_places(size, count, rng) for size, count in zip(shape, counts, strict=True)]
+    return np.asarray(np.ravel_multi_index(np.ix_(*chosen), shape), dtype=np.int64).reshape(-1)
+
+
+def _places(size: int, count: int, rng: np.random.Generator) -> Array:
+    """`count` coordinates of a dimension, sorted: the ends, then random ones."""
+    chosen = np.array([0, size - 1][:count], dtype=np.int64)
+    while len(np.unique(chosen)) < count:
+        chosen = np.append(chosen, rng.integers(0, size))
+    return np.unique(chosen)
 
 
 def blocks(extents: tuple[int, ...]) -> Iterator[Block]:
@@ -145,6 +162,7 @@ class _Machine:
         self.partial: dict[str, tuple[Array, Term]] = {}
         self.track = track
         self.allow_tf32 = allow_tf32
+        self.points_left: int | None = None
         self.tensors = Tensors(self.types, {s.output: s.name for s in program.statements}, self._fetch)
 
     def run(self) -> None:
@@ -254,6 +272,11 @@ class _Machine:
     def _sweep(self, statement: TensorExpr, extents: tuple[int, ...], kept: int,
                axes: Callable[[Block], dict[str, Array]]) -> Term:  # fmt: skip
         """Evaluates the body over the box `extents` and reduces all dimensions behind the first `kept`."""
+        if self.points_left is not None:
+            self.points_left -= math.prod(extents)
+            if self.points_left < 0:
+                message = f"the elements asked for need too much of {statement.name} to be evaluated here"
+                raise ArgumentError(message, code="reference-too-large", hint="use smaller shapes")
         body, dtype = statement.body.dtype, statement.type.dtype
         forming = accumulation_dtype(body, dtype) if statement.combine else dtype
         total = Accumulator(statement.combine, forming, extents[:kept], track=self.track)

@@ -286,6 +286,13 @@ class TestSampled:
         assert {0, 63, 64 * 63, 64 * 64 - 1} <= set(some.at.tolist())
         assert some.wide == pytest.approx(whole[some.at], rel=1e-12)
 
+    def test_what_depends_on_everything_is_refused(self) -> None:
+        arrays = {"x": np.ones((64, 64), np.float32)}
+        program = program_of("s[] +=! x[m, n]; y[m] = x[m, 0] / s[]", arrays)
+        with pytest.raises(ArgumentError, match="too much of s") as caught:
+            sampled(program, arrays, 5, limit_points=1000)
+        assert caught.value.code == "reference-too-large"
+
     def test_guarded_reads_of_an_intermediate(self, monkeypatch: pytest.MonkeyPatch) -> None:
         arrays = {"x": np.arange(32, dtype=np.float32)}
         program = program_of("a[n] = x[n] * 2; y[n] = a[n - 1].when([n >= 1], 0.0) where n in 32", arrays)
