@@ -82,16 +82,22 @@ class CpuContraction:
             names=self._names(),
             steps=self._steps(axes),
             rank=tuple(range(len(p.extents))),
-            look=lambda t: Look(
-                self._block_bytes(t, p.m) + self._block_bytes(t, p.n),
-                self._traffic(t),
-                self.too_large(t, base),
-                self.misaligned(t, base),
-            ),
+            look=lambda t: self.look(t, base),
             saturates=lambda t: self._packing_share(t) <= 0.25,
         )
 
-    def too_large(self, block: Tile, base: Base) -> str:
+    def look(self, block: Tile, base: Base) -> Look:
+        p = self.problem
+        too_large = self._capacity_rule(block, base)
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        return Look(
+            self._block_bytes(block, p.m) + self._block_bytes(block, p.n),
+            moved / (at(block, p.m) * at(block, p.n) * at(block, p.k)),
+            too_large,
+            "" if too_large else self._balance_rule(block),
+        )
+
+    def _capacity_rule(self, block: Tile, base: Base) -> str:
         p, mach = self.problem, self.problem.machine
         inner, last = mach.caches[-1], mach.caches[0]
         if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > PANEL_OF_L1 * inner.bytes_per_core:
@@ -102,9 +108,9 @@ class CpuContraction:
             return f"{last.name} block"
         if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
             return f"{last.name} tile of C"
-        return self._register_rule(base.thread)
+        return ""
 
-    def misaligned(self, block: Tile, base: Base) -> str:
+    def _balance_rule(self, block: Tile) -> str:
         """Whole waves of tasks: otherwise cores wait for the last one."""
         cores = self.problem.machine.cores
         tasks = spatial_grid(self.problem, block)
@@ -163,11 +169,6 @@ class CpuContraction:
         p, mach = self.problem, self.problem.machine
         m, n = at(block, p.m), at(block, p.n)
         return (1 / m + 1 / n) * mach.fma_per_cycle
-
-    def _traffic(self, block: Tile) -> float:
-        p = self.problem
-        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
-        return moved / (at(block, p.m) * at(block, p.n) * at(block, p.k))
 
     def _steps(self, chosen: dict[int, Tile]) -> tuple[Tile, ...]:
         return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])

@@ -15,6 +15,7 @@ from roller_svc.perf.problem import Problem
 VECTOR_STEPS = (1, 2, 4)
 TASK_SECONDS = 10e-6  # work that is worth a task of its own
 TASKS_PER_CORE = 16
+BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 MAX_STEPS = 8
 
 
@@ -22,6 +23,8 @@ MAX_STEPS = 8
 class CpuNest:
     problem: Problem
     serial: bool  # a scatter: its writes may meet, so one task does them in order
+    fewest_tasks: int
+    most_tasks: int
 
     def lane_choices(self) -> tuple[int, ...]:
         """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
@@ -48,7 +51,7 @@ class CpuNest:
             names=self._names(),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
-            look=lambda t: Look(p.touched.bytes(t), self._traffic(t)),
+            look=self._measured,
             saturates=lambda _tile: True,
         )
 
@@ -62,44 +65,24 @@ class CpuNest:
             names=self._names(),
             steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
             rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
-            look=lambda t: Look(
-                p.touched.bytes(t), self._traffic(t), self.too_large(t, base), self.misaligned(t, base)
-            ),
+            look=lambda t: self.look(t, base),
             saturates=lambda _tile: True,
         )
 
-    def too_large(self, block: Tile, base: Base) -> str:
-        """A task must leave work for the other cores, if there is any to leave."""
-        return "parallelism" if spatial_grid(self.problem, block) < self._fewest_tasks() else ""
-
-    def misaligned(self, block: Tile, base: Base) -> str:
-        p = self.problem
-        tasks = spatial_grid(p, block)
-        if tasks > self._most_tasks():
-            return "task size"
-        cores = p.machine.cores
-        return "" if tasks == 1 or tasks >= 0.75 * -(-tasks // cores) * cores else "execution unit"
+    def look(self, block: Tile, base: Base) -> Look:
+        """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
+        tasks, cores = spatial_grid(self.problem, block), self.problem.machine.cores
+        if tasks < self.fewest_tasks:
+            return self._measured(block, "parallelism")
+        if tasks > self.most_tasks:
+            return self._measured(block, "", "task size")
+        balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
+        return self._measured(block, "", "" if balanced else "execution unit")
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""
         p = self.problem
         return [(p.extents, Base(tuple([1] * len(p.extents))))]
-
-    def _work_s(self) -> float:
-        """Time of the whole nest on one core, roughly."""
-        p = self.problem
-        return p.floor_s * p.machine.cores
-
-    def _most_tasks(self) -> int:
-        if self.serial:
-            return 1
-        cores = self.problem.machine.cores
-        worth = int(self._work_s() / TASK_SECONDS)
-        return 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
-
-    def _fewest_tasks(self) -> int:
-        most = self._most_tasks()
-        return most if most == 1 else min(most, self.problem.machine.cores, self.problem.outer_points)
 
     def _block_steps(self, axis: int, base: Base) -> Tile:
         """Whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
@@ -108,7 +91,7 @@ class CpuNest:
         if axis not in p.spatial:
             return (extent,)
         whole = padded(extent, unit)
-        if self._most_tasks() == 1:
+        if self.most_tasks == 1:
             return (whole,)
         sizes = {whole} | {padded(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
@@ -118,12 +101,20 @@ class CpuNest:
         cores = self.problem.machine.cores
         return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
 
-    def _traffic(self, tile: Tile) -> float:
-        p = self.problem
+    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
         points = 1
-        for i in p.spatial:
+        for i in self.problem.spatial:
             points *= tile[i]
-        return p.touched.moved_bytes(tile) / points
+        return Look(footprint_bytes, moved / points, too_large, misaligned)
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])
+
+
+def cpu_nest(p: Problem, *, serial: bool) -> CpuNest:
+    """The rules of one nest: a few tasks a core, none too small to be worth it."""
+    cores = p.machine.cores
+    worth = 1 if serial else int(p.floor_s * cores / TASK_SECONDS)
+    most = 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
+    return CpuNest(p, serial, min(most, cores, p.outer_points), most)

@@ -7,7 +7,7 @@ from heapq import nsmallest
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_contraction import CpuContraction
-from roller_svc.construct.cpu_nest import CpuNest
+from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.rules import Base, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
@@ -26,10 +26,10 @@ from roller_svc.perf.problem import Problem, problem
 
 LIMIT = 64
 MAX_VISITS = 2000
-VISITS_PER_STAGE = 64
-ENOUGH = 12  # tiles after which padding need not grow
-SHRUNK = 4  # tiles that scale-out starts from
-RANKED = 40  # rPrograms that `rank` puts before the model
+VISITS_PER_STAGE = 40
+ENOUGH = 8  # tiles after which padding need not grow
+SHRUNK = 3  # tiles that scale-out starts from
+RANKED = 36  # rPrograms that `rank` puts before the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
         return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER, reductions=reductions)
     if p.is_contraction:
         return CpuContraction(p)
-    return CpuNest(p, serial=group.kind is GroupKind.SCATTER)
+    return cpu_nest(p, serial=group.kind is GroupKind.SCATTER)
 
 
 def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
@@ -114,11 +114,11 @@ def _smaller(rules: Rules, shapes: list[Shape], log: Log) -> list[Shape]:
         return []
     cores = rules.problem.machine.cores
     idle = [s for s in shapes if spatial_grid(rules.problem, s.block) < cores]
-    return [
-        Shape(block, base)
-        for shape in spread(idle, SHRUNK)
-        for block, base in shrink(rules, shape.block, shape.base, log)
-    ]
+    smaller = []
+    for shape in spread(idle, SHRUNK):
+        # the last that leaves cores idle, and the first that does not
+        smaller += [Shape(block, base) for block, base in [*shrink(rules, shape.block, shape.base, log)][-2:]]
+    return smaller
 
 
 def _bases(rules: Rules, log: Log) -> list[Base]:
@@ -133,7 +133,7 @@ def _fallback(rules: Rules, log: Log) -> list[Shape]:
     shapes = []
     for block, base in rules.fallback():
         log.visited += 1
-        if rule := rules.too_large(block, base):
+        if rule := rules.look(block, base).too_large:
             log.rejections[rule] = log.rejections.get(rule, 0) + 1
         else:
             shapes.append(Shape(block, base))
@@ -143,7 +143,7 @@ def _fallback(rules: Rules, log: Log) -> list[Shape]:
 def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:
     """Half of the places go to split reductions, where there are any."""
     split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)]
-    return [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)] if split else spread(shapes, limit)
+    return [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)] if split else shapes
 
 
 def _rprogram(p: Problem, shape: Shape) -> RProgram:

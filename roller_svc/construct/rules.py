@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
@@ -42,11 +42,8 @@ class Rules(Protocol):
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         """Scale-up at the block level, from one base."""
 
-    def too_large(self, block: Tile, base: Base) -> str:
-        """The capacity that a block exceeds."""
-
-    def misaligned(self, block: Tile, base: Base) -> str:
-        """The alignment that a block lacks."""
+    def look(self, block: Tile, base: Base) -> Look:
+        """A block tile built from that base: footprint, traffic, broken rules."""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""

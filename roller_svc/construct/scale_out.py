@@ -37,14 +37,16 @@ def _halvings(rules: Rules, block: Tile, base: Base) -> Iterator[tuple[float, Ti
     """(traffic for a point, block, base) of every legal tile with one axis halved, or two where one is not enough."""
     p = rules.problem
     for axis in p.spatial:
-        for half in _halved(block, base, axis):
-            candidates = [half]
-            if rules.misaligned(*half):
+        for tile, thinner in _halved(block, base, axis):
+            look = rules.look(tile, thinner)
+            if not look.too_large and not look.misaligned:
+                yield look.traffic, tile, thinner
+            elif look.misaligned:
                 # fewer points for the same threads: a thread's tile on another axis gives way instead
-                candidates = [other for i in p.spatial if (other := _thinned(half, i)) is not None]
-            for tile, thinner in candidates:
-                if not rules.misaligned(tile, thinner) and not rules.too_large(tile, thinner):
-                    yield _traffic(p, tile), tile, thinner
+                for other in p.spatial:
+                    thinned = _thinned(thinner, other)
+                    if thinned is not None and not any(rules.look(tile, thinned)[2:]):
+                        yield look.traffic, tile, thinned
 
 
 def _halved(block: Tile, base: Base, axis: int) -> Iterator[tuple[Tile, Base]]:
@@ -57,10 +59,9 @@ def _halved(block: Tile, base: Base, axis: int) -> Iterator[tuple[Tile, Base]]:
         yield _with(block, axis, block[axis] // 2), Base(thread, base.lanes)
 
 
-def _thinned(shape: tuple[Tile, Base], axis: int) -> tuple[Tile, Base] | None:
-    block, base = shape
+def _thinned(base: Base, axis: int) -> Base | None:
     unit = base.thread[axis]
-    return (block, Base(_with(base.thread, axis, unit // 2), base.lanes)) if unit > 1 and unit % 2 == 0 else None
+    return Base(_with(base.thread, axis, unit // 2), base.lanes) if unit > 1 and unit % 2 == 0 else None
 
 
 def splits(p: Problem, block: Tile) -> tuple[int, ...]:
@@ -88,13 +89,6 @@ def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
     if p.k is None:
         return p.inner_points // split >= MIN_INNER
     return p.extents[p.k] // split >= MIN_STEPS * block[p.k]
-
-
-def _traffic(p: Problem, block: Tile) -> float:
-    points = 1
-    for i in p.spatial:
-        points *= block[i]
-    return p.touched.moved_bytes(block) / points
 
 
 def _with(tile: Tile, axis: int, extent: int) -> Tile:

@@ -73,7 +73,7 @@ def scale_up(stage: Stage, log: Log, most_visits: int) -> Grown:
     search.visit(tuple([steps[0] for steps in stage.steps]))
     by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
     large = tuple([t for t in by_traffic if stage.saturates(t)])
-    return Grown(large, () if large else tuple(by_traffic))
+    return Grown(large, tuple([t for t in by_traffic if t not in large]))
 
 
 class _Search:

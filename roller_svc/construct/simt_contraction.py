@@ -51,7 +51,7 @@ class SimtContraction:
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
         p = self.problem
-        tiles = list(grown.large[:MAX_BASES] or grown.border[:1])
+        tiles = [*grown.large, *grown.border][:MAX_BASES]
         rows, columns = p.extent(p.m), p.extent(p.n)
         if rows * columns < p.machine.cores * SMALL_BLOCK**2 or min(rows, columns) < SMALL_BLOCK:
             one = tuple([1] * len(p.extents))
@@ -80,11 +80,8 @@ class SimtContraction:
             saturates=block.saturates,
         )
 
-    def too_large(self, block: Tile, base: Base) -> str:
-        return self._block(base).look(block).too_large
-
-    def misaligned(self, block: Tile, base: Base) -> str:
-        return self._block(base).look(block).misaligned
+    def look(self, block: Tile, base: Base) -> Look:
+        return self._block(base).look(block)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""

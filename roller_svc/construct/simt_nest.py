@@ -57,7 +57,7 @@ class SimtNest:
             names=self._names(),
             steps=steps,
             rank=self._rank(),
-            look=lambda t: Look(p.touched.bytes(t), self._traffic(t), self._thread_rule(t, lanes)),
+            look=lambda t: self._measured(t, self._thread_rule(t, lanes)),
             saturates=lambda _tile: True,
         )
 
@@ -73,15 +73,17 @@ class SimtNest:
             names=self._names(),
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
             rank=self._rank(),
-            look=lambda t: Look(
-                p.touched.bytes(t), self._traffic(t), self.too_large(t, base), self.misaligned(t, base)
-            ),
+            look=lambda t: self.look(t, base),
             saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
         )
 
-    def too_large(self, block: Tile, base: Base) -> str:
-        p, limits = self.problem, self.problem.machine.hw.limits
+    def look(self, block: Tile, base: Base) -> Look:
         threads = self._threads(block, base)
+        too_large = self._capacity_rule(threads, base)
+        return self._measured(block, too_large, "" if too_large else self._alignment_rule(block, threads))
+
+    def _capacity_rule(self, threads: int, base: Base) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
         if threads > max(MAX_THREADS, base.lanes):
@@ -93,10 +95,11 @@ class SimtNest:
             return "shared memory"
         return ""
 
-    def misaligned(self, block: Tile, base: Base) -> str:
-        if self._threads(block, base) % self.problem.machine.hw.limits.warp_size:
+    def _alignment_rule(self, block: Tile, threads: int) -> str:
+        if threads % self.problem.machine.hw.limits.warp_size:
             return "execution unit"
-        return "grid size" if spatial_grid(self.problem, block) > MAX_GRID else ""
+        huge = self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID
+        return "grid size" if huge else ""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the vector axis or, where that is reduced, along the last outer one."""
@@ -141,10 +144,12 @@ class SimtNest:
     def _points(self, thread: Tile) -> Tile:
         return tuple([thread[i] for i in self.problem.spatial])
 
-    def _traffic(self, tile: Tile) -> float:
-        p = self.problem
-        points = math.prod(self._points(tile))
-        return p.touched.moved_bytes(tile) / points
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        points = 1
+        for i in self.problem.spatial:
+            points *= tile[i]
+        return Look(footprint_bytes, moved / points, too_large, misaligned)
 
     def _threads(self, block: Tile, base: Base) -> int:
         threads = base.lanes

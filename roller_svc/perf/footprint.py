@@ -75,7 +75,8 @@ class AccessFootprint:
     transaction_bytes: int
     _seen: dict[Tile, tuple[int, int, float]] = field(default_factory=dict)
 
-    def _measure(self, tile: Tile) -> tuple[int, int, float]:
+    def measure(self, tile: Tile) -> tuple[int, int, float]:
+        """Elements touched, length of the runs they form, bytes moved in whole transactions."""
         key = tuple([tile[i] for i in self.axes])
         known = self._seen.get(key)
         if known is None:
@@ -104,18 +105,18 @@ class AccessFootprint:
 
     def elements(self, tile: Tile) -> int:
         """Distinct elements of this tensor that a tile touches."""
-        return self._measure(tile)[0]
+        return self.measure(tile)[0]
 
     def run(self, tile: Tile) -> int:
         """Elements of the runs of neighbours that they form."""
-        return self._measure(tile)[1]
+        return self.measure(tile)[1]
 
     def bytes(self, tile: Tile) -> int:
-        return self._measure(tile)[0] * self.elem_bytes
+        return self.measure(tile)[0] * self.elem_bytes
 
     def moved_bytes(self, tile: Tile) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
-        return self._measure(tile)[2]
+        return self.measure(tile)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +125,9 @@ class SpaceFootprint:
 
     space: TileSpace
     extents: Tile
+    accesses: tuple[AccessFootprint, ...]  # reads, then writes
     reads: tuple[AccessFootprint, ...]
     writes: tuple[AccessFootprint, ...]
-
-    @property
-    def accesses(self) -> tuple[AccessFootprint, ...]:
-        return self.reads + self.writes
 
     def tile(self, rtile: RTile) -> Tile:
         """An rTile as a tuple in the order of the space's axes."""
@@ -141,22 +139,28 @@ class SpaceFootprint:
 
     def bytes(self, tile: Tile) -> int:
         """ROLLER's footprint: bytes of all tensors that a tile touches."""
-        return sum([a.bytes(tile) for a in self.reads]) + sum([a.bytes(tile) for a in self.writes])
+        return self.measure(tile)[0]
 
     def moved_bytes(self, tile: Tile) -> float:
-        return sum([a.moved_bytes(tile) for a in self.reads]) + sum([a.moved_bytes(tile) for a in self.writes])
+        return self.measure(tile)[1]
+
+    def measure(self, tile: Tile) -> tuple[int, float]:
+        """Bytes that a tile touches and bytes that memory moves for it."""
+        touched, moved = 0, 0.0
+        for access in self.accesses:
+            elements, _, transactions = access.measure(tile)
+            touched += elements * access.elem_bytes
+            moved += transactions
+        return touched, moved
 
 
 def footprint(space: TileSpace, transaction_bytes: int) -> SpaceFootprint:
     """Prepare a space for searching on a device whose memory moves so many bytes at once."""
     tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
     compiled = [_compile(access, tables, transaction_bytes) for access in space.accesses]
-    return SpaceFootprint(
-        space,
-        tuple(t.extent for t in tables),
-        tuple(c for c in compiled if not c.access.is_output),
-        tuple(c for c in compiled if c.access.is_output),
-    )
+    reads = tuple(c for c in compiled if not c.access.is_output)
+    writes = tuple(c for c in compiled if c.access.is_output)
+    return SpaceFootprint(space, tuple(t.extent for t in tables), reads + writes, reads, writes)
 
 
 def _compile(access: TileAccess, tables: tuple[ReachTable, ...], transaction_bytes: int) -> AccessFootprint:
