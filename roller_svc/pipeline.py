@@ -1,4 +1,4 @@
-"""READ FIRST. Text and a device in; the fastest kernel we can make, out: the one place that strings the stages together.
+"""READ FIRST. Text and a device in, the fastest kernel we can make out: all stages are strung together here.
 
     parse → partition → (construct → estimate) a group → plans → (lower → emit → compile → measure) a plan → report
 """
@@ -113,7 +113,8 @@ def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[P
         return sum(candidates[i].estimate.seconds for candidates, i in zip(ranked, at, strict=True))
 
     first = (0,) * len(ranked)
-    heap, seen, plans = [(seconds(first), first)], {first}, []
+    heap, seen = [(seconds(first), first)], {first}
+    plans: list[Plan] = []
     while heap and len(plans) < top_k:
         _, at = heapq.heappop(heap)
         plans.append(Plan(tuple(candidates[i] for candidates, i in zip(ranked, at, strict=True))))

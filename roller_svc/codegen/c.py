@@ -90,7 +90,9 @@ class CWalk(Walk):
     def _parallel(self, loop: Loop) -> None:
         """Perfectly nested parallel loops become one loop over tasks."""
         chain = [loop]
-        while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], Loop) and inner.kind is LoopKind.PARALLEL:
+        while isinstance(inner := chain[-1].body[0], Loop) and inner.kind is LoopKind.PARALLEL:
+            if len(chain[-1].body) > 1:
+                break
             chain.append(inner)
         tasks = math.prod(x.extent for x in chain)
         saved = self.scalar.values.copy(), self.scalar.ranges.copy()

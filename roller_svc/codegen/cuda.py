@@ -8,12 +8,25 @@ from dataclasses import dataclass, field
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.ranges import Range, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, block_extents, bodies, descend
+from roller_svc.ir.schedule import (
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+    block_extents,
+    bodies,
+    descend,
+)
 
 # Static shared memory ends here; more is dynamic, which a launch must ask for (CUDA programming guide).
 STATIC_SHARED_BYTES = 48 << 10
@@ -95,7 +108,7 @@ def emit_function(
     tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], first_check: int = 0
 ) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`."""
-    wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _points(tree) >= INT32_ELEMENTS
+    wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _outgrows_int(tree.body, {})
     dialect = dialects.CUDA
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
@@ -132,21 +145,20 @@ def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
             walker.line(f"const {walker.scalar.index_type} {walker.names.of(loop.var)} = {text};")
 
 
-def _points(tree: ScheduleTree) -> int:
-    """An upper bound of the positions that its indices walk over."""
-    return max((math.prod(x.extent for x in _path(tree.body)), 1))
-
-
-def _path(nodes: tuple[Node, ...]) -> list[Loop]:
-    """Loops on the longest way down."""
-    best: list[Loop] = []
+def _outgrows_int(nodes: tuple[Node, ...], ranges: dict[str, Range]) -> bool:
+    """Whether some position that the tree names may not fit 32 bits."""
     for node in nodes:
-        ways = [_path(body) for body in bodies(node)]
-        way = max(ways, key=lambda w: math.prod(x.extent for x in w), default=[])
-        here = [node, *way] if isinstance(node, Loop) else way
-        if math.prod(x.extent for x in here) > math.prod(x.extent for x in best):
-            best = here
-    return best
+        inside = ranges
+        if isinstance(node, Loop):
+            inside = {**ranges, node.var: (0, node.extent - 1)}
+        elif isinstance(node, Let):
+            known = range_of(node.value, ranges)
+            if known is not None and max(-known[0], known[1]) >= INT32_ELEMENTS:
+                return True
+            inside = {**ranges, node.var: known} if known is not None else ranges
+        if any(_outgrows_int(body, inside) for body in bodies(node)):
+            return True
+    return False
 
 
 def _shared_declarations(shared: dict[str, int]) -> tuple[list[str], int]:
@@ -201,14 +213,14 @@ def _atomic(name: str) -> tuple[tuple[str, ...], str]:
         operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
         join = f"({value})({old} {sign} {operand})"
     word = "unsigned long long" if dtype.bits == 64 else "unsigned int"
-    whole = f"*({word} *)&stored" if dtype.bits >= 32 else "(seen & ~mask) | ((unsigned int)*(%s *)&stored << shift & mask)" % (
-        "unsigned short" if dtype.bits == 16 else "unsigned char"
-    )
+    bits = "unsigned short" if dtype.bits == 16 else "unsigned char"
+    whole = f"*({word} *)&stored"
+    if dtype.bits < 32:
+        whole = f"(seen & ~mask) | ((unsigned int)*({bits} *)&stored << shift & mask)"
     if dtype.bits >= 32:
         locate = f"  {word} *at = ({word} *)place;\n"
         extract = f"    {stored} old = *({stored} *)&seen;\n"
     else:
-        bits = "unsigned short" if dtype.bits == 16 else "unsigned char"
         locate = (
             "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
             "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"

@@ -1,7 +1,7 @@
 """Helper functions of kernel text: the language's value rules where C has none or others.
 
-`helper(name, dialect)` gives the text of one and what it needs. Names end in the type: max_f32, floordiv_i64. Only those
-that a kernel uses are printed.
+`helper(name, dialect)` gives the text of one and what it needs. Names end in the type: max_f32, floordiv_i64. Only
+those that a kernel uses are printed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,10 @@ def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
 
 def _half(name: str, dialect: Dialect) -> Helper:
     if dialect.language is Language.C:
-        to = "static inline float f16_to_f32(unsigned short h) { union { unsigned short u; _Float16 h; } b; b.u = h; return b.h; }"
+        to = (
+            "static inline float f16_to_f32(unsigned short h) {\n"
+            "  union { unsigned short u; _Float16 h; } b;\n  b.u = h;\n  return b.h;\n}"
+        )
         back = "static inline _Float16 f32_to_f16(float a) { return (_Float16)a; }"
         return Helper(to if name == "f16_to_f32" else back)
     return Helper(_HALF_CUDA_TO if name == "f16_to_f32" else _HALF_CUDA_FROM)

@@ -75,9 +75,9 @@ def _emit_c(
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
     named = _named(checks, buffers)
-    options = ("-fopenmp", "-fopenmp-simd", "-O3", f"-mprefer-vector-width={8 * hw.vector_bytes}")
-    if hw.arch.prefix != "x86-64-v":
-        options = options[:3]
+    options: tuple[str, ...] = ("-fopenmp", "-fopenmp-simd", "-O3")
+    if hw.arch.prefix == "x86-64-v":
+        options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
     return KernelSource(name, Language.C, hw.arch, text, used, tuple(launches), named, options)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 
-_KEYWORDS = frozenset(
-    """auto break case catch char class const const_cast continue default delete do double dynamic_cast else enum
-    explicit export extern false float for friend goto if inline int long mutable namespace new operator private
-    protected public register reinterpret_cast restrict return short signed sizeof static static_cast struct switch
-    template this throw true try typedef typeid typename union unsigned using virtual void volatile while bool asm
-    typeof and or not xor bitand bitor compl and_eq or_eq not_eq xor_eq alignas alignof char16_t char32_t constexpr
-    decltype noexcept nullptr static_assert thread_local main status task blockIdx threadIdx blockDim gridDim warpSize
-    abs exp log sin cos tan pow sqrt floor ceil round trunc erf signbit isnan isinf max min y0 y1 yn j0 j1 jn gamma
-    signgam index unix linux i8 u8 i16 u16 i32 u32 i64 u64 f16 bf16 f32 f64 idx div""".split()
-)
+_KEYWORDS = frozenset({
+    "auto", "break", "case", "catch", "char", "class", "const", "const_cast", "continue", "default", "delete", "do",
+    "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend",
+    "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "operator", "private", "protected",
+    "public", "register", "reinterpret_cast", "restrict", "return", "short", "signed", "sizeof", "static",
+    "static_cast", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typeid", "typename",
+    "union", "unsigned", "using", "virtual", "void", "volatile", "while", "bool", "asm", "typeof", "and", "or", "not",
+    "xor", "bitand", "bitor", "compl", "and_eq", "or_eq", "not_eq", "xor_eq", "alignas", "alignof", "char16_t",
+    "char32_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "main", "status",
+    "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log", "sin", "cos", "tan",
+    "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max", "min", "y0", "y1",
+    "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16", "i32", "u32",
+    "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div",
+})  # fmt: skip
 # math.h's functions with their f and l variants, and what C implementations reserve for themselves
 _LIBRARY = re.compile(
     r"(a?(sin|cos|tan)h?|atan2|exp2?|expm1|log(2|10|1p|b)?|ilogb|pow|sqrt|cbrt|hypot|erfc?|[lt]gamma|ceil|floor|trunc"

@@ -19,7 +19,7 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
         case Cast(arg=arg, dtype=dtype) if not dtype.is_float:
             inside = range_of(arg, ranges)
             least, greatest = dtype.integer_range
-            return inside if inside and least <= inside[0] and inside[1] <= greatest else None
+            return inside if inside and inside[0] >= least and inside[1] <= greatest else None
         case Op(kind=kind, args=(x, y)):
             a, b = range_of(x, ranges), range_of(y, ranges)
             return _binary(kind, a, b) if a and b else None
@@ -43,7 +43,7 @@ def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
             corners = [x // y for x in a for y in b]
             return min(corners), max(corners)
         case OpKind.MOD if b[0] > 0:
-            return (a if 0 <= a[0] and a[1] < b[0] else (0, b[1] - 1))
+            return (a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1))
         case OpKind.MIN:
             return min(a[0], b[0]), min(a[1], b[1])
         case OpKind.MAX:

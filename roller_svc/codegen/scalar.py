@@ -252,7 +252,8 @@ class Scalar:
             text = self.value(op.args[0])
             return f"({text} != {text})" if operand.is_float else "0"
         if kind in (OpKind.FLOOR, OpKind.CEIL):
-            return f"{self._helper('to_i32')}({self._library('floor' if kind is OpKind.FLOOR else 'ceil', operand)}({self.value(op.args[0])}))"
+            rounded = self._library("floor" if kind is OpKind.FLOOR else "ceil", operand)
+            return f"{self._helper('to_i32')}({rounded}({self.value(op.args[0])}))"
         if kind is OpKind.ISINF and not operand.is_float:
             return "0"
         return self._float_op(op, operand) if (dtype.is_float or operand.is_float) else self._integer_op(op)
@@ -284,7 +285,8 @@ class Scalar:
             case OpKind.ADD | OpKind.SUB | OpKind.MUL:
                 return self._wrapping(op, args)
             case OpKind.NEG:
-                return f"({type_})(0 - {args[0]})" if self.dialect.wraps else f"({type_})(0u - ({self._unsigned(op.dtype)}){args[0]})"
+                minus = "-" if self.dialect.wraps else f"0u - ({self._unsigned(op.dtype)})"
+                return f"({type_})({minus}{args[0]})"
             case OpKind.BITAND | OpKind.BITOR | OpKind.BITXOR:
                 sign = {OpKind.BITAND: "&", OpKind.BITOR: "|", OpKind.BITXOR: "^"}[op.kind]
                 return f"({type_})({args[0]} {sign} {args[1]})"

@@ -66,12 +66,13 @@ class Vector:
                 return Piece(f"({a.text} {_ARITHMETIC[kind]} {b.text})", wide=True)
             case Op(kind=OpKind.MAX | OpKind.MIN as kind, args=(x, y)):
                 name = f"{'max' if kind is OpKind.MAX else 'min'}_{self.type_name}"
-                return Piece(f"{self._helper(name)}({self.splat(self.piece(x))}, {self.splat(self.piece(y))})", wide=True)
+                a, b = self.piece(x), self.piece(y)
+                return Piece(f"{self._helper(name)}({self.splat(a)}, {self.splat(b)})", wide=True)
             case Op(kind=OpKind.NEG, args=(x,)):
                 return Piece(f"(-{self.piece(x).text})", wide=True)
             case Op(kind=OpKind.RELU, args=(x,)):
-                zero = Piece("0", wide=False)
-                return Piece(f"{self._helper(f'max_{self.type_name}')}({self.piece(x).text}, {self.splat(zero)})", wide=True)
+                maximum, zero = self._helper(f"max_{self.type_name}"), self.splat(Piece("0", wide=False))
+                return Piece(f"{maximum}({self.piece(x).text}, {zero})", wide=True)
             case _:
                 raise NotVectorError
 
@@ -122,9 +123,8 @@ def vector_type(dtype: DType, lanes: int) -> str:
 def vector_header(dtype: DType, lanes: int, c_type: str) -> str:
     """Unaligned vector type: dense tensors give no more than element alignment."""
     name = vector_type(dtype, lanes)
-    return (
-        f"typedef {c_type} {name} __attribute__((vector_size({dtype.bytes * lanes}), aligned({dtype.bytes}), may_alias));"
-    )
+    attributes = f"vector_size({dtype.bytes * lanes}), aligned({dtype.bytes}), may_alias"
+    return f"typedef {c_type} {name} __attribute__(({attributes}));"
 
 
 def vector_helper(name: str, dtype: DType, lanes: int) -> str:

@@ -104,8 +104,8 @@ class Walk:
             known = range_of(limit, self.scalar.ranges)
             if known is None or known[0] < loop.extent:
                 tight = known is not None and known[1] <= loop.extent
-                text = self.scalar.index(limit)
-                bound = text if tight else self.scalar.index(Op(OpKind.MIN, (Const(loop.extent, limit.dtype), limit), limit.dtype))
+                least = Op(OpKind.MIN, (Const(loop.extent, limit.dtype), limit), limit.dtype)
+                bound = self.scalar.index(limit if tight else least)
         index = self.scalar.index_type
         return f"for ({index} {var} = 0; {var} < {bound}; {var}++)"
 

@@ -6,6 +6,7 @@ dense, so that fusing two of their dimensions is only another view of the same m
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
@@ -39,7 +40,7 @@ def _neighbours(statements: tuple[TensorExpr, ...]) -> list[tuple[Axis, Axis]]:
     for statement in statements:
         axes = {a.name: a for a in statement.axes}
         for index in (statement.index, *(load.index for load in statement.reads)):
-            for a, b in zip(index, index[1:], strict=False):
+            for a, b in itertools.pairwise(index):
                 if isinstance(a, AxisRef) and isinstance(b, AxisRef) and a.name != b.name:
                     first, second = axes[a.name], axes[b.name]
                     if first.kind is second.kind:

@@ -35,7 +35,7 @@ class Contraction:
 
 
 def as_contraction(statement: TensorExpr) -> Contraction | None:
-    """The reading that shares most work, or None. n holds the output's innermost axis, so that stores are contiguous."""
+    """The reading that shares most work, or None. n holds the output's innermost axis: stores are contiguous."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
     factors = _factors(statement.body, statement.type.dtype)

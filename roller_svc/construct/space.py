@@ -43,7 +43,8 @@ def nest_space(
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
     accesses: list[TileAccess] = []
     for statement in statements:
-        for expr in (statement.body, *statement.index, *(() if statement.predicate is None else (statement.predicate,))):
+        predicate = () if statement.predicate is None else (statement.predicate,)
+        for expr in (statement.body, *statement.index, *predicate):
             accesses += _reads(expr, types)
     accesses += _writes(statements, types)
     distinct = _distinct(accesses)

@@ -70,7 +70,7 @@ def _sum(a: dict[str, int] | None, b: dict[str, int] | None) -> dict[str, int] |
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """How one dimension of a tensor is walked. `opaque`: not affine, each combination of its axes is its own element."""
+    """How one dimension of a tensor is walked. `opaque`: not affine, every combination of its axes an element."""
 
     size: int
     coeffs: tuple[tuple[str, int], ...]

@@ -189,7 +189,8 @@ class KernelGroup:
 
     `locals` are the tensors that live in registers, one value for each outer point; every other tensor written is
     stored to memory: `stored` has its type there, `inputs` those of all tensors read from memory (views of the same
-    dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction, statements[0] is the
+    dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
+    statements[0] is the
     sum and the rest is its epilogue, maps over the same outer axes.
     """
 

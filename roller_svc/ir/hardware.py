@@ -62,7 +62,7 @@ class Scope(Enum):
 class MemoryLevel:
     """One level. `capacity_bytes` is of one instance; `bandwidth_bytes_per_s` is of all instances together.
 
-    `bandwidth_bytes_per_s` is the achievable rate; `peak_bandwidth_bytes_per_s` the vendor's, None where none is stated.
+    `bandwidth_bytes_per_s` is the achievable rate, `peak_bandwidth_bytes_per_s` the vendor's (None: not stated).
     """
 
     name: str
@@ -176,7 +176,7 @@ class HardwareSpec:
         return self.level(self.tile_levels[1])
 
     def unit_for(self, dtype: DType) -> ComputeUnit:
-        """The scalar or vector unit that computes in `dtype` (its compute type); the nearest rate where none is named."""
+        """The scalar or vector unit that computes in `dtype` (its compute type); the nearest one where none does."""
         plain = [u for u in self.units if u.kind in (UnitKind.FMA, UnitKind.VECTOR)]
         exact = [u for u in plain if u.in_dtype is dtype.compute]
         if exact:

@@ -1,4 +1,4 @@
-"""What the contraction lowerings for CPUs and GPUs share: the view of a group as C[b, m, n] += A[b, m, k] * B[b, k, n]."""
+"""A group seen as C[b, m, n] += A[b, m, k] * B[b, k, n]: what the lowerings for CPUs and GPUs share."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from roller_svc.lower.fused_axis import decoded
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
 THREAD = ".thread"
+# Loads of one thread that are issued together: more take registers for their addresses, fewer leave memory idle.
+LOADS_IN_FLIGHT = 4
 
 
 def lower_contraction_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
@@ -99,7 +101,11 @@ class _Tiled:
         if items % threads:
             nodes = (Branch(less(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", item, nodes),)
-        return (Loop(".round", ceil_div(items, threads), LoopKind.UNROLL, nodes),)
+        rounds = ceil_div(items, threads)
+        together = max(n for n in range(1, LOADS_IN_FLIGHT + 1) if rounds % n == 0)
+        nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
+        nodes = (Loop(".load", together, LoopKind.UNROLL, nodes),)
+        return (Loop(".rounds", rounds // together, LoopKind.SERIAL, nodes),)
 
     def _runs_along_k(self, factor: Expr, axis: TileAxis) -> bool:
         """Whether memory is contiguous along k rather than along the other axis."""
