@@ -28,7 +28,7 @@ BLOCK_POINTS = 1 << 19
 # A statement of at most so many points is evaluated whole even where only some elements of it are asked for.
 WHOLE_POINTS = 1 << 22
 # What `sampled` evaluates at most: a minute or two.
-LIMIT_POINTS = 1 << 31
+LIMIT_POINTS = 1 << 32
 
 Block = tuple[tuple[int, int], ...]
 
