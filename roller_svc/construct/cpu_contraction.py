@@ -17,7 +17,7 @@ VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (64, 96, 128, 192, 256, 384, 512, 1024)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in how many blocks an axis is cut
 MAX_STEPS = 6
-MAX_BASES = 4
+MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. Measured
 # optimum on a 32 KiB L1, 512 KiB L2: panels of 24 KiB, blocks of 400 KiB.
 PANEL_OF_L1, BLOCK_OF_L2, BLOCK_OF_L3 = 0.75, 0.8, 0.5

@@ -19,10 +19,10 @@ MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
 K_STEPS = (8, 16, 32)
 SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
-MAX_BASES = 4
+MAX_BASES = 3
 TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
 MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
-LEAST_STAGED = 4  # elements of a step that one thread stages, at least
+LEAST_STAGED = 8  # elements of a step that one thread stages, as a rule at least
 MAX_UNROLLED = 2048  # multiply-adds of one unrolled step: more do not fit an instruction cache
 MAX_GRID = 2**31 - 1  # blocks of one launch
 

@@ -20,7 +20,7 @@ MAX_POINTS = 16  # of one thread
 MAX_LANES = 1024
 MIN_THREADS, MAX_THREADS = 128, 512
 THREADS_TO_FILL = 512  # a core's worth of threads that hides memory latency
-MAX_BASES = 4
+MAX_BASES = 3
 ACCUMULATOR_BYTES = 8  # at most
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
