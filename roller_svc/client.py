@@ -120,7 +120,9 @@ def error_of(problem: Mapping[str, Any], kind: type[RollerError] = RollerError, 
         return chosen(message, code=code)
     spans: list[dict[str, Any]] = problem.get("errors") or [{}]
     places = {key: spans[0].get(key) for key in ("line", "column", "end_column")}
-    return InputError(message, code=code, hint=spans[0].get("hint"), **places)
+    # an error that more is known of than its place: the plain one has room for what came over the wire
+    kind_of_input = InputError if chosen is errors.NoCandidateError else chosen
+    return kind_of_input(message, code=code, hint=spans[0].get("hint"), **places)
 
 
 def _class_with(code: str) -> type[RollerError] | None:

@@ -37,11 +37,15 @@ def plans_of(item: Item, target: str | HardwareSpec, top_k: int) -> tuple[Hardwa
     return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs=outputs, top_k=top_k)
 
 
+def candidates_json(index: int, spec: HardwareSpec, plans: Iterable[Plan]) -> Json:
+    """The answer for one item on one device."""
+    return {"item": index, "target": spec.id, "candidates": [plan_json(plan, spec) for plan in plans]}
+
+
 def _answer(index: int, item: Item, target: str | HardwareSpec, top_k: int) -> Json:
-    name = target.id if isinstance(target, HardwareSpec) else target
-    answer: Json = {"item": index, "target": name}
     try:
         spec, plans = plans_of(item, target, top_k)
     except RollerError as error:
-        return answer | {"error": error_json(error)}
-    return answer | {"candidates": [plan_json(plan, spec) for plan in plans]}
+        name = target.id if isinstance(target, HardwareSpec) else target
+        return {"item": index, "target": name, "error": error_json(error)}
+    return candidates_json(index, spec, plans)

@@ -6,13 +6,13 @@ import argparse
 from typing import Any
 
 from roller_svc import hardware
+from roller_svc.ask import checked_top_k
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.client import error_of
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Item, estimates_json, plans_of
-from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.wire import EstimateBody, ProgramBody, TensorTypeBody
+from roller_svc.estimates import Item, candidates_json, plans_of
+from roller_svc.wire import EstimateBody
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    item = Item(common.expression_of(options), common.inputs_of(options), options.output or None)
     server = common.server_of(options)
-    answers = (
-        _asked(options, item, server) if server else estimates_json([item], _targets(options, item), options.top_k)
-    )
+    answers = _asked(options, server) if server else _computed(options)
     if options.json:
         show.as_json({"estimates": answers})
     else:
@@ -40,27 +37,23 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(options: argparse.Namespace, item: Item) -> list[str | HardwareSpec]:
-    """The devices; what is wrong with the program or a device's name is an error here, not a row."""
+def _computed(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """In this process. What is wrong with the program or a device's name is an error here, not a row."""
+    item = Item(common.expression_of(options), common.inputs_of(options), options.output or None)
+    count = checked_top_k(options.top_k)
     specs = [hardware.load_yaml(common.text_file(name), name) for name in options.hardware]
-    targets: list[str | HardwareSpec] = [*options.target, *specs] or ["local"]
-    for target in targets:
-        plans_of(item, target, 1)
-    return targets
+    found = [plans_of(item, target, count) for target in ([*options.target, *specs] or ["local"])]
+    return [candidates_json(0, spec, plans) for spec, plans in found]
 
 
-def _asked(options: argparse.Namespace, item: Item, server: str) -> list[dict[str, Any]]:
+def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
     if options.hardware:
-        raise ArgumentError(
-            "--hardware does not go with --server: a service estimates for devices it knows", code="invalid-option"
-        )
-    types = {
-        name: TensorTypeBody(dtype=dtype, shape=shape) for name, (dtype, shape) in common.inputs_of(options).items()
-    }
-    program = ProgramBody(expression=str(item.expression), inputs=types, outputs=options.output or None)
-    body = EstimateBody(items=[program], targets=options.target or ["local"], top_k=options.top_k)
+        message = "--hardware does not go with --server: a service estimates for devices it knows"
+        raise ArgumentError(message, code="invalid-option")
+    item = remote.program_fields(options)
+    body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
     with remote.connected(server) as service:
-        answers = service.estimates(body)
+        answers = service.estimates(remote.checked(EstimateBody, body))
     for answer in answers:
         if problem := answer.get("error"):
             raise error_of(problem)

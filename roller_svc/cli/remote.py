@@ -7,8 +7,9 @@ import io
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from roller_svc import api, hardware
 from roller_svc.cli import options as common
@@ -17,6 +18,7 @@ from roller_svc.errors import ArgumentError, FarmError
 from roller_svc.settings import settings
 from roller_svc.wire import CompileBody
 
+B = TypeVar("B", bound=BaseModel)
 _FILE_BYTES_MOST = 1 << 30
 
 
@@ -48,23 +50,31 @@ def unpack(bundle: bytes, folder: Path) -> None:
         raise FarmError("the bundle is no archive", code="bad-answer") from failure
 
 
-def _body(options: argparse.Namespace) -> CompileBody:
-    # A target's spec is the service's to know; a spec in a file is sent along.
-    inputs = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in common.inputs_of(options).items()}
-    device = common.device_of(options)
-    if "hardware" in device:
-        spec = hardware.load_yaml(device["hardware"], options.hardware)
-        device = {"hardware": hardware.to_mapping(spec)}
-    fields = {
+def program_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """The program as a request's body has it."""
+    inputs = common.inputs_of(options)
+    return {
         "expression": common.expression_of(options),
-        "inputs": inputs,
+        "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in inputs.items()},
         "outputs": options.output or None,
-        **device,
-        "options": {"top_k": options.top_k, "select": options.select, "allow_tf32": options.allow_tf32},
     }
+
+
+def checked(model: type[B], fields: dict[str, Any]) -> B:
+    """The body, or what a service would refuse it for."""
     try:
-        return CompileBody.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ArgumentError(f"{where}: {first['msg']}", code="invalid-body") from failure
+
+
+def _body(options: argparse.Namespace) -> CompileBody:
+    # A target's spec is the service's to know; a spec in a file is sent along.
+    device = common.device_of(options)
+    if "hardware" in device:
+        spec = hardware.load_yaml(device["hardware"], options.hardware)
+        device = {"hardware": hardware.to_mapping(spec)}
+    choice = {"top_k": options.top_k, "select": options.select, "allow_tf32": options.allow_tf32}
+    return checked(CompileBody, program_fields(options) | device | {"options": choice})

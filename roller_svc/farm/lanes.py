@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import threading
@@ -158,7 +159,8 @@ def _serve(connection: Connection, work: Callable[[T], R]) -> None:
                 answer: object = work(task)
             except RollerError as error:
                 answer = _Raised(error)
-        connection.send(answer)
+        with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
+            connection.send(answer)
 
 
 def _in_words(code: int | None) -> str:

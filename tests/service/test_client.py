@@ -1,0 +1,137 @@
+"""The client and the command line against a service: kernels, estimates, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import served
+
+from roller_svc import settings
+from roller_svc.cli import main
+from roller_svc.client import Client
+from roller_svc.errors import BuildError, FarmError, InputError, NotFoundError, RollerError, ToolchainMissingError
+from roller_svc.farm.build import build_artifact
+from roller_svc.service.app import create_app
+from roller_svc.settings import Settings
+from roller_svc.wire import CompileBody
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+INPUTS = ("--input", "A=float32[16,24]", "--input", "B=float32[24,20]")
+TYPES = {"A": {"dtype": "float32", "shape": [16, 24]}, "B": {"dtype": "float32", "shape": [24, 20]}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    # builds in the service's own process: worker processes have their own tests, and take a second to start
+    app = create_app(Settings(store=tmp_path_factory.mktemp("store"), api_keys="key"), build_artifact)
+    with served(app) as client:
+        yield str(client.base_url)
+
+
+@pytest.fixture(autouse=True)
+def _with_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLER_API_KEY", "key")
+    settings.use(settings.read_settings())
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_compile_and_run_on_a_service(capsys: pytest.CaptureFixture[str], server: str, tmp_path: Path) -> None:
+    words = (MATMUL, *INPUTS, "--select", "model", "--server", server)
+    code, out, _ = ran(capsys, "compile", *words, "--save", str(tmp_path / "kernel"), "--json")
+    assert code == 0
+    assert json.loads(out)["digest"].startswith("sha256:")
+    assert (tmp_path / "kernel" / "metadata.json").is_file()
+    code, out, _ = ran(capsys, "run", *words)
+    assert code == 0
+    assert "right" in out
+
+
+def test_a_spec_in_a_file_is_sent_along(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    spec = Path(__file__).resolve().parents[2] / "hwspecs" / "cpu-x86-avx2.yaml"
+    words = (MATMUL, *INPUTS, "--select", "model", "--hardware", str(spec), "--server", server, "--json")
+    code, out, err = ran(capsys, "compile", *words)
+    assert code == 0, err
+    assert json.loads(out)["target"] == "cpu-x86-avx2"
+
+
+def test_estimates_and_targets(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    words = ("estimate", MATMUL, *INPUTS, "--target", "nvidia-k80", "--target", "local", "--json")
+    code, there, _ = ran(capsys, *words, "--server", server)
+    assert code == 0
+    _, here, _ = ran(capsys, *words)
+    assert json.loads(there) == json.loads(here)
+    code, out, _ = ran(capsys, "targets", "--server", server)
+    assert code == 0
+    assert "nvidia-k80" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("compile", "C[m, n] +=! A[m, k] * Q[k, n]"), 2, "line 1, column 23: unknown-name"),
+        (("estimate", "C[m, n] +=! A[m, k] * Q[k, n]"), 2, "line 1, column 23: unknown-name"),
+        (("compile", MATMUL, "--target", "nvidia-nothing"), 2, "unknown-hardware"),
+        (("compile", MATMUL, "--target", "nvidia-k80"), 3, "toolchain-missing"),
+        (("compile", MATMUL, "--top-k", "0"), 2, "invalid-option"),
+    ],
+)
+def test_errors_are_the_same_as_without_a_service(
+    capsys: pytest.CaptureFixture[str], server: str, words: tuple[str, ...], code: int, says: str
+) -> None:
+    got, out, err = ran(capsys, *words, *INPUTS, "--server", server)
+    assert (got, out) == (code, "")
+    assert says in err
+    assert ran(capsys, *words, *INPUTS)[::2] == (got, err)
+
+
+def test_a_wrong_key_is_refused(server: str) -> None:
+    with Client(server, api_key="wrong") as client, pytest.raises(RollerError) as refused:
+        client.hardware()
+    assert refused.value.code == "unauthorized"
+
+
+def replying(status: int, body: Any) -> Client:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Client("http://there", transport=httpx.MockTransport(lambda _: httpx.Response(status, content=content)))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code"),
+    [
+        (422, {"status": 422, "code": "wrong-rank", "detail": "no", "errors": [{"line": 3}]}, InputError, "wrong-rank"),
+        (404, {"status": 404, "code": "unknown-operation", "detail": "no"}, NotFoundError, "unknown-operation"),
+        (503, {"status": 503, "code": "queue-full", "detail": "no"}, FarmError, "queue-full"),
+        (500, {"status": 500, "code": "internal", "detail": "no"}, RollerError, "internal"),
+        (502, b"<html>", FarmError, "http-error"),
+        (200, b"<html>", FarmError, "bad-answer"),
+        (400, [], InputError, "http-error"),
+    ],
+)
+def test_what_a_service_says_becomes_an_error(status: int, body: Any, kind: type[RollerError], code: str) -> None:
+    with pytest.raises(RollerError) as told, replying(status, body) as client:
+        client.hardware()
+    assert told.value.code == code
+    assert isinstance(told.value, kind)
+
+
+def test_a_failed_build_is_raised() -> None:
+    metadata = {"stage": "done", "cache": "miss", "create_time": "now"}
+    problem = {"type": "", "title": "", "status": 500, "detail": "no", "code": "compile-timeout"}
+    answer = {"name": "operations/1", "done": True, "metadata": metadata, "error": problem}
+    body = CompileBody.model_validate({"expression": MATMUL, "inputs": TYPES, "target": "local"})
+    with replying(200, answer) as client, pytest.raises(BuildError) as failed:
+        client.compile(body)
+    assert failed.value.code == "compile-timeout"
+    missing = answer | {"error": problem | {"code": "toolchain-missing"}}
+    with replying(200, missing) as client, pytest.raises(ToolchainMissingError):
+        client.compile(body)
