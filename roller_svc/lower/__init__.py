@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family
@@ -17,14 +19,17 @@ from roller_svc.lower.scatter import lower_scatter
 
 def lower(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
     """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
-    trees = _lowered(group, program, family)
     buffers = {name for name, _ in (*group.inputs, *group.stored)}
-    for tree in trees:
-        try:
-            check(tree.body, buffers)
-        except ScheduleError as error:
-            raise InvariantError(f"the tree of {tree.name} is not legal: {error.message}") from error
-    return trees
+    return tuple(verified(tree, buffers) for tree in _lowered(group, program, family))
+
+
+def verified(tree: ScheduleTree, buffers: Collection[str]) -> ScheduleTree:
+    """The tree, once it has been found to obey the rules; a tree of our own making that does not is a bug."""
+    try:
+        check(tree.body, buffers)
+    except ScheduleError as error:
+        raise InvariantError(f"the tree of {tree.name} is not legal: {error.message}") from error
+    return tree
 
 
 def _lowered(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:

@@ -127,7 +127,7 @@ def _depth(nest: Nest, value: Expr) -> int:
 
 
 def _wants_let(nest: Nest, axis: str) -> bool:
-    """Whether an axis gets a variable: not one that is a loop's own, nor the lane of a vector, whose place must show."""
+    """Whether an axis gets a variable: not a loop's own, nor the lane of a vector, whose place must show."""
     value = nest.values[axis]
     if not children(value):
         return False
