@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import resource
 import signal
 import threading
 import traceback
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from roller_svc.errors import FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.errors import BuildError, FarmError, InvariantError, KernelTimeoutError, RollerError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,12 +25,14 @@ STOP_S = 2.0  # what an idle worker gets to end by itself
 class Lane(Generic[T, R]):
     """One worker process, started at its first task. `work` is a module's function; tasks and results are pickled.
 
-    A worker that meets a bug reports it and ends: the next task gets a fresh one.
+    A worker that meets a bug reports it and ends: the next task gets a fresh one. `memory_bytes` bounds what it and
+    what it starts may allocate.
     """
 
-    def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
+    def __init__(self, work: Callable[[T], R], timeout_s: float, memory_bytes: int | None = None) -> None:
         self._work = work
         self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
 
@@ -74,7 +77,7 @@ class Lane(Generic[T, R]):
         # spawn: a fresh interpreter, with none of this process's threads, locks or sockets
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, self._work, self._memory_bytes), daemon=True)
         process.start()
         theirs.close()
         self._process, self._connection = process, ours
@@ -93,9 +96,8 @@ class Lane(Generic[T, R]):
 class ThreadLanes(Generic[T, R]):
     """One lane for each thread that calls."""
 
-    def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
-        self._work = work
-        self._timeout_s = timeout_s
+    def __init__(self, work: Callable[[T], R], timeout_s: float, memory_bytes: int | None = None) -> None:
+        self._make: Callable[[], Lane[T, R]] = lambda: Lane(work, timeout_s, memory_bytes)
         self._mine = threading.local()
         self._all: list[Lane[T, R]] = []
         self._lock = threading.Lock()
@@ -103,7 +105,7 @@ class ThreadLanes(Generic[T, R]):
     def call(self, task: T) -> R:
         lane: Lane[T, R] | None = getattr(self._mine, "lane", None)
         if lane is None:
-            lane = self._mine.lane = Lane(self._work, self._timeout_s)
+            lane = self._mine.lane = self._make()
             with self._lock:
                 self._all.append(lane)
         return lane.call(task)
@@ -146,9 +148,11 @@ class _Reporting:
             self._connection.send(_Bug(f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"))
 
 
-def _serve(connection: Connection, work: Callable[[T], R]) -> None:
+def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | None) -> None:
     """A worker's life: tasks in, answers out, until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     while True:
         try:
             task: T = connection.recv()
@@ -159,6 +163,11 @@ def _serve(connection: Connection, work: Callable[[T], R]) -> None:
                 answer: object = work(task)
             except RollerError as error:
                 answer = _Raised(error)
+            except MemoryError:
+                limit = "" if memory_bytes is None else f": it may use {memory_bytes} bytes"
+                answer = _Raised(
+                    BuildError(f"the build needs more memory than its process has{limit}", code="out-of-memory")
+                )
         with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
             connection.send(answer)
 

@@ -30,7 +30,7 @@ Digest = Callable[[BuildRequest], str]
 
 def create_app(settings: Settings, builder: Builder | None = None, digest: Digest = action_digest) -> FastAPI:
     """`builder` makes artifacts in place of worker processes; `digest` names what a request asks for."""
-    lanes = ThreadLanes(build_artifact, settings.build_timeout_s)
+    lanes = ThreadLanes(build_artifact, settings.build_timeout_s, settings.worker_memory_bytes)
     store = Store(Path(settings.store))
     queue = JobQueue(store, builder or lanes.call, digest, workers=settings.workers, length=settings.queue_length)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")

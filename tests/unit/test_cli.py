@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roller_svc import settings
 from roller_svc.cli import command
 from roller_svc.cli.command import VERBS, main
-from roller_svc.errors import RollerError
+from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.version import __version__
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
@@ -267,3 +268,22 @@ def test_bench_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert ran.json["overall"]["median_abs_log_ratio"] >= 0
     assert {"id", "predicted_s", "best_published_s"} <= set(ran.json["cases"][0])
     assert Ran(capsys, "bench", "model", "--published", "no-such-file").code == 2
+
+
+def test_a_result_that_is_too_large_to_check_is_said_to_be_unchecked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise ArgumentError("too large", code="reference-too-large")
+
+    monkeypatch.setattr("roller_svc.cli.run.judged", too_large)
+    ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK)
+    assert ran.code == 0
+    assert "not checked" in ran.out
+
+
+def test_a_wrong_answer_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.trial.Trial.results", lambda self: {"C": np.zeros((16, 20), np.float32)})
+    ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK)
+    assert ran.code == 1
+    assert "wrong-answer" in ran.err

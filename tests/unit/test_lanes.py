@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roller_svc.errors import CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
+from roller_svc.errors import BuildError, CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
 from roller_svc.farm.lanes import Lane, ThreadLanes
 
 
@@ -27,6 +27,8 @@ def work(task: str) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             os._exit(7)
+        case "hoard":
+            return str(len(bytearray(1 << 40)))
         case "hang":
             time.sleep(600)
     return task.upper()
@@ -75,6 +77,15 @@ def test_a_worker_that_overruns_is_stopped() -> None:
     lane = Lane(work, timeout_s=1.0)
     with pytest.raises(KernelTimeoutError):
         lane.call("hang")
+    lane.close()
+
+
+def test_memory_is_limited() -> None:
+    lane = Lane(work, timeout_s=60.0, memory_bytes=1 << 30)
+    with pytest.raises(BuildError) as refused:
+        lane.call("hoard")
+    assert refused.value.code == "out-of-memory"
+    assert lane.call("on") == "ON"
     lane.close()
 
 
