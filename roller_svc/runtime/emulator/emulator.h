@@ -14,7 +14,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 // Inside a function `thread_local` is static, and after `extern` it is a declaration, just as __shared__ is. All shared
 // memory of the program thereby lies in one segment, which the runtime finds and poisons before every block.
-#define __shared__ thread_local
+#define __shared__ thread_local __attribute__((used))
 // A barrier is known by its line: threads of a block that wait on different lines have diverged.
 #define __syncthreads() emulator::barrier(__LINE__)
 
