@@ -38,16 +38,17 @@ def execute(options: argparse.Namespace) -> int:
     arrays = random_inputs(program, options.seed)
     trial = prepared(kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO)
     verdict = _verdict(program, arrays, trial.results(), allow_tf32=options.allow_tf32)
-    measured = trial.timed()
+    # the emulator's time says nothing of the device's
+    measured = None if options.emulate else trial.timed()
     facts = facts_of(kernel) | {
-        "median_s": measured.median_s,
-        "min_s": measured.min_s,
-        "device": measured.device_name,
-        "gflops": gflops(program, measured.median_s),
+        "median_s": None if measured is None else measured.median_s,
+        "min_s": None if measured is None else measured.min_s,
+        "device": "the emulator" if measured is None else measured.device_name,
+        "gflops": None if measured is None else gflops(program, measured.median_s),
         "checked": verdict is not None,
         "max_abs_error": None if verdict is None else verdict.max_abs_error,
         "max_rel_error": None if verdict is None else verdict.max_rel_error,
-        "numpy_s": numpy_s(program, arrays),
+        "numpy_s": None if measured is None else numpy_s(program, arrays),
     }
     if options.json:
         show.as_json(facts)
@@ -88,9 +89,12 @@ def summary(facts: dict[str, Any]) -> str:
         f"for {facts['target']}, {facts['language']}, on {facts['device']}:",
         show.launches(facts),
         right,
-        f"time: {show.duration(facts['min_s'])} least, {show.duration(facts['median_s'])} median; "
-        f"{facts['gflops']:.3g} GFLOP/s; estimated {show.duration(facts['estimate']['seconds'])}",
     ]
+    if facts["median_s"] is not None:
+        lines.append(
+            f"time: {show.duration(facts['min_s'])} least, {show.duration(facts['median_s'])} median; "
+            f"{facts['gflops']:.3g} GFLOP/s; estimated {show.duration(facts['estimate']['seconds'])}"
+        )
     if facts["numpy_s"] is not None:
         lines.append(f"numpy: {show.duration(facts['numpy_s'])}, {facts['numpy_s'] / facts['median_s']:.2f} times ours")
     lines += [f"note: {note}" for note in facts["notes"]]

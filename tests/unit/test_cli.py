@@ -287,3 +287,13 @@ def test_a_wrong_answer_fails(capsys: pytest.CaptureFixture[str], monkeypatch: p
     ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK)
     assert ran.code == 1
     assert "wrong-answer" in ran.err
+
+
+def test_run_in_the_emulator_is_checked_and_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK, "--target", "nvidia-h200-sxm", "--emulate", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["checked"] is True
+    assert ran.json["max_abs_error"] < 1e-4
+    assert ran.json["median_s"] is None
+    shown = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK, "--target", "nvidia-h200-sxm", "--emulate")
+    assert "time:" not in shown.out
