@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition, stored_types
 from roller_svc.construct.split import may_split, split_group
@@ -137,7 +137,8 @@ def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...]
             parts.append(Part(lower(piece, tiles, hw.family), views))
             workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
     buffers = tensors_in_memory(program, types, workspace)
-    return emit("kernel", tuple(parts), buffers, hw, _header(plan, program, hw))
+    source = emit("kernel", tuple(parts), buffers, hw, _header(plan, program, hw))
+    return with_program_indices(source, program)
 
 
 def _pieces(

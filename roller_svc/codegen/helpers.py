@@ -147,6 +147,14 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 
+# A product that is rounded before it is added to: where floating arithmetic of axes decides an index, the compiler
+# must not fuse the two, or the index leaves the range that it was proven to have.
+_ROUNDED_PRODUCT = {
+    Language.C: "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  volatile {T} product = a * b;\n  return product;\n}}",
+    Language.CUDA: "{F} {T} mul_rn_{t}({T} a, {T} b) {{ return __{r}mul_rn(a, b); }}",
+}
+
+
 def helper(name: str, dialect: Dialect) -> Helper:
     """The helper of that name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
     if name == "f32_bits":
@@ -164,6 +172,9 @@ def helper(name: str, dialect: Dialect) -> Helper:
         raise InvariantError(f"no helper {name}")
     if base == "to":
         return _saturating(dtype, dialect)
+    if base == "mul_rn":
+        words = _words(dtype, dialect) | {"r": "d" if dtype is DType.FLOAT64 else "f"}
+        return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
     if base == "pow":
         return _integer_pow(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}

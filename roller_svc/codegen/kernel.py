@@ -10,9 +10,10 @@ from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Place
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, walk
+from roller_svc.ir.expr import Expr, Load, axes_of, walk
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
+from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, ScheduleTree, descend
 
@@ -42,6 +43,27 @@ def tensors_in_memory(
         if tensor not in buffers:
             buffers[tensor] = Buffer(tensor, names.of(tensor), Role.WORKSPACE, type_.dtype, type_.shape)
     return buffers
+
+
+def with_program_indices(source: KernelSource, program: TensorProgram) -> KernelSource:
+    """The source with its run-time checks told in the program's words rather than the kernel's."""
+    names = {s.output: s.name for s in program.statements}
+    said: dict[tuple[str, int], list[Expr]] = {}
+    for statement in program.statements:
+        for load in statement.reads:
+            for d in (d for d, checked in enumerate(load.checked) if checked):
+                said.setdefault((names.get(load.tensor, load.tensor), d), []).append(load.index[d])
+        for d in (d for d, checked in enumerate(statement.checked) if checked):
+            said.setdefault((statement.name, d), []).append(statement.index[d])
+
+    def told(check: RuntimeCheck) -> RuntimeCheck:
+        indices = dict.fromkeys(said.get((check.tensor, check.dimension), ()))
+        if not indices:
+            return check
+        text = " or ".join(expression_text(i, names) for i in indices)
+        return replace(check, index=text, axis=", ".join(sorted({a for i in indices for a in axes_of(i)})))
+
+    return replace(source, checks=tuple(told(c) for c in source.checks))
 
 
 def emit(

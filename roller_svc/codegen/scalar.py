@@ -11,7 +11,19 @@ from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.expr import (
+    COMPARISONS,
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    loads_of,
+)
 from roller_svc.ir.kernel import RuntimeCheck
 
 # functions that both C's math library and CUDA have under one name, with f for float
@@ -261,6 +273,8 @@ class Scalar:
     def _float_op(self, op: Op, operand: DType) -> str:
         args = [self.value(a) for a in op.args]
         match op.kind:
+            case OpKind.MUL if not loads_of(op) and axes_of(op):
+                return f"{self._ours('mul_rn', operand)}({args[0]}, {args[1]})"
             case OpKind.ADD | OpKind.SUB | OpKind.MUL | OpKind.DIV:
                 return f"({args[0]} {op.kind.value} {args[1]})"
             case OpKind.NEG:

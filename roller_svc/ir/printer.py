@@ -30,6 +30,11 @@ def text(program: TensorProgram) -> str:
     return "; ".join(statement_text(statement, names) for statement in program.statements)
 
 
+def expression_text(expr: Expr, names: Mapping[str, str]) -> str:
+    """An expression on its own; `names` gives the source name of a tensor id."""
+    return _Printer(names).show(expr)
+
+
 def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
     """One statement. `names` maps tensor ids to the text's names where they differ."""
     printer = _Printer(names)

@@ -128,11 +128,16 @@ class TensorExpr:
 
     @property
     def accumulator(self) -> DType:
-        """The type in which its value is formed: wide for narrow floats, at least 32 bits for summed integers."""
-        dtype = self.body.dtype.compute
-        if self.kind is StatementKind.REDUCE and not dtype.is_float and dtype.bits < 32:
-            return DType.INT32 if dtype.is_signed else DType.UINT32
-        return dtype
+        """The type in which its value is formed: a narrow float's is float32; a reduction's is at least 32 bits wide,
+        and as wide as the type it is stated to have."""
+        body, stated = self.body.dtype.compute, self.type.dtype.compute
+        if self.kind is not StatementKind.REDUCE:
+            return body
+        if body.is_float:
+            return DType.FLOAT64 if stated is DType.FLOAT64 else body
+        if stated.is_float or max(body.bits, stated.bits) == 64:
+            return DType.INT64 if body.is_signed else DType.UINT64
+        return DType.INT32 if body.is_signed else DType.UINT32
 
     @property
     def flops(self) -> int:

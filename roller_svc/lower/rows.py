@@ -42,8 +42,6 @@ def row_dtype(statement: TensorExpr) -> DType:
 def converted(value: Expr, statement: TensorExpr) -> Expr:
     """A statement's value in its tensor's type: integers wrap at once, floats keep their digits until stored."""
     dtype = statement.type.dtype
-    if value.dtype is not statement.body.dtype and not statement.body.dtype.is_float:
-        value = Cast(value, statement.body.dtype, implicit=False)  # summed in a wider integer: wrap to its own type
     if value.dtype is dtype:
         return value
     return Cast(value, dtype, implicit=dtype.is_float)
