@@ -18,8 +18,10 @@ from roller_svc.lower.inline import inlined_body
 from roller_svc.lower.linear import Linear, expression, linear, span
 from roller_svc.lower.schedule import At, Fixed, Function, Fuse, Part, Schedule, Site, Split, Stage
 
-MAX_UNROLLED = 4096  # copies of a statement that unrolled loops may make
-MAX_VECTOR = 1024  # lanes of a vector loop
+# Copies of a statement that unrolled and vector loops may make of it: compilers take seconds over some hundreds.
+MAX_COPIES = 512
+MAX_LANES = 1024
+LANES_A_COPY = 8
 MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
 
 
@@ -286,14 +288,15 @@ def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[
 def _check_loops(nest: Nest, function: Function) -> None:
     """What the kinds of loops ask for."""
     reduced = {a.name for a in function.statement.reduced}
-    unrolled = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
-    if unrolled > MAX_UNROLLED:
+    copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
+    copies *= math.prod(ceil_div(x.extent, LANES_A_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
+    if copies > MAX_COPIES:
         raise ScheduleError(
-            f"{nest.stage.name} would be unrolled {unrolled} times, more than {MAX_UNROLLED}", code="schedule-extent"
+            f"{nest.stage.name} would be written out {copies} times, more than {MAX_COPIES}", code="schedule-extent"
         )
     for loop in nest.loops:
-        if loop.kind is LoopKind.VECTOR and loop.extent > MAX_VECTOR:
-            raise ScheduleError(f"{loop.name} of {loop.extent} lanes is too wide: {MAX_VECTOR}", code="schedule-extent")
+        if loop.kind is LoopKind.VECTOR and loop.extent > MAX_LANES:
+            raise ScheduleError(f"{loop.name} of {loop.extent} lanes is too wide: {MAX_LANES}", code="schedule-extent")
         carries = nest.stage.axes_of(loop.name) & reduced
         scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is Part.UPDATE
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
