@@ -38,7 +38,7 @@ from roller_svc.lower.legality import check
 from roller_svc.lower.schedule import Fixed, Schedule
 from roller_svc.lower.trees import schedule_tree, tree
 from roller_svc.pipeline import generate, ranked_groups
-from tests.unit.scheduling import BLUR, MATMUL, NARROW, PROGRAMS, inputs_of, interpreted, judged, program
+from tests.unit.scheduling import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of, interpreted, judged, program
 from tests.unit.treerun import TreeRun, alloc_bytes, run_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +146,14 @@ class TestTransforms:
         p = program("P[i, j] = A[i, j] + 1.0; Q[i, j] = P[i, j] * P[i, 7999 - j]", A="float32 3 8000")
         rooms = t.compute_at(t.unroll(default_schedule(p), "Q", "i"), "P", "Q", "i")
         assert text(rooms).count("static _Thread_local") == 1
+
+    def test_large_rooms_are_shared_or_private_as_they_stand(self) -> None:
+        p = program("P[i, j] = A[i, j] + 1.0; Q[i, j] = P[i, j] * P[i, 7999 - j]", A="float32 6 8000")
+        shared = t.parallel(t.compute_root(default_schedule(p), "P"), "P", "j")
+        shared = t.parallel(shared, "Q", "i")
+        private = t.compute_at(t.parallel(default_schedule(p), "Q", "i"), "P", "Q", "i")
+        for module in compiled([shared, private]):
+            assert judged(p, inputs_of(p), module.run(inputs_of(p))).ok
 
     @pytest.mark.parametrize(
         ("site", "operations", "room"),
