@@ -24,9 +24,9 @@ from roller_svc.ir import printer
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, Select
+from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, RuntimeChoice, Select
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lang import parse
 from roller_svc.lang.inputs import random_inputs
@@ -61,7 +61,7 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     plans = best_plans(ranked, request.top_k + SPARE_PLANS)
     shortlist: tuple[Plan, ...] = trace("shortlist", plans[: request.top_k])
     clock.lap("construct")
-    backend = _available_backend(hw)
+    backend = _available_backend(request, hw)
     measuring, notes = _may_measure(request, hw, backend)
     if measuring:
         attempts = _built_together(shortlist, program, groups, hw)
@@ -171,11 +171,14 @@ def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
     return "\n".join(lines)
 
 
-def _available_backend(hw: HardwareSpec) -> Backend:
-    """The device's back end, once something compiles for it here; else an error that says what is missing."""
+def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
+    """The device's back end, once something compiles for it here; else an error that says what is missing.
+
+    The emulator takes the text: it does without.
+    """
     backend = backend_for(hw)
     found = availability(hw)
-    if not found.ok:
+    if not found.ok and request.runtime is not RuntimeChoice.EMULATOR:
         raise ToolchainMissingError(found.reason)
     return backend
 
@@ -190,6 +193,10 @@ def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> t
 
 def _built(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec) -> Attempt:
     source = generate(plan, program, groups, hw)
+    found = availability(hw)
+    if not found.ok:
+        unknown = tuple(Resources() for _ in source.launches)
+        return Attempt(plan, source, CompiledKernel(source, b"", f"not compiled: {found.reason}", unknown), None, None)
     try:
         return Attempt(plan, source, compile_source(source), None, None)
     except BuildError as failure:

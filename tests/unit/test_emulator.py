@@ -305,7 +305,7 @@ def test_an_index_from_data_that_is_out_of_range(expression: str, value: int) ->
         types["T"] = TensorType(DType.FLOAT32, (10,))
     arrays = {n: np.zeros(t.shape, t.dtype.value) for n, t in types.items()}
     arrays["I"][3] = value
-    with pytest.raises(IndexRangeError, match=rf"index {value} is outside dimension 0 of [AT],"):
+    with pytest.raises(IndexRangeError, match=rf"index {value} is outside dimension 0 \(axis i\) of [AT],"):
         module(generated(expression, types)).run(arrays)
 
 
@@ -325,3 +325,13 @@ def test_the_api_emulates() -> None:
     np.testing.assert_array_equal(kernel(A=a, B=b)["C"], a + b)
     assert kernel.language == "cuda"
     assert kernel.binary
+
+
+def test_a_target_that_nothing_compiles_for_is_emulated_too() -> None:
+    kernel = roller_svc.compile(
+        "C[i] = A[i] * A[i] + 1", {"A": ("float32", (300,))}, target="nvidia-k80", runtime="emulator", top_k=1
+    )
+    a = RNG.standard_normal(300).astype(np.float32)
+    np.testing.assert_allclose(kernel(A=a)["C"], a * a + 1, rtol=1e-6)
+    assert not kernel.binary
+    assert "not compiled" in kernel.parts.compiled.log

@@ -65,6 +65,9 @@ extern const emulator::Program emulator_program;
 
 // bit casts
 inline unsigned int __float_as_uint(float a) { unsigned int u; __builtin_memcpy(&u, &a, 4); return u; }
+// Products that are rounded before they are added to: a volatile keeps the compiler from fusing them.
+inline float __fmul_rn(float a, float b) { volatile float product = a * b; return product; }
+inline double __dmul_rn(double a, double b) { volatile double product = a * b; return product; }
 inline int __float_as_int(float a) { int u; __builtin_memcpy(&u, &a, 4); return u; }
 inline float __uint_as_float(unsigned int u) { float a; __builtin_memcpy(&a, &u, 4); return a; }
 inline float __int_as_float(int u) { float a; __builtin_memcpy(&a, &u, 4); return a; }
