@@ -109,6 +109,11 @@ def _arch_flags(arch: Arch) -> list[str]:
     return ["-march=x86-64"] if arch.number == 1 else [f"-march={arch}"]
 
 
+# A shell that waits for a line and then becomes the command.
+_GATE = ("/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh")
+_GO = "go\n"
+
+
 def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> tuple[int, str]:
     """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up."""
     environment = {
@@ -118,12 +123,12 @@ def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> 
         "TMPDIR": str(directory),
     }
     process = subprocess.Popen(
-        command, cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*_GATE, *command], cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         _confine(process.pid, limits)
-        log, _ = process.communicate(timeout=limits.timeout_s)
+        log, _ = process.communicate(_GO, timeout=limits.timeout_s)
     except subprocess.TimeoutExpired:
         raise KernelTimeoutError(
             f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
@@ -135,7 +140,7 @@ def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> 
 
 
 def _confine(pid: int, limits: CompileLimits) -> None:
-    """Limit a compiler driver just started; the passes that it starts milliseconds later inherit the limits.
+    """Limit a process that waits at the gate: what it becomes, and what that starts, has the limits from the start.
 
     From outside, because code between fork and exec is not safe in a process with threads.
     """
