@@ -70,13 +70,12 @@ class CpuContraction:
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
-        axes = {
-            axis: self._block_steps(p.extents[axis], base.thread[axis])
-            for axis in (p.m, p.n)
-            if axis is not None
-        }
-        if p.k is not None:
-            axes[p.k] = self._k_steps(base)
+        axes = {} if p.k is None else {p.k: self._k_steps(base)}
+        depth = min(axes[p.k]) if p.k is not None else 1
+        for axis, capacity_bytes in ((p.m, self._block_of_a_bytes()), (p.n, self._block_of_b_bytes())):
+            if axis is not None:
+                room = int(capacity_bytes / (depth * p.elem_bytes))
+                axes[axis] = self._block_steps(p.extents[axis], base.thread[axis], room)
         return Stage(
             level=p.machine.hw.block_level.name,
             names=self._names(),
@@ -102,13 +101,20 @@ class CpuContraction:
         inner, last = mach.caches[-1], mach.caches[0]
         if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > PANEL_OF_L1 * inner.bytes_per_core:
             return f"{inner.name} panel"
-        if self._block_bytes(block, p.m) > BLOCK_OF_L2 * mach.hw.block_level.capacity_bytes:
+        if self._block_bytes(block, p.m) > self._block_of_a_bytes():
             return f"{mach.hw.block_level.name} block"
-        if self._block_bytes(block, p.n) > BLOCK_OF_L3 * max(last.bytes_per_core, mach.hw.block_level.capacity_bytes):
+        if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
         if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
             return f"{last.name} tile of C"
         return ""
+
+    def _block_of_a_bytes(self) -> float:
+        return BLOCK_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
+
+    def _block_of_b_bytes(self) -> float:
+        mach = self.problem.machine
+        return BLOCK_OF_L3 * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
     def _balance_rule(self, block: Tile) -> str:
         """Whole waves of tasks: otherwise cores wait for the last one."""
@@ -145,10 +151,12 @@ class CpuContraction:
         depth = p.extent(p.k)
         return calls * (depth * kernel_cycles(p.machine, m, n // p.machine.unit.shape[-1]) + 12), 1 / m + 1 / n
 
-    def _block_steps(self, extent: int, unit: int) -> Tile:
-        """The axis cut in 1, 2, 3, ... about equal blocks, the largest few of them."""
-        sizes = {padded(-(-extent // cut), unit) for cut in SPLITS if cut == 1 or extent >= cut * unit // 2}
-        return tuple(sorted(sizes)[-MAX_STEPS:])
+    def _block_steps(self, extent: int, unit: int, room: int) -> Tile:
+        """The axis cut in about equal blocks that a cache has room for, the largest few of them."""
+        fewest = -(-extent // max(unit, room))
+        cuts = [fewest * split for split in SPLITS]
+        sizes = {padded(-(-extent // cut), unit) for cut in cuts if cut == 1 or extent >= cut * unit // 2}
+        return tuple(sorted(sizes)[-MAX_STEPS:] or [unit])
 
     def _k_steps(self, base: Base) -> Tile:
         p = self.problem
