@@ -38,7 +38,8 @@ def contractions(draw: st.DrawFn) -> Case:
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> Case:
-    n, c, f, k, s = draw(st.integers(1, 3)), draw(small), draw(st.integers(1, 20)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    n, c, f = draw(st.integers(1, 3)), draw(small), draw(st.integers(1, 20))
+    k, s = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     p, d, h = draw(st.integers(0, 2)), draw(st.integers(1, 2)), draw(st.integers(9, 15))
     o = (h + 2 * p - d * (k - 1) - 1) // s + 1
     y, x = f"ho * {s} + kh * {d} - {p}", f"wo * {s} + kw * {d} - {p}"
@@ -56,7 +57,8 @@ def rows(draw: st.DrawFn) -> Case:
     a, b, c = draw(small), draw(odd), draw(odd)
     dtype = draw(floats)
     expression = draw(st.sampled_from([
-        "m[a, b] >=! x[a, b, c]; s[a, b] +=! exp(x[a, b, c] - m[a, b]); y[a, b, c] = exp(x[a, b, c] - m[a, b]) / s[a, b]",
+        "m[a, b] >=! x[a, b, c]; s[a, b] +=! exp(x[a, b, c] - m[a, b]);"
+        " y[a, b, c] = exp(x[a, b, c] - m[a, b]) / s[a, b]",
         "s[b] +=! x[a, b, c]; q[b] +=! (x[a, b, c] - s[b] / 7.0) * (x[a, b, c] - s[b] / 7.0);"
         " y[a, b, c] = (x[a, b, c] - s[b] / 7.0) * rsqrt(q[b] + 0.001)",
         "y[a, c] +=! x[a, b, c]", "y[b] >=! x[a, b, c]", "y[] +=! x[a, b, c]", "y[c, a] <=! x[a, b, c]",
@@ -71,8 +73,8 @@ def rows(draw: st.DrawFn) -> Case:
 def moves(draw: st.DrawFn) -> Case:
     a, b = draw(odd), draw(odd)
     table: Signature = {"t": ("float32", (a, b)), "i": ("int32", (draw(odd),))}
-    expression = draw(st.sampled_from(["y[n, b] = t[i[n], b]", "t[i[n], b] +=. 2.0 where b in %d, n in %d" % (b, table["i"][1][0]),
-                                       "y[n] +=! t[i[n], b]"]))  # fmt: skip
+    scatter = f"t[i[n], b] +=. 2.0 where b in {b}, n in {table['i'][1][0]}"
+    expression = draw(st.sampled_from(["y[n, b] = t[i[n], b]", scatter, "y[n] +=! t[i[n], b]"]))
     return expression, table
 
 

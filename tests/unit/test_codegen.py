@@ -82,7 +82,8 @@ def test_indices_are_wide_exactly_where_a_tensor_needs_them() -> None:
 
 
 def test_assembly_stands_only_in_named_wrappers() -> None:
-    text = text_for("C[m,n] +=! A[m,k]*B[k,n]", "nvidia-a100-sxm-80gb", A=("float16", (64, 64)), B=("float16", (64, 64)))
+    half = ("float16", (64, 64))
+    text = text_for("C[m,n] +=! A[m,k]*B[k,n]", "nvidia-a100-sxm-80gb", A=half, B=half)
     kernels = text[text.index('extern "C"') :]
     assert "asm" not in kernels
     assert "f16_to_f32(" in kernels
