@@ -7,9 +7,10 @@ micro-kernel over all pairs of panels. The tile of C stays in the accumulator's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, ceil_div, equal, least, less_equal, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, equal, least, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup, TileAxis
@@ -106,32 +107,46 @@ class _Blocked:
 
     def _pack(self, packed: str, factor: Expr, axis: TileAxis, panels: int, size: int) -> tuple[Node, ...]:
         """packed[panel][k][lane] = factor there; beyond the edge of the axis 0, which adds nothing."""
-        panel, first = ref(f"{axis.role.value}.panel"), ref(f"{axis.role.value}.place")
+        panel = ref(f"{axis.role.value}.panel")
         value: Expr = Cast(factor, self.view.dtype, implicit=True)
 
-        def rows(count: int) -> tuple[Node, ...]:
-            at = self._coordinates(axis)
+        def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             row = Compute(packed, (panel, ref("k.row"), ref(LANE)), substitute(value, at))
             filled: list[Node] = [Loop(LANE, count, LoopKind.VECTOR, (row,))]
             if count < size:
                 place = (panel, ref("k.row"), add(num(count), ref(LANE)))
                 filled.append(Loop(LANE, size - count, LoopKind.VECTOR, (Compute(packed, place, _zero(self.view)),)))
             position = add(mul(ref("k.step"), num(self.kc)), ref("k.row"))
-            return (
-                *self._with_coordinates(axis, count, (
-                    Loop("k.row", self.kc, LoopKind.SERIAL, decoded(self.view.k, position, tuple(filled)),
-                         ref("k.count")),
-                )),
-            )  # fmt: skip
+            nodes = decoded(self.view.k, position, tuple(filled))
+            return (Loop("k.row", self.kc, LoopKind.SERIAL, nodes, ref("k.count")),)
 
-        tail = axis.extent % size
-        nodes = rows(size) if axis.extent >= size else ()
-        if tail:
-            inside = less_equal(add(first, num(size)), num(axis.extent))
-            nodes = (Branch(inside, nodes, rows(tail)),) if nodes else rows(tail)
+        nodes = self._panels(axis, size, rows)
         role = axis.role.value
         nodes = (Let(f"{role}.place", add(ref(f"{role}.first"), mul(panel, num(size))), nodes),)
         return (Loop(panel.name, panels, LoopKind.SERIAL, nodes, ref(f"{role}.panels")),)
+
+    def _panels(
+        self, axis: TileAxis, size: int, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]]
+    ) -> tuple[Node, ...]:
+        """What `lanes(coordinates, count)` does for the panel at `place`: whole, or cut at the edge of the axis.
+
+        A whole panel inside one row of the innermost member axis has neighbours in memory for neighbours.
+        """
+        place, tail = ref(f"{axis.role.value}.place"), axis.extent % size
+        looked_up = self._coordinates(axis)
+        nodes: tuple[Node, ...] = ()
+        if axis.extent >= size:
+            nodes = self._with_coordinates(axis, size, lanes(looked_up, size))
+            innermost = axis.members[-1]
+            if len(axis.members) > 1 and innermost.extent >= size:
+                along = {innermost.name: add(ref(innermost.name), ref(LANE))}
+                inside_row = less_equal(mod(place, innermost.extent), num(innermost.extent - size))
+                nodes = (Branch(inside_row, decoded(axis, place, lanes(along, size)), nodes),)
+        if not tail:
+            return nodes
+        edge = self._with_coordinates(axis, tail, lanes(looked_up, tail))
+        inside = less_equal(add(place, num(size)), num(axis.extent))
+        return (Branch(inside, nodes, edge),) if nodes else edge
 
     def _coordinates(self, axis: TileAxis) -> dict[str, Expr]:
         """Where lane `lane` of the panel at `place` stands: computed on the spot, or looked up where that divides."""
@@ -199,20 +214,14 @@ class _Blocked:
         n, m = self.view.n, self.view.m
         row = ref("m.row")
 
-        def columns(count: int) -> tuple[Node, ...]:
-            at = self._coordinates(n)
+        def columns(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             total = Load(TILE_C, (*self._tile_panel(), row, ref(LANE)), self.view.dtype)
             stores = Loop(LANE, count, LoopKind.VECTOR, self.view.epilogue(total, at))
             nodes = decoded(m, add(ref("m.place"), row), (stores,))
             limit = sub(num(m.extent), ref("m.place")) if m.extent % self.mr else None
-            return self._with_coordinates(n, count, (Loop(row.name, self.mr, LoopKind.SERIAL, nodes, limit),))
+            return (Loop(row.name, self.mr, LoopKind.SERIAL, nodes, limit),)
 
-        tail = n.extent % self.nr
-        whole = columns(self.nr) if n.extent >= self.nr else ()
-        if not tail:
-            return whole
-        inside = less_equal(add(ref("n.place"), num(self.nr)), num(n.extent))
-        return (Branch(inside, whole, columns(tail)),) if whole else columns(tail)
+        return self._panels(n, self.nr, columns)
 
 
 def _zero(view: View) -> Const:
