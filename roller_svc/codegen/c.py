@@ -296,7 +296,7 @@ def preamble(functions: tuple[Function, ...]) -> str:
     """Prototypes, vector types, helpers and private storage that the functions use."""
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
-    parts += [_prototype(name) for name in library]
+    parts += _prototypes(library)
     vectors = {key for f in functions for key in f.vectors}
     vectors |= {(DType.INT32 if d.bits == 32 else DType.INT64, n) for d, n in vectors}
     for dtype, lanes in sorted(vectors, key=lambda v: (v[0].value, v[1])):
@@ -321,7 +321,29 @@ def _helper_text(name: str) -> str:
 _ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}
 
 
-def _prototype(name: str) -> str:
-    base, type_ = (name[:-1], "float") if name.endswith("f") and name != "erf" else (name, "double")
-    return f"{type_} {name}({', '.join([type_] * _ARITY.get(base, 1))});"
+# Functions that glibc 2.35 and later have for vectors too (libmvec, at most 4 ulp); vector loops call those.
+_VECTOR_FUNCTIONS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "hypot",
+    "log", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh",
+})  # fmt: skip
+_VECTOR_MATH = """#include <features.h>
+#if defined(__x86_64__) && defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
+#define VECTOR_FUNCTION __attribute__((simd("notinbranch")))
+#else
+#define VECTOR_FUNCTION
+#endif"""
+
+
+def _prototypes(library: list[str]) -> list[str]:
+    lines = [_VECTOR_MATH] if any(_base(name) in _VECTOR_FUNCTIONS for name in library) else []
+    for name in library:
+        type_ = "double" if _base(name) == name else "float"
+        mark = "VECTOR_FUNCTION " if _base(name) in _VECTOR_FUNCTIONS else ""
+        lines.append(f"{mark}{type_} {name}({', '.join([type_] * _ARITY.get(_base(name), 1))});")
+    return lines
+
+
+def _base(name: str) -> str:
+    """expf → exp; erf is no float function of er."""
+    return name[:-1] if name.endswith("f") and name != "erf" else name
 
