@@ -56,12 +56,22 @@ def _factors(body: Expr, dtype: DType) -> list[Expr]:
     """The operands of the product that the body is, casts between floats of it being of no consequence."""
     while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
         body = body.arg
+    if isinstance(body, Op) and body.kind is OpKind.DIV:
+        return _divided(_factors(body.args[0], dtype), body.args[1])
     if not (isinstance(body, Op) and body.kind is OpKind.MUL):
         return [body]
     # an integer product that is narrower than its sum wraps on its own and is no multiply-add of the sum's type
     if not body.dtype.is_float and body.dtype is not dtype:
         return [body]
     return [f for arg in body.args for f in _factors(arg, dtype)]
+
+
+def _divided(factors: list[Expr], divisor: Expr) -> list[Expr]:
+    """A quotient of a product: one factor is divided, one that has all of the divisor's axes where there is one."""
+    axes = axes_of(divisor)
+    at = next((i for i, f in enumerate(factors) if axes <= axes_of(f)), 0)
+    quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
+    return [*factors[:at], quotient, *factors[at + 1 :]]
 
 
 def _product(factors: list[Expr]) -> Expr:

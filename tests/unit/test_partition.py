@@ -98,6 +98,12 @@ def test_an_intermediate_of_a_narrow_float_keeps_its_digits() -> None:
     assert stored_types(made)["y"].dtype is DType.FLOAT16
 
 
+def test_a_quotient_of_a_product_is_a_contraction_too() -> None:
+    (group,) = groups("y[m,d] +=! e[m,k] * v[k,d] / z[m]", e=(64, 32), v=(32, 48), z=(64,))
+    assert group.kind is GroupKind.CONTRACTION
+    assert {name for name, _ in group.inputs} == {"e", "v", "z"}
+
+
 def test_a_matrix_vector_product_is_no_contraction() -> None:
     (group,) = groups("y[m] +=! A[m,k] * x[k]", A=(64, 64), x=(64,))
     assert group.kind is GroupKind.NEST
