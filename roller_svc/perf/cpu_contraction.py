@@ -14,8 +14,10 @@ from roller_svc.perf.terms import Costs, Launch
 CALL_CYCLES = 12.0  # one micro-kernel call: loop, pointers, masks
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
-GATHER_CYCLES = 1.5  # moving one element that its neighbours do not accompany
-LOOKUP_CYCLES = 3.0  # the same where its place is looked up in tables, for an axis of several fused ones
+GATHER_CYCLES = 3.0  # moving one element that its neighbours do not accompany
+LOOKUP_CYCLES = 4.0  # the same where its place is looked up in tables, for an axis of several fused ones
+WINDOW_CYCLES = 2.0  # more for each dimension that a window slides over: a sum and a guard
+SCATTER_CYCLES = 1.5  # storing one element of C whose place is looked up
 TASK_CYCLES = 600.0  # taking a task and its addresses
 
 
@@ -38,7 +40,9 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
         steps * packing_cycles(p, operand, launch.block, contiguous)
         for operand, contiguous in ((p.a, p.m), (p.b, p.n))
     )
-    store = min(mc, p.extent(p.m)) * -(-min(nc, p.extent(p.n)) // lanes) * (2.0 + p.rest.address_ops / 4)
+    columns = min(nc, p.extent(p.n))
+    each = SCATTER_CYCLES * columns if _members(p, p.n) > 1 else 2.0 * -(-columns // lanes)
+    store = min(mc, p.extent(p.m)) * each * max(1, len(p.rest.tensors))
     waves = -(-launch.grid // mach.cores)
     task = kernel + update + pack_a + pack_b + store + TASK_CYCLES
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
@@ -71,7 +75,8 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     cycles = 0.0
     for tensor in operand.tensors:
         if _members(p, panel_axis) > 1:
-            cycles += LOOKUP_CYCLES * rows
+            windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
+            cycles += (LOOKUP_CYCLES + WINDOW_CYCLES * windows) * rows
         elif panel_axis is not None and tensor.strides.get(panel_axis) == 1:
             cycles += 2.0 * rows / lanes
         else:

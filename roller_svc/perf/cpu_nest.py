@@ -14,6 +14,9 @@ OPERATION_CYCLES = 0.5  # one vector operation: two ports
 LOAD_CYCLES = 0.5  # one vector load that hits L1
 GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
 HORIZONTAL_CYCLES = 12.0  # joining the lanes of one vector
+JUMPS = 64  # steps from which a strided walk is more than a window
+PAGE_BYTES = 4096  # prefetchers do not cross it
+JUMPS_IN_FLIGHT = 4.0
 LOOP_CYCLES = 2.0  # counter, branch, addresses: what a loop's start and step cost a vector
 
 
@@ -32,6 +35,7 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     # tasks are handed out as cores become free: with many, only the last ones leave cores idle
     uneven = max(waves * mach.cores / launch.grid, 1.0)
     share = uneven / mach.cores
+    loads += sum(_jump_cycles(p, t, launch, vectors) for t in p.touched.reads)
     seconds = [mach.seconds(c * share) for c in (compute, loads, joins, launch.grid * TASK_CYCLES)]
     memory = _memory_s(p, launch)
     return Costs(
@@ -66,6 +70,20 @@ def _access_cycles(
     if tensor.strides.get(p.vector) == 1:
         return repeats * LOAD_CYCLES * unit_vectors
     return repeats * GATHER_CYCLES * vector
+
+
+def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
+    """A walk over an inner axis that jumps further than prefetchers follow waits for memory at every step."""
+    if not p.reduced or launch.lanes > 1 or not tensor.walks_reduced or p.inner_points < JUMPS:
+        return 0.0
+    inner = p.reduced[-1]
+    if inner not in tensor.axes or inner in tensor.strides or tensor.bytes(p.extents) // p.inner_points < PAGE_BYTES:
+        return 0.0
+    latency = p.machine.dram_latency_cycles
+    for cache in p.machine.caches:
+        if tensor.bytes(p.extents) <= cache.total_bytes // 2:
+            latency = cache.latency_cycles
+    return vectors * latency / JUMPS_IN_FLIGHT
 
 
 def _memory_s(p: Problem, launch: Launch) -> float:
