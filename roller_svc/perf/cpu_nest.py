@@ -17,6 +17,7 @@ HORIZONTAL_CYCLES = 12.0  # joining the lanes of one vector
 JUMPS = 64  # steps from which a strided walk is more than a window
 PAGE_BYTES = 4096  # prefetchers do not cross it
 JUMPS_IN_FLIGHT = 4.0
+ONE_OF_TWO = 0.65
 LOOP_CYCLES = 2.0  # counter, branch, addresses: what a loop's start and step cost a vector
 
 
@@ -94,8 +95,9 @@ def _memory_s(p: Problem, launch: Launch) -> float:
     whole = p.touched.moved_bytes(p.touched.extents)
     bandwidth = _bandwidth(mach, p.compulsory_bytes)
     moved = max(whole, min(launch.grid * task_bytes, 4 * whole))
-    # one core alone does not reach the whole device's bandwidth
-    return moved / bandwidth * max(1.0, mach.cores / launch.grid / 2)
+    # one core alone does not reach the whole device's bandwidth: of a shared DRAM, about two thirds of it
+    alone = mach.cores / launch.grid
+    return moved / bandwidth * max(1.0, alone if bandwidth > mach.dram.bandwidth_bytes_per_s else ONE_OF_TWO * alone)
 
 
 def _bandwidth(mach: Machine, total_bytes: int) -> float:
