@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import mmap
 import os
 import subprocess
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,43 +124,25 @@ class EmulatorCall:
 # builds ---------------------------------------------------------------------------------------------------------------
 
 
-class _Programs:
-    """Programs that were built, as files of a folder that goes with this process. One build serves all seeds."""
+@dataclass(frozen=True)
+class _Program:
+    """An executable, for as long as some module uses it. One serves all seeds."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._owner = 0
-
-    def path(self, key: str, build: Callable[[], bytes]) -> Path:
-        with self._lock:
-            if self._folder is None or self._owner != os.getpid():  # a forked child has no say over its parent's
-                self._folder, self._owner = tempfile.TemporaryDirectory(prefix="roller-emulator-"), os.getpid()
-            path = Path(self._folder.name) / key
-        if not path.exists():
-            data = build()
-            staged = path.with_suffix(f".{threading.get_ident()}")
-            staged.write_bytes(data)
-            staged.chmod(0o700)
-            staged.replace(path)
-        return path
+    data: bytes
 
 
-_programs = _Programs()
+_programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDictionary()
 
 
-def _built(source: KernelSource, compile_cxx: CxxCompiler) -> Path:
-    def build() -> bytes:
-        files = {
-            "emulator.h": (_HERE / "emulator.h").read_bytes(),
-            "program.cpp": program_text(source).encode(),
-            "runtime.o": _runtime_object(compile_cxx),
-        }
-        compile_only = (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output")
-        files["program.o"] = compile_cxx(source.name, files, compile_only)
-        return compile_cxx(source.name, files, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
-
-    return _programs.path(source.key, build)
+def _built(source: KernelSource, compile_cxx: CxxCompiler) -> _Program:
+    program = _programs.get(source.key)
+    if program is None:
+        files = {"emulator.h": (_HERE / "emulator.h").read_bytes(), "program.cpp": program_text(source).encode()}
+        built = compile_cxx(source.name, files, (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output"))
+        objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
+        linking = ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output")
+        program = _programs[source.key] = _Program(compile_cxx(source.name, objects, linking))
+    return program
 
 
 @functools.lru_cache(maxsize=4)
@@ -174,8 +157,8 @@ def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
 def _execute(module: EmulatorModule, arena: int) -> None:
     source, limits = module.source, module.limits
     memory = limits.memory_bytes + 2 * sum(b.bytes for b in source.buffers)
-    words = [str(module.program), str(module.seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
-    process = _started(words, arena)
+    words = [str(module.seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
+    process = _started(module.program, words, arena)
     try:
         _, text = process.communicate(timeout=limits.timeout_s)
     except subprocess.TimeoutExpired:
@@ -195,16 +178,32 @@ def _execute(module: EmulatorModule, arena: int) -> None:
     raise LaunchError(f"{source.name} in the emulator: exit {process.returncode}: {message}")
 
 
-def _started(words: list[str], arena: int) -> subprocess.Popen[str]:
-    """The program started. A file just written is busy while another thread's fork still has it open."""
-    for _ in range(_BUSY_TRIES):
-        try:
-            return subprocess.Popen(
-                words, cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena,), start_new_session=True, text=True,
-                errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )  # fmt: skip
-        except OSError as failure:
-            if failure.errno != 26:  # ETXTBSY
-                raise LaunchError(f"the emulator cannot be started: {failure}") from failure
-            time.sleep(0.01)
-    raise LaunchError(f"the emulator cannot be started: {words[0]} is in use")
+def _started(program: _Program, words: list[str], arena: int) -> subprocess.Popen[str]:
+    """The program started, from a file that is only in memory."""
+    with _executable(program) as file:
+        path = f"/proc/self/fd/{file}"
+        for _ in range(_BUSY_TRIES):
+            try:
+                return subprocess.Popen(
+                    [path, *words], cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena, file), start_new_session=True,
+                    text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )  # fmt: skip
+            except OSError as failure:
+                if failure.errno != errno.ETXTBSY:
+                    raise LaunchError(f"the emulator cannot be started: {failure}") from failure
+                time.sleep(0.01)  # another thread's fork has the file still open for writing
+    raise LaunchError("the emulator cannot be started: its file stays in use")
+
+
+@contextlib.contextmanager
+def _executable(program: _Program) -> Iterator[int]:
+    """A descriptor, for reading, of a file in memory with the program. What is open for writing does not run."""
+    with os.fdopen(os.memfd_create("roller-emulator"), "wb") as writable:
+        writable.write(program.data)
+        writable.flush()
+        file = os.open(f"/proc/self/fd/{writable.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)

@@ -99,9 +99,9 @@ void check_slack() {
   const auto &program = emulator_program;
   for (int i = 0; i < program.buffer_count; i++) {
     const Region &r = regions[i];
-    if (!poisoned(r.start + PAGE, r.data)) report(FAULT, "something wrote before the first byte of %s", r.buffer->name);
+    if (!poisoned(r.start + PAGE, r.data)) report(FAULT, "the launch wrote before the first byte of %s", r.buffer->name);
     if (!poisoned(r.data + r.buffer->bytes, r.end - PAGE))
-      report(FAULT, "something wrote behind the last byte of %s, which has %lu bytes", r.buffer->name, r.buffer->bytes);
+      report(FAULT, "the launch wrote behind the last byte of %s, which has %lu bytes", r.buffer->name, r.buffer->bytes);
   }
 }
 
@@ -312,7 +312,7 @@ void run_block() {
   if (!launch->dynamic) return;
   const unsigned char *end = launch->dynamic() + launch->dynamic_bytes;
   if (!poisoned(end, end + emulator::DYNAMIC_SLACK_BYTES))
-    report(FAULT, "something wrote behind dynamic shared memory, of which the launch asked for %lu bytes",
+    report(FAULT, "the block wrote behind dynamic shared memory, of which the launch asked for %lu bytes",
            launch->dynamic_bytes);
 }
 
@@ -328,6 +328,7 @@ void run_launch(unsigned seed) {
     blockIdx = {unsigned(b % gridDim.x), unsigned(b / gridDim.x % gridDim.y), unsigned(b / gridDim.x / gridDim.y)};
     run_block();
   }
+  check_slack();
 }
 
 // faults ---------------------------------------------------------------------------------------------------------------
@@ -443,7 +444,6 @@ int main(int count, char **words) {
     launch = &program.launches[i];
     run_launch(seed);
   }
-  check_slack();
 
   at = arena;
   for (int i = 0; i < program.buffer_count; i++) {
