@@ -19,6 +19,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded, member_values
+from roller_svc.lower.guards import without_guards_inside
 
 LANE = ".lane"
 PACKED_A, PACKED_B, TILE_C, ACC = ".a_packed", ".b_packed", ".c_tile", ".acc"
@@ -112,7 +113,7 @@ class _Blocked:
 
         def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             row = Compute(packed, (panel, ref("k.row"), ref(LANE)), substitute(value, at))
-            filled: list[Node] = [Loop(LANE, count, LoopKind.VECTOR, (row,))]
+            filled: list[Node] = [without_guards_inside(Loop(LANE, count, LoopKind.VECTOR, (row,)))]
             if count < size:
                 place = (panel, ref("k.row"), add(num(count), ref(LANE)))
                 filled.append(Loop(LANE, size - count, LoopKind.VECTOR, (Compute(packed, place, _zero(self.view)),)))

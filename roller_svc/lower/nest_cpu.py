@@ -12,6 +12,7 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.rows import (
     RowReads,
     acc_name,
@@ -131,7 +132,7 @@ class _Rows:
 
     def _across(self, node: Node) -> Node:
         """The node for every outer point at hand."""
-        return Loop(LANE, self.width, LoopKind.VECTOR, (node,)) if self.vector else node
+        return without_guards_inside(Loop(LANE, self.width, LoopKind.VECTOR, (node,))) if self.vector else node
 
     def _statement(self, statement: TensorExpr, reads: RowReads, *, in_row: bool) -> list[Node]:
         nodes: list[Node] = []
@@ -209,7 +210,8 @@ class _Rows:
         if full := last.extent // lanes:
             piece = ref(f"{last.name}.piece")
             whole = visit({**at, last.name: add(mul(piece, num(lanes)), ref(LANE))})
-            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, (Loop(LANE, lanes, LoopKind.VECTOR, (whole,)),)))
+            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (whole,)))
+            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, (vector,)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
             part = visit({**at, last.name: add(num(done), ref(LANE))})
