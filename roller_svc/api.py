@@ -11,16 +11,17 @@ from typing import Any, NamedTuple, Protocol
 
 from roller_svc import hardware as devices
 from roller_svc.artifact import kept, plan_of
-from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k, tensor_types
+from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k
 from roller_svc.backends import emulated
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.estimates import Item, plans_of
+from roller_svc.front import parse
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import Attempt, BuildReport, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.lang import parse
+from roller_svc.lang.input_types import tensor_types
 from roller_svc.lang.interpreter import reference as interpret
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime import saved

@@ -11,9 +11,9 @@ from typing import Any
 from roller_svc.artifact import kept
 from roller_svc.ask import build_request
 from roller_svc.errors import ArgumentError, InputError, RollerError
+from roller_svc.front import parse
 from roller_svc.ir.kernel import CompiledKernel, Language
 from roller_svc.ir.report import BuildRequest, RuntimeChoice
-from roller_svc.lang import parse
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.cuda import device_present

@@ -12,6 +12,7 @@ RollerError(code)
 │   ├── ScheduleError         a transform or a schedule tree that is not legal
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
+│       ├── UnknownOpError        no such named operator, or no such ONNX node
 │       └── UnknownKernelError    no such digest, operation or artifact
 ├── BuildError            one candidate's    recorded in its Attempt; exit 1
 │   ├── CompileError(log)         the compiler said no
@@ -105,6 +106,10 @@ class NotFoundError(InputError):
 
 class UnknownHardwareError(NotFoundError):
     default_code = "unknown-hardware"
+
+
+class UnknownOpError(NotFoundError):
+    default_code = "unknown-op"
 
 
 class UnknownKernelError(NotFoundError):

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc import hardware
-from roller_svc.ask import checked_expression, checked_outputs, checked_target, checked_top_k, tensor_types
+from roller_svc.ask import checked_expression, checked_outputs, checked_target, checked_top_k
 from roller_svc.describe import Json, error_json, plan_json
 from roller_svc.errors import RollerError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
+from roller_svc.lang.input_types import tensor_types
 from roller_svc.pipeline import estimate_program
 
 

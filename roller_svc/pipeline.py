@@ -20,6 +20,7 @@ from roller_svc.construct import rank
 from roller_svc.construct.partition import partition, stored_types
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.errors import BuildError, ToolchainMissingError
+from roller_svc.front import parse
 from roller_svc.ir import printer
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import KernelGroup
@@ -28,7 +29,6 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, RuntimeChoice, Select
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.lang import parse
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lower import lower
 from roller_svc.runtime.measure import measure

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc.errors import ArgumentError
+from roller_svc.front import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang import parse
 
 Json = dict[str, Any]
 

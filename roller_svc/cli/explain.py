@@ -12,8 +12,8 @@ from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
 from roller_svc.describe import report_json
 from roller_svc.errors import ToolchainMissingError
+from roller_svc.front import parse
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
-from roller_svc.lang import parse
 from roller_svc.pipeline import best_plans, build_kernel, ranked_groups
 
 STEPS_SHOWN = 40

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from roller_svc.ask import checked_outputs, tensor_types
+from roller_svc.ask import checked_outputs
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.cli.compile import built, facts_of
 from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.front import parse
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
-from roller_svc.lang import parse
 from roller_svc.lang.compare import Agreement
+from roller_svc.lang.input_types import tensor_types
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.trial import Arrays, as_einsum, judged, prepared
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from roller_svc import hardware, toolchain
 from roller_svc.ask import spec_of
+from roller_svc.front import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.report import BuildRequest
-from roller_svc.lang import parse
 
 SCHEMA = 1  # of the manifests; raise it when what they hold changes
 

@@ -47,8 +47,15 @@ def expression_of(source: Source, inputs: Mapping[str, TensorType]) -> str:
 
 def einsum(equation: str, inputs: Mapping[str, TensorType]) -> str:
     """The expression text of an einsum over the inputs in order; its output is `output0`, or the next free number."""
+    return einsum_statement(equation, list(inputs.items()), _output_name(inputs), frozenset(inputs))
+
+
+def einsum_statement(
+    equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]
+) -> str:
+    """The statement of an einsum over these operands. No axis gets a name of `tensors`."""
     try:
-        return _statement(equation, list(inputs.items()), _output_name(inputs), frozenset(inputs))
+        return _statement(equation, operands, output, tensors)
     except _EquationError as wrong:
         raise Source(equation).error(wrong.kind, wrong.code, str(wrong), wrong.at) from None
 

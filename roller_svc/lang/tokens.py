@@ -39,7 +39,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _CLOSES = {"RPAR": "LPAR", "RSQB": "LSQB"}
-_ENDS_OPERAND = frozenset({"NAME", "NUMBER", "STRING", "RPAR", "RSQB"})
+ENDS_OPERAND = frozenset({"NAME", "NUMBER", "STRING", "RPAR", "RSQB"})
 _STARTS_VALUE = frozenset({"EQUAL", "ASSIGN", "REDUCE", "CMP", "COLON"})
 _WORD_KINDS = {"in": "IN"}
 
@@ -47,7 +47,7 @@ _WORD_KINDS = {"in": "IN"}
 def statements(source: Source) -> list[list[Tok]]:
     """The tokens of each statement that is not empty."""
     check_text(source)
-    found = [tokens for tokens in _split(_scan(source), source) if tokens]
+    found = [tokens for tokens in _split(scan(source), source) if tokens]
     if not found:
         raise source.syntax_error("empty-program", "the program has no statement", Span(0, 0))
     if len(found) > MAX_STATEMENTS:
@@ -64,7 +64,8 @@ def check_text(source: Source) -> None:
         raise source.syntax_error("text-too-long", message, Span(0, 0))
 
 
-def _scan(source: Source) -> list[Tok]:
+def scan(source: Source) -> list[Tok]:
+    """Every token of the text."""
     text, tokens, offset = source.text, list[Tok](), 0
     match_at = _TOKEN.match
     while offset < len(text):
@@ -161,7 +162,7 @@ def _split(tokens: list[Tok], source: Source) -> Iterator[list[Tok]]:
 def _starts_statement(tokens: list[Tok], i: int, partner: dict[int, int], text: str) -> bool:
     """Whether a line break before token i ends a statement: `name[...] OP` follows, and nothing dangles before."""
     token, before = tokens[i], tokens[i - 1]
-    if token.kind != "NAME" or before.kind not in _ENDS_OPERAND:
+    if token.kind != "NAME" or before.kind not in ENDS_OPERAND:
         return False
     if i + 1 >= len(tokens) or tokens[i + 1].kind != "LSQB" or "\n" not in text[before.end : token.start]:
         return False

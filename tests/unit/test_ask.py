@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.ask import build_request, request_json, tensor_type, tensor_types
+from roller_svc.ask import build_request, request_json
 from roller_svc.errors import InputError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
+from roller_svc.lang.input_types import tensor_type, tensor_types
 
 COPY = "y[i] = x[i]"
 INPUTS = {"x": ("float32", (4,))}

@@ -1,0 +1,155 @@
+"""Parameters of operators: their kinds, defaults, and the checks of what a caller gives."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.dtype import dtype_named
+
+Value = None | bool | int | float | str | tuple[int, ...]
+
+INTEGER_MOST = 1 << 48  # no extent is larger, so no stride, axis or padding is
+INTEGERS_MOST = 48
+
+
+class Kind(Enum):
+    """What a parameter may be; the value is how an error says it."""
+
+    INTEGER = "a whole number"
+    NUMBER = "a finite number"
+    FLAG = "true or false"
+    CHOICE = "one of its names"
+    DTYPE = "an element type's name"
+    INTEGERS = "a whole number or a list of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`least` bounds integers from below. `names` are the texts that a CHOICE is one of, and that INTEGERS may be."""
+
+    name: str
+    kind: Kind
+    default: Value
+    about: str
+    least: int | None = None
+    names: tuple[str, ...] = ()
+    optional: bool = False
+    required: bool = False
+
+    def checked(self, value: object) -> Value:
+        """The value in its own type; an ArgumentError where it does not fit."""
+        if value is None and self.optional:
+            return None
+        found = _READERS[self.kind](self, value)
+        if found is None:
+            raise ArgumentError(f"{self.name} must be {self.wanted}, not {_shown(value)}", code="invalid-parameter")
+        return found
+
+    @property
+    def wanted(self) -> str:
+        """What it may be, in words."""
+        words = self.kind.value
+        if self.kind is Kind.CHOICE:
+            words = "one of " + ", ".join(map(repr, self.names))
+        elif self.names:
+            words += " or " + ", ".join(map(repr, self.names))
+        return words if self.least is None else f"{words}, {self.least} or more"
+
+
+def integer(name: str, default: int | None, about: str, *, least: int | None = None) -> Parameter:
+    return Parameter(name, Kind.INTEGER, default, about, least, optional=default is None)
+
+
+def number(name: str, default: float | None, about: str) -> Parameter:
+    return Parameter(name, Kind.NUMBER, default, about, optional=default is None)
+
+
+def flag(name: str, about: str, *, default: bool = False) -> Parameter:
+    return Parameter(name, Kind.FLAG, default, about)
+
+
+def choice(name: str, default: str, names: Sequence[str], about: str) -> Parameter:
+    return Parameter(name, Kind.CHOICE, default, about, names=tuple(names))
+
+
+def dtype(name: str, default: str | None, about: str) -> Parameter:
+    return Parameter(name, Kind.DTYPE, default, about, optional=default is None)
+
+
+def integers(
+    name: str, default: Value, about: str, *, least: int | None = None, names: Sequence[str] = ()
+) -> Parameter:
+    return Parameter(name, Kind.INTEGERS, default, about, least, tuple(names), optional=default is None)
+
+
+def required(parameter: Parameter) -> Parameter:
+    """The same, to be given in every call."""
+    return Parameter(
+        parameter.name, parameter.kind, None, parameter.about, parameter.least, parameter.names, required=True
+    )
+
+
+def _integer(parameter: Parameter, value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
+    except TypeError:
+        return None
+    low = -INTEGER_MOST if parameter.least is None else parameter.least
+    return found if low <= found <= INTEGER_MOST else None
+
+
+def _number(_: Parameter, value: object) -> float | int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if abs(value) <= INTEGER_MOST else None
+    try:
+        found = float(value)  # type: ignore[arg-type]  # not a number is what the except is for
+    except (TypeError, ValueError):
+        return None
+    return found if not isinstance(value, str) and math.isfinite(found) else None
+
+
+def _flag(_: Parameter, value: object) -> bool | None:
+    return bool(value) if isinstance(value, bool) or value in (0, 1) else None
+
+
+def _choice(parameter: Parameter, value: object) -> str | None:
+    return value if isinstance(value, str) and value in parameter.names else None
+
+
+def _dtype(_: Parameter, value: object) -> str | None:
+    found = dtype_named(value) if isinstance(value, str) else None
+    return None if found is None else found.value
+
+
+def _integers(parameter: Parameter, value: object) -> Value:
+    if isinstance(value, str):
+        return _choice(parameter, value)
+    if not isinstance(value, Sequence):
+        return _integer(parameter, value)
+    found = [_integer(parameter, item) for item in value[: INTEGERS_MOST + 1]]
+    good = tuple(item for item in found if item is not None)
+    return good if len(good) == len(value) else None
+
+
+_READERS = {
+    Kind.INTEGER: _integer,
+    Kind.NUMBER: _number,
+    Kind.FLAG: _flag,
+    Kind.CHOICE: _choice,
+    Kind.DTYPE: _dtype,
+    Kind.INTEGERS: _integers,
+}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
