@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from roller_svc.lang.compare import Agreement, agrees
 from roller_svc.lang.interpreter import evaluate, sampled
 from roller_svc.runtime.cuda import device_present
 from roller_svc.runtime.cuda_arrays import import_cupy
-from roller_svc.runtime.measure import host_name, host_stopwatch, measure
+from roller_svc.runtime.measure import host_name, measure
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -46,9 +46,7 @@ class Trial:
         return found
 
     def timed(self, budget_s: float = 0.5) -> Measurement:
-        stopwatch = getattr(self.call, "stopwatch", host_stopwatch)
-        name: Callable[[], str] = getattr(self.call, "device_name", host_name)
-        return measure(self.call, budget_s, device_name=name(), stopwatch=stopwatch)
+        return measure(self.call, budget_s)
 
 
 def prepared(compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Trial:

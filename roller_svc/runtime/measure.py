@@ -37,27 +37,30 @@ def measure(
     *,
     device_name: str = "",
     best_s: float | None = None,
-    stopwatch: Stopwatch = host_stopwatch,
+    stopwatch: Stopwatch | None = None,
 ) -> Measurement:
     """Median and least time of one call, from at most `repeats` samples and about `budget_s` seconds.
 
     A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree, or
-    when they are all well above `best_s`, the best time known of another kernel for the same work.
+    when they are all well above `best_s`, the best time known of another kernel for the same work. A call that runs
+    elsewhere brings its own `stopwatch` and `device_name`; other calls are timed on the host.
     """
-    first_s = stopwatch(call, 1)  # also the warm-up: page faults, thread pools, clocks
+    watch: Stopwatch = stopwatch or getattr(call, "stopwatch", host_stopwatch)
+    device_name = device_name or getattr(call, "device_name", host_name)()
+    first_s = watch(call, 1)  # also the warm-up: page faults, thread pools, clocks
     samples = [first_s]
     spent_s = first_s
     if not _hopeless(samples, best_s) or spent_s < _MIN_SAMPLE_S:
-        inner, probed_s = _inner_repeats(call, stopwatch, first_s)
+        inner, probed_s = _inner_repeats(call, watch, first_s)
         spent_s += probed_s
         samples = []
         while len(samples) < repeats and (spent_s < budget_s or len(samples) < 1):
-            sample_s = stopwatch(call, inner)
+            sample_s = watch(call, inner)
             spent_s += sample_s
             samples.append(sample_s / inner)
             if _hopeless(samples, best_s) or _steady(samples):
                 break
-    return Measurement(statistics.median(samples), min(samples), len(samples), device_name or host_name())
+    return Measurement(statistics.median(samples), min(samples), len(samples), device_name)
 
 
 @cache
