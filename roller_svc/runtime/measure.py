@@ -45,7 +45,7 @@ def measure(
     when they are all well above `best_s`, the best time known of another kernel for the same work. A call that runs
     elsewhere brings its own `stopwatch` and `device_name`; other calls are timed on the host.
     """
-    watch: Stopwatch = stopwatch or getattr(call, "stopwatch", host_stopwatch)
+    watch: Stopwatch = getattr(call, "stopwatch", host_stopwatch) if stopwatch is None else stopwatch
     device_name = device_name or getattr(call, "device_name", host_name)()
     first_s = watch(call, 1)  # also the warm-up: page faults, thread pools, clocks
     samples = [first_s]

@@ -1,0 +1,109 @@
+"""build_kernel: plans, fallbacks, what is measured, what is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from roller_svc import pipeline
+from roller_svc.backends import BACKENDS, Backend
+from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Candidate
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import BuildRequest, Select
+from roller_svc.pipeline import best_plans, build_kernel
+
+MATMUL = BuildRequest(
+    "C[m,n] +=! A[m,k]*B[k,n]",
+    (("A", TensorType(DType.FLOAT32, (64, 48))), ("B", TensorType(DType.FLOAT32, (48, 80)))),
+    top_k=3,
+)
+
+
+def test_plans_are_the_least_sums_over_groups() -> None:
+    report = build_kernel(replace(MATMUL, select=Select.MODEL))
+    one = report.attempts[0].plan.choices[0]
+
+    def candidate(seconds: float) -> Candidate:
+        return replace(one, estimate=replace(one.estimate, seconds=seconds))
+
+    ranked = (tuple(map(candidate, (1.0, 2.0, 5.0))), tuple(map(candidate, (1.0, 1.5))))
+    sums = [plan.estimate.seconds for plan in best_plans(ranked, 4)]
+    assert sums == [2.0, 2.5, 3.0, 3.5]
+    assert len(best_plans(ranked, 100)) == 6
+
+
+def test_measured_candidates_are_best_first_and_the_report_tells_the_stages() -> None:
+    report = build_kernel(MATMUL)
+    times = [a.measurement.min_s for a in report.attempts if a.measurement]
+    assert len(times) == 3
+    assert times == sorted(times)
+    assert [stage for stage, _ in report.stage_seconds] == ["parse", "hardware", "construct", "compile", "measure"]
+
+
+def test_every_stage_is_traced() -> None:
+    seen: dict[str, Any] = {}
+
+    def watch(stage: str, value: Any) -> Any:
+        seen[stage] = value
+        return value
+
+    build_kernel(replace(MATMUL, select=Select.MODEL), watch)
+    assert list(seen) == ["parse", "hardware", "construct", "shortlist", "report"]
+
+
+def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = next(b for b in BACKENDS if b.family is Family.CPU)
+    absent = replace(backend, present=lambda _: False)
+    monkeypatch.setattr(pipeline, "backend_for", lambda _: absent)
+    report = build_kernel(MATMUL)
+    assert report.winner.measurement is None
+    assert "nothing was measured" in report.notes[0]
+
+
+def test_types_that_no_array_on_the_device_has_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky(_: HardwareSpec) -> Backend:
+        return replace(BACKENDS[0], unplaceable=frozenset({DType.FLOAT32}))
+
+    monkeypatch.setattr(pipeline, "backend_for", picky)
+    report = build_kernel(MATMUL)
+    assert report.winner.measurement is None
+    assert "float32" in report.notes[0]
+
+
+def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[KernelSource] = []
+
+    def compiler(source: KernelSource) -> CompiledKernel:
+        made.append(source)
+        if len(made) == 1:
+            raise CompileError("no", log="because")
+        return CompiledKernel(source, b"x", "", (Resources(spill_bytes=64 if len(made) == 2 else 0),))
+
+    monkeypatch.setattr(pipeline, "compile_source", compiler)
+    report = build_kernel(replace(MATMUL, select=Select.MODEL))
+    assert len(made) == 3
+    assert report.winner.source is made[2]
+    outcomes = [(a.error is None, a.compiled is not None) for a in report.attempts]
+    assert outcomes[:3] == [(True, True), (True, True), (False, False)]
+
+
+def test_when_nothing_compiles_the_best_plan_s_error_is_the_build_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(source: KernelSource) -> CompiledKernel:
+        raise CompileError("no", log="because")
+
+    monkeypatch.setattr(pipeline, "compile_source", compiler)
+    with pytest.raises(CompileError) as caught:
+        build_kernel(replace(MATMUL, select=Select.MODEL))
+    assert caught.value.log == "because"
+
+
+@pytest.mark.parametrize("target", ["nvidia-k80", "graphcore-mk2", "amd-mi300x"])
+def test_devices_that_nothing_compiles_for_are_named_with_what_is_missing(target: str) -> None:
+    with pytest.raises(ToolchainMissingError, match=r"sm_37|Poplar|hipcc"):
+        build_kernel(replace(MATMUL, target=target))
