@@ -46,9 +46,12 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     steps = -(-depth // bk)
     epilogue = _epilogue_cycles(p, launch)
 
+    # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
+    alone = SCHEDULERS / min(SCHEDULERS, -(-launch.threads // hw.limits.warp_size))
+
     def block_cycles(blocks: float) -> float:
         # a single buffer: a block's own load and compute do not overlap, other blocks' do (§5, t_k)
-        per_step = max(blocks * step.busy, step.busy + step.latency)
+        per_step = max(blocks * step.busy, alone * step.busy + step.latency)
         return steps * per_step + step.latency + blocks * epilogue
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
