@@ -1,6 +1,8 @@
-"""What all tests share: those that need a GPU are skipped, and so not counted as passed, where there is none."""
+"""What all tests share: those that need a device or a compiler that is not here are skipped, and so not counted."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
@@ -8,8 +10,11 @@ from roller_svc.runtime.cuda import device_present
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if device_present():
-        return
+    missing = {
+        "gpu": None if device_present() else "there is no NVIDIA device here",
+        "emulator": None if shutil.which("g++") else "there is no g++ here (apt install g++)",
+    }
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="there is no NVIDIA device here"))
+        for marker, reason in missing.items():
+            if reason and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -25,6 +25,8 @@ from roller_svc.runtime.emulator import EmulatorLimits, EmulatorModule
 from roller_svc.runtime.emulator.text import without_wrappers
 from roller_svc.toolchain import compile_cxx
 
+pytestmark = pytest.mark.emulator
+
 SEEDS = (0, 1, 2, 3)
 
 
