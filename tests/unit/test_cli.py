@@ -289,6 +289,7 @@ def test_a_wrong_answer_fails(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "wrong-answer" in ran.err
 
 
+@pytest.mark.emulator
 def test_run_in_the_emulator_is_checked_and_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK, "--target", "nvidia-h200-sxm", "--emulate", "--json")
     assert ran.code == 0, ran.err
