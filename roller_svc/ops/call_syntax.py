@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller_svc.lang.source import Source, Span, Spanned
 from roller_svc.lang.tokens import ENDS_OPERAND, Tok
 
-WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None}
+WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None}
 NUMBER_CHARACTERS = 40
 
 

@@ -36,7 +36,6 @@ _CHAINS = {"add": "+", "mul": "*", "logical_and": "&", "logical_or": "|"}
 _BINARY = {
     "sub": "{0} - {1}",
     "pow": "pow({0}, {1})",
-    "mod": "{0} % {1}",
     "fmod": "fmod({0}, {1})",
     "remainder": "remainder({0}, {1})",
     "atan2": "atan2({0}, {1})",
@@ -88,6 +87,14 @@ def _extreme(call: Call) -> str:
 
 def _mean(call: Call) -> str:
     return mapped(call, lambda values: f"({' + '.join(values)}) / {float(len(values))!r}")
+
+
+def _mod(call: Call) -> str:
+    """With the divisor's sign, as Python's; the language's `%` of floats has the dividend's."""
+    if not any(operand.dtype.is_float for operand in call.operands):
+        return mapped(call, " % ".join)
+    pattern = "fmod({0}, {1}) + where((fmod({0}, {1}) != 0) & ((fmod({0}, {1}) < 0) != ({1} < 0)), {1}, 0.0)"
+    return mapped(call, lambda values: pattern.format(*values))
 
 
 def _divided(call: Call) -> str:
@@ -183,6 +190,7 @@ OPERATORS = (
         Operator(name, f"`{name}(x, y, ...)`; NaN is handed on.", ("x", "y"), _extreme, needed=1, more=True)
         for name in ("max", "min")
     ),
+    Operator("mod", "Remainder with the sign of `y`, elementwise, as Python's `%`.", ("x", "y"), _mod),
     Operator("mean", "Mean of the operands' elements.", ("x", "y"), _mean, needed=1, more=True),
     Operator(
         "div",

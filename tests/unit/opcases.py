@@ -1,0 +1,119 @@
+"""What operators compute, in plain numpy: slow, obvious, and nothing of the project in it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One use of an operator. `shapes` of floats, or arrays as they are; `expected` takes them."""
+
+    operator: str
+    operands: tuple[Any, ...]
+    expected: Callable[..., Array]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    low: float = -1.0
+
+    @property
+    def id(self) -> str:
+        shown = "-".join(f"{key}{value}" for key, value in self.parameters.items())
+        return f"{self.operator}-{shown}".replace(" ", "")
+
+    def arrays(self) -> dict[str, Array]:
+        rng = np.random.default_rng(7)
+        found = {}
+        for name, operand in zip("abcde", self.operands, strict=False):
+            shape = operand if isinstance(operand, tuple) else None
+            found[name] = operand if shape is None else rng.uniform(self.low, 1, shape).astype(np.float32)
+        return found
+
+
+def convolved(
+    x: Array, w: Array, stride: Sequence[int], pads: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int = 1
+) -> Array:
+    """Channels first, any number of spatial dimensions."""
+    x = np.pad(x, [(0, 0), (0, 0), *pads])
+    spatial = x.ndim - 2
+    out = [(x.shape[d + 2] - (w.shape[d + 2] - 1) * dilation[d] - 1) // stride[d] + 1 for d in range(spatial)]
+    y = np.zeros((x.shape[0], w.shape[0], *out), np.float64)
+    inner, outer = w.shape[1], w.shape[0] // groups
+    for f in range(w.shape[0]):
+        channels = slice(f // outer * inner, f // outer * inner + inner)
+        for place in itertools.product(*map(range, out)):
+            window = tuple(
+                slice(p * s, p * s + (k - 1) * d + 1, d)
+                for p, s, k, d in zip(place, stride, w.shape[2:], dilation, strict=True)
+            )
+            y[(slice(None), f, *place)] = (x[(slice(None), channels, *window)] * w[f]).reshape(x.shape[0], -1).sum(1)
+    return y
+
+
+def spread(x: Array, w: Array, stride: int, pad: int, more: int, groups: int = 1, dilation: int = 1) -> Array:
+    """Transposed convolution over two dimensions, by adding every element's window into the result."""
+    n, c, h, v = x.shape
+    per_group, filters = c // groups, w.shape[1]
+    reach = [(k - 1) * dilation + 1 for k in w.shape[2:]]
+    y = np.zeros((n, filters * groups, (h - 1) * stride + reach[0] + more, (v - 1) * stride + reach[1] + more))
+    for g, i, j, kh, kw in itertools.product(range(groups), range(h), range(v), range(w.shape[2]), range(w.shape[3])):
+        channels = slice(g * per_group, (g + 1) * per_group)
+        added = np.einsum("nc,cf->nf", x[:, channels, i, j], w[channels, :, kh, kw])
+        y[:, g * filters : (g + 1) * filters, i * stride + kh * dilation, j * stride + kw * dilation] += added
+    return y[:, :, pad : y.shape[2] - pad, pad : y.shape[3] - pad]
+
+
+def pooled(
+    x: Array, kernel: Sequence[int], stride: Sequence[int], pad: int, out: Sequence[int], *, mean: bool = False,
+    include_pad: bool = True, dilation: int = 1,
+) -> Array:  # fmt: skip
+    """Two dimensions; only what is inside counts, unless include_pad says otherwise."""
+    y = np.zeros((*x.shape[:2], *out))
+    for i, j in itertools.product(*map(range, out)):
+        inside, count = [], 0
+        for kh, kw in itertools.product(range(kernel[0]), range(kernel[1])):
+            at = i * stride[0] + kh * dilation - pad, j * stride[1] + kw * dilation - pad
+            if all(0 <= a < size for a, size in zip(at, x.shape[2:], strict=True)):
+                inside.append(x[:, :, at[0], at[1]])
+            count += all(a < size + pad for a, size in zip(at, x.shape[2:], strict=True))
+        found = np.stack(inside)
+        y[:, :, i, j] = found.sum(0) / (count if include_pad else len(inside)) if mean else found.max(0)
+    return y
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    found: Array = e / e.sum(axis, keepdims=True)
+    return found
+
+
+def normed(x: Array, axes: tuple[int, ...], epsilon: float = 1e-5) -> Array:
+    found: Array = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + epsilon)
+    return found
+
+
+def attended(q: Array, k: Array, v: Array, mask: Array | None = None, *, causal: bool = False) -> Array:
+    """[batch, heads, length, features]; heads of k and v are repeated."""
+    k, v = (np.repeat(t, q.shape[-3] // t.shape[-3], axis=-3) if q.ndim > 2 else t for t in (k, v))
+    scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        i, j = np.indices(scores.shape[-2:])
+        scores = np.where(j <= i + scores.shape[-1] - scores.shape[-2], scores, -np.inf)
+    return softmax(scores) @ v
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
