@@ -105,14 +105,14 @@ class _Rows:
         storages: list[Storage] = []
         nodes: list[Node] = []
         for statement in self.group.statements:
-            storages += self._storages(statement, statement.output in rows)
+            storages += self._storages(statement, in_row=statement.output in rows)
             nodes += self._statement(statement, reads, in_row=statement.output in rows)
         return wrapped(storages, tuple(nodes))
 
     def _shape(self) -> tuple[int, ...]:
         return (self.width,) if self.vector else ()
 
-    def _storages(self, statement: TensorExpr, in_row: bool) -> list[Storage]:  # noqa: FBT001
+    def _storages(self, statement: TensorExpr, *, in_row: bool) -> list[Storage]:
         found = []
         if is_reduction(statement):
             shape = self._shape() if self._lanes_of(statement) == 1 else (self._lanes_of(statement),)
