@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from roller_svc.errors import ArgumentError, InputError
-from roller_svc.ir.program import TensorType
+from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.lang import parse
 from roller_svc.lang.equation import einsum_statement
 from roller_svc.lang.limits import MAX_STATEMENTS
@@ -21,8 +21,10 @@ from roller_svc.ops.call_syntax import Argument, WrittenCall, written_calls
 from roller_svc.ops.operator import Operand
 
 # Most programs have no call, which this tells before a token is read. What it lets through, the tokens decide.
+# No part of it runs over the same characters twice: a posted text may be long.
 _MAY_HAVE_CALLS = re.compile(
-    r"(?:\A(?:\s|\#[^\n]*\n)*|[;\n]\s*)[A-Za-z_]\w*\s*=\s*[A-Za-z_]\w*\s*\(|\A(?:\s|\#[^\n]*\n)*[A-Za-z_]\w*\s*\(",
+    r"(?:\A(?:\s|\#[^\n]*\n)*|[;\n][ \t\r\f]*)[A-Za-z_]\w*\s*=\s*[A-Za-z_]\w*\s*\("
+    r"|\A(?:\s|\#[^\n]*\n)*[A-Za-z_]\w*\s*\(",
     re.ASCII,
 )
 _EINSUM = "einsum"
@@ -73,7 +75,7 @@ def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
     """Every call of an operator written out. A text without one, also one that is a lone einsum, stays as it is."""
     source = Source(expression)
     unchanged = Expansion(source, expression)
-    if _MAY_HAVE_CALLS.search(expression) is None:
+    if not isinstance(expression, str) or _MAY_HAVE_CALLS.search(expression) is None:
         return unchanged
     check_text(source)
     tokens = scan(source)
@@ -87,12 +89,12 @@ def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
     for token, after in pairwise(tokens):
         if token.kind == "NAME" and after.kind in {"LSQB", "EQUAL"}:
             taken.add(token.text)
-    expansion, done = Expansion(source, ""), 0
+    expansion, done, known = Expansion(source, ""), 0, _Known(inputs, dict(inputs))
     for call in calls:
         expansion = expansion.with_copy(done, call.span.start)
         done = call.span.end
         with _placed(source, call.span):
-            statements = _statements(call, inputs, frozenset(taken), expansion)
+            statements = _statements(call, inputs, frozenset(taken), known, expansion)
         separated = expression[done:].lstrip()[:1] in ("", ";")
         expansion = expansion.with_call(statements if separated else f"{statements};", call.span)
     return expansion.with_copy(done, len(expression))
@@ -107,14 +109,16 @@ def _is_lone_einsum(words: list[str]) -> bool:
     return all(word == ";" for word in words[end + 1 :])
 
 
-def _statements(call: WrittenCall, inputs: Mapping[str, TensorType], taken: frozenset[str], before: Expansion) -> str:
+def _statements(
+    call: WrittenCall, inputs: Mapping[str, TensorType], taken: frozenset[str], known: _Known, before: Expansion
+) -> str:
     """One call written out; its operands are inputs, or what the text before it writes."""
     output = call.output or output_name(inputs)
     if call.name == _EINSUM:
-        return _einsum(call, inputs, output, taken, before)
+        return _einsum(call, _operands(call, call.arguments[1:], inputs, known, before), output, taken)
     with _placed(before.source, call.name_span):
         operator = operator_named(call.name)
-    operands = _operands(call, call.arguments, inputs, before)
+    operands = _operands(call, call.arguments, inputs, known, before)
     given = {}
     for argument in call.arguments:
         if argument.keyword is None:
@@ -126,29 +130,29 @@ def _statements(call: WrittenCall, inputs: Mapping[str, TensorType], taken: froz
     return operator.text(operands, output, given, taken)
 
 
-def _einsum(
-    call: WrittenCall, inputs: Mapping[str, TensorType], output: str, taken: frozenset[str], before: Expansion
-) -> str:
+def _einsum(call: WrittenCall, operands: list[Operand], output: str, taken: frozenset[str]) -> str:
     """An einsum among other statements."""
     equation = call.arguments[0].value if call.arguments else None
     if not isinstance(equation, str) or call.arguments[0].is_name or any(a.keyword for a in call.arguments):
         raise ArgumentError('an einsum is written `Y = einsum("mk,kn->mn", A, B)`', code="bad-einsum")
-    operands = [(o.name, o.type) for o in _operands(call, call.arguments[1:], inputs, before)]
     try:
-        return einsum_statement(equation, operands, output, taken | {output})
+        return einsum_statement(equation, [(o.name, o.type) for o in operands], output, taken | {output})
     except InputError as error:
         error.line = None  # it points into the equation alone
         raise
 
 
 def _operands(
-    call: WrittenCall, arguments: tuple[Argument, ...], inputs: Mapping[str, TensorType], before: Expansion
+    call: WrittenCall,
+    arguments: tuple[Argument, ...],
+    inputs: Mapping[str, TensorType],
+    known: _Known,
+    before: Expansion,
 ) -> list[Operand]:
     """The tensors that stand by position; without any, the inputs in order."""
     positional = [argument for argument in arguments if argument.keyword is None]
     if not positional:
         return [Operand(name, kind) for name, kind in inputs.items()]
-    types: Mapping[str, TensorType] = inputs
     operands = []
     for argument in positional:
         with _placed(before.source, argument.span):
@@ -156,25 +160,42 @@ def _operands(
                 message = f"operands of {call.name} are names of tensors; parameters are given by name"
                 raise ArgumentError(message, code="bad-call")
             name = str(argument.value)
-            if name not in types:
-                types = _types(inputs, before)
-            if name not in types:
-                hint = known_names(name, types, "tensors")
+            if name not in known.types:
+                known.read(before)
+            if name not in known.types:
+                hint = known_names(name, known.types, "tensors")
                 raise ArgumentError(f"there is no tensor `{name}`", code="unknown-name", hint=hint)
-            operands.append(Operand(name, types[name]))
+            operands.append(Operand(name, known.types[name]))
     return operands
 
 
-def _types(inputs: Mapping[str, TensorType], before: Expansion) -> dict[str, TensorType]:
-    """The inputs, and what the text so far writes."""
-    if not before.text.strip(" \t\r\n;"):
-        return dict(inputs)
-    try:
-        program = parse(before.text, inputs)
-    except InputError as error:
-        before.locate(error)
-        raise
-    return dict(inputs) | {statement.name: statement.type for statement in program.statements}
+@dataclass(slots=True)
+class _Known:
+    """Types of the tensors so far. It grows, so that each part of the text is parsed once."""
+
+    inputs: Mapping[str, TensorType]
+    types: dict[str, TensorType]
+    read_to: int = 0
+
+    def read(self, before: Expansion) -> None:
+        """Take in what the text before a call writes."""
+        part = before.text[self.read_to :]
+        self.read_to = len(before.text)
+        if not part.strip(" \t\r\n;"):
+            return
+        try:
+            program = parse(part, self.types)
+        except InputError:
+            program = self._whole(before)
+        self.types |= {statement.name: statement.type for statement in program.statements}
+
+    def _whole(self, before: Expansion) -> TensorProgram:
+        """All of the text so far: its error says what is wrong in the posted one's words and places."""
+        try:
+            return parse(before.text, self.inputs)
+        except InputError as error:
+            before.locate(error)
+            raise
 
 
 @contextmanager

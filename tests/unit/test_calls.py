@@ -143,3 +143,17 @@ def test_the_command_line_takes_calls(capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["expression"].startswith("output0_sum[m, n] +=! A[m, k] * B[k, n]")
     assert main(["estimate", "Y = matmull(A, B)", *inputs]) == 2
     assert "did you mean `matmul`?" in capsys.readouterr().err
+
+
+def test_long_texts_take_no_time_to_look_at() -> None:
+    """Each of these would be quadratic to a pattern that goes over white space or names again."""
+    scraps = "\n", "\na", "a ", "a", "# x\n", "a=", "\na =", " ;a"
+    for text in (scrap * (60_000 // len(scrap)) for scrap in scraps):
+        with pytest.raises(InputError):
+            parse(text, INPUTS)
+
+
+def test_many_calls_in_a_row() -> None:
+    text = "Y0 = conv2d(X, W, padding=1)\n" + "\n".join(f"Y{i + 1} = relu(Y{i})" for i in range(60))
+    program = parse(text, INPUTS)
+    assert [out.name for out in program.outputs] == ["Y60"]
