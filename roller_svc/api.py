@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
 from roller_svc.artifact import kept, plan_of
@@ -120,17 +120,19 @@ class Kernel:
     def of(cls, report: BuildReport) -> Kernel:
         return cls(kept(report), report.winner.plan, report.attempts, report.request.runtime)
 
-    def __call__(self, /, *, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
+    def __call__(
+        self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object
+    ) -> dict[str, Any]:
         """The outputs by name. `out` gives arrays to write them to."""
+        if unnamed:
+            raise ArgumentError("arrays are given by name: kernel(A=a, B=b)", code="unknown-argument")
         return self.run(arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The same call for names that are no Python argument."""
-        for what, given in (("arrays", arrays), ("out", out)):
-            if given is not None and not isinstance(given, Mapping):
-                raise ArgumentError(
-                    f"{what} must map names to arrays, not {type(given).__qualname__}", code="not-an-array"
-                )
+        _check_mapping("arrays", arrays)
+        if out is not None:
+            _check_mapping("out", out)
         return self.runner().run(arrays, out)
 
     def runner(self) -> Runner:
@@ -159,8 +161,11 @@ def compile(  # noqa: PLR0913 - the name and the options that interface.md gives
     runtime: str = "auto",
     allow_tf32: bool = False,
     hardware: HardwareSpec | str | None = None,
+    **unknown: Never,
 ) -> Kernel:
     """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`."""
+    if unknown:
+        raise ArgumentError(f"compile has no option {next(iter(unknown))!r}", code="invalid-option")
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware,
@@ -193,6 +198,7 @@ def reference(
     expression: str, inputs: Inputs, arrays: Mapping[str, Any], outputs: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """What the interpreter makes of the arrays: slow, and right by definition."""
+    _check_mapping("arrays", arrays)
     types = tensor_types(inputs)
     program = parse(checked_expression(expression), dict(types), checked_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
@@ -216,3 +222,8 @@ def on_device(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.A
             return CudaModule(compiled)
         case Language.HIP:
             raise InvariantError("there is no runtime for HIP kernels")
+
+
+def _check_mapping(what: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"{what} must map names to arrays, not {type(given).__qualname__}", code="not-an-array")

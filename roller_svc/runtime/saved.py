@@ -44,23 +44,13 @@ def save(kernel: SavedKernel, folder: str | os.PathLike[str]) -> Path:
 
     In a folder that is there, files of other names stay as they are.
     """
-    target = Path(folder)
+    target = _folder(folder)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"{target} is not a folder", code="not-a-folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-        staged = Path(temporary) / "kernel"
-        staged.mkdir()
-        files = _files(kernel)
-        for name, data in files.items():
-            (staged / name).write_bytes(data)
-        if not target.exists() or not any(target.iterdir()):
-            staged.rename(target)  # over an empty folder too
-            return target
-        # Without its metadata a half-replaced folder is no kernel, rather than a wrong one.
-        (target / METADATA).unlink(missing_ok=True)
-        for name in files:  # metadata comes last
-            (staged / name).replace(target / name)
+    try:
+        _write(_files(kernel), target)
+    except OSError as failure:
+        raise ArgumentError(f"cannot write to {target}: {failure.strerror}", code="unwritable-folder") from failure
     return target
 
 
@@ -69,7 +59,7 @@ def load(folder: str | os.PathLike[str]) -> SavedKernel:
 
     Raises UnknownKernelError where there is none and ArgumentError (damaged-kernel) for one that is not as saved.
     """
-    source_folder = Path(folder)
+    source_folder = _folder(folder)
     if not (source_folder / METADATA).is_file():
         raise UnknownKernelError(f"{source_folder} holds no saved kernel ({METADATA} is missing)")
     try:
@@ -111,6 +101,28 @@ def c_header(compiled: CompiledKernel) -> str:
         lines.append(f"void {launch.name}({parameters or 'void'});")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return "\n".join(lines)
+
+
+def _folder(given: str | os.PathLike[str]) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise ArgumentError(f"a folder's path was expected, not {type(given).__qualname__}", code="invalid-argument")
+    return Path(given)
+
+
+def _write(files: Mapping[str, bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        staged = Path(temporary) / "kernel"
+        staged.mkdir()
+        for name, data in files.items():
+            (staged / name).write_bytes(data)
+        if not target.exists() or not any(target.iterdir()):
+            staged.rename(target)  # over an empty folder too
+            return
+        # Without its metadata a half-replaced folder is no kernel, rather than a wrong one.
+        (target / METADATA).unlink(missing_ok=True)
+        for name in files:  # metadata comes last
+            (staged / name).replace(target / name)
 
 
 def _integer(buffer: Buffer) -> str:

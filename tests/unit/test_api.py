@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,20 @@ def test_errors_point_into_the_text() -> None:
         "unknown-name", 1, 23, 24,
     )  # fmt: skip
     assert refused.value.hint
+
+
+def test_what_no_signature_has_is_refused(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: roller_svc.compile(MATMUL, TYPES, tops=3),  # type: ignore[arg-type]
+        lambda: kernel(*arrays.values()),
+        lambda: kernel.run(list(arrays)),  # type: ignore[arg-type]
+        lambda: kernel.save(3),  # type: ignore[arg-type]
+        lambda: roller_svc.load(3),  # type: ignore[arg-type]
+        lambda: roller_svc.reference(MATMUL, TYPES, 3),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentError):
+            call()
 
 
 def test_unknown_attributes_are_errors() -> None:
