@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from roller_svc import errors
-from roller_svc.errors import BuildError, FarmError, InputError, NotFoundError, RollerError
+from roller_svc.errors import ArgumentError, BuildError, FarmError, InputError, NotFoundError, RollerError
 from roller_svc.wire import HTTP_ERROR_CODE, CompileBody, EstimateBody, OperationAnswer
 
 CONNECT_S = 5.0
@@ -83,7 +83,10 @@ class Client:
     ) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body, headers=dict(headers or {}))
-        except (httpx.TransportError, httpx.InvalidURL) as failure:
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as failure:
+            message = f"{self._server!r} is no address of a service: {failure}"
+            raise ArgumentError(message, code="invalid-option") from failure
+        except httpx.TransportError as failure:
             raise FarmError(f"no answer from {self._server}: {failure}", code="server-unreachable") from failure
         if response.is_success:
             return response

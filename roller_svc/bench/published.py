@@ -51,7 +51,9 @@ def bench_published(path: Path, target: str = TARGET) -> Json:
 def _operators(path: Path) -> list[Json]:
     try:
         operators: list[Json] = json.loads(path.read_text(encoding="utf-8"))["ops"]
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except OSError as problem:
+        raise ArgumentError(f"cannot read {path}: {problem.strerror}", code="unreadable-file") from problem
+    except (ValueError, KeyError, TypeError) as problem:
         raise ArgumentError(f"{path}: not a file of published times: {problem}", code="unreadable-file") from problem
     return operators
 

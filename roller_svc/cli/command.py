@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from roller_svc.cli.texts import Texts
-from roller_svc.errors import InputError, LaunchError, RollerError, ToolchainMissingError
+from roller_svc.errors import ArgumentError, InputError, LaunchError, RollerError, ToolchainMissingError
 from roller_svc.version import __version__
 
 # Verb → what it does. The verb's module has add_arguments(parser) and execute(options) -> exit code.
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         verb, options = _parsed(words, texts)
         return verb.execute(options)
-    except SystemExit as ended:  # argparse has said why
+    except SystemExit as ended:  # argparse has shown what it was asked for
         return ended.code if isinstance(ended.code, int) else REFUSED
     except RollerError as error:
         import_module("roller_svc.cli.tell").tell(error, texts.expression, as_json=as_json)
@@ -65,9 +65,17 @@ def exit_code(error: RollerError) -> int:
     return MISSING if no_device or isinstance(error, ToolchainMissingError) else FAILED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know as every input is refused."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise ArgumentError(message, hint=f"{self.prog} --help")
+
+
 def _parsed(words: list[str], texts: Texts) -> tuple[Verb, argparse.Namespace]:
     """The verb and its options. Only that verb's module is loaded: the others' start-up time is not ours."""
-    parser = argparse.ArgumentParser(prog="roller", description="Tensor expressions in, fast kernels out.")
+    parser = _Parser(prog="roller", description="Tensor expressions in, fast kernels out.")
     parser.add_argument("--version", action="version", version=f"roller {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     chosen = words[0] if words else ""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from roller_svc import hardware
 from roller_svc.ask import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.report import BuildRequest
@@ -97,10 +98,14 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         outputs=options.output or None,
         top_k=options.top_k,
         select=options.select,
-        runtime="emulator" if options.emulate else "auto",
+        runtime=runtime_of(options),
         allow_tf32=options.allow_tf32,
         **device_of(options),
     )
+
+
+def runtime_of(options: argparse.Namespace) -> str:
+    return "emulator" if options.emulate else "auto"
 
 
 def device_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def device_of(options: argparse.Namespace) -> dict[str, Any]:
         return {"target": options.target or "local"}
     if options.target:
         raise ArgumentError("--target and --hardware exclude each other", code="invalid-option")
-    return {"hardware": text_file(options.hardware)}
+    return {"hardware": hardware.load_yaml(text_file(options.hardware), options.hardware)}
 
 
 def _extents(text: str, shape: str) -> list[int]:

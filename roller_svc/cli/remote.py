@@ -74,7 +74,11 @@ def _body(options: argparse.Namespace) -> CompileBody:
     # A target's spec is the service's to know; a spec in a file is sent along.
     device = common.device_of(options)
     if "hardware" in device:
-        spec = hardware.load_yaml(device["hardware"], options.hardware)
-        device = {"hardware": hardware.to_mapping(spec)}
-    choice = {"top_k": options.top_k, "select": options.select, "allow_tf32": options.allow_tf32}
+        device = {"hardware": hardware.to_mapping(device["hardware"])}
+    choice = {
+        "top_k": options.top_k,
+        "select": options.select,
+        "runtime": common.runtime_of(options),
+        "allow_tf32": options.allow_tf32,
+    }
     return checked(CompileBody, program_fields(options) | device | {"options": choice})

@@ -22,12 +22,15 @@ def execute(options: argparse.Namespace) -> int:
     chosen = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
     settings.check_address(chosen)
     settings.use(chosen)
-    uvicorn.run(
-        "roller_svc.service.app:from_settings",
-        factory=True,
-        host=chosen.host,
-        port=chosen.port,
-        timeout_graceful_shutdown=STOP_S,
-        server_header=False,
-    )
+    try:
+        uvicorn.run(
+            "roller_svc.service.app:from_settings",
+            factory=True,
+            host=chosen.host,
+            port=chosen.port,
+            timeout_graceful_shutdown=STOP_S,
+            server_header=False,
+        )
+    except SystemExit:  # uvicorn has said why it could not start; its exit code means something else here
+        return 1
     return 0

@@ -6,7 +6,7 @@ import sys
 
 from roller_svc.cli import show
 from roller_svc.describe import error_json
-from roller_svc.errors import CompileError, InputError, RollerError
+from roller_svc.errors import CompileError, InputError, RollerError, SpecError
 from roller_svc.lang import render
 
 LOG_LINES = 40
@@ -21,6 +21,10 @@ def tell(error: RollerError, expression: str, *, as_json: bool) -> None:
 def rendered(error: RollerError, expression: str) -> str:
     """What a terminal shows: with the place in the expression, or the end of what the compiler said."""
     match error:
+        case SpecError():  # its lines are those of the spec, which the message names
+            place = "" if error.line is None else f"line {error.line}, column {error.column}: "
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            return f"error: {place}{error.code}: {error.message}{hint}"
         case InputError():
             return f"error: {render(error, expression)}"
         case CompileError() if error.log:

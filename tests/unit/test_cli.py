@@ -159,6 +159,8 @@ def test_with_json_a_refusal_is_the_one_document(capsys: pytest.CaptureFixture[s
         ((*INPUTS, "--emulate"), 2, "emulator-unavailable"),
         ((*INPUTS, "--target", "nvidia-k80"), 3, "sm_37"),
         ((*INPUTS, "--server", "http://127.0.0.1:9"), 1, "server-unreachable"),
+        ((*INPUTS, "--server", "nonsense"), 2, "no address"),
+        ((*INPUTS, *QUICK, "--save", "/proc/nowhere"), 2, "unwritable-folder"),
     ],
 )
 def test_exit_codes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, says: str) -> None:
@@ -166,6 +168,21 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], 
     assert ran.code == code
     assert says in ran.err
     assert ran.out == ""
+
+
+def test_a_wrong_spec_is_named_by_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = tmp_path / "mine.yaml"
+    spec.write_text("id: mine\nnum_coers: 3\n")
+    ran = Ran(capsys, "compile", MATMUL, *INPUTS, "--hardware", str(spec))
+    assert ran.code == 2
+    assert f"{spec}: num_coers: unknown field; did you mean num_cores?" in ran.err
+    assert MATMUL not in ran.err
+
+
+def test_a_wrong_option_is_a_json_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capsys, "compile", MATMUL, *INPUTS, "--frobnicate", "--json")
+    assert ran.code == 2
+    assert ran.json["error"]["code"] == "invalid-argument"
 
 
 def test_a_missing_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
