@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from roller_svc import errors
 from roller_svc.describe import error_json
-from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError
+from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError, SpecError
 from roller_svc.wire import HTTP_ERROR_CODE
 
 MEDIA_TYPE = "application/problem+json"
@@ -50,12 +50,12 @@ def status_of(error_class: type[RollerError]) -> int:
     return 500
 
 
-def problem_of(facts: Mapping[str, object], status: int) -> dict[str, object]:
-    """A problem from an error's facts, as describe.error_json has them."""
+def problem_of(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
+    """A problem from an error's facts, as describe.error_json has them. `where` points at the program in the body."""
     code, message = str(facts["code"]), str(facts["message"])
-    item = {
-        key: facts[key] for key in ("line", "column", "end_column", "hint", "pointer") if facts.get(key) is not None
-    }
+    item = {key: facts[key] for key in ("line", "column", "end_column", "hint") if facts.get(key) is not None}
+    if "line" in item and facts.get("class") != SpecError.__name__:
+        item["pointer"] = f"{where}/expression"
     extra = {key: facts[key] for key in ("rejections", "log") if facts.get(key)}
     return problem(status, code, message, [item | {"message": message}] if item else []) | extra
 
@@ -71,11 +71,11 @@ def problem(status: int, code: str, detail: str, items: list[dict[str, object]] 
     }
 
 
-def recorded_problem(facts: Mapping[str, object]) -> dict[str, object]:
+def recorded_problem(facts: Mapping[str, object], where: str = "") -> dict[str, object]:
     """The problem of an error of which only the facts are left: they name its class."""
     kind = getattr(errors, str(facts.get("class", "")), RollerError)
     known = isinstance(kind, type) and issubclass(kind, RollerError)
-    return problem_of(facts, status_of(kind if known else RollerError))
+    return problem_of(facts, status_of(kind if known else RollerError), where)
 
 
 def response(body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -96,14 +96,16 @@ async def _roller_error(request: Request, error: Exception) -> Response:
 async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     items: list[dict[str, object]] = []
+    named: list[str] = []
     for fault in error.errors():
         where, *rest = fault["loc"]
         if fault["type"] == "json_invalid":
             return response(problem(400, "invalid-json", "the body is not JSON"))
         pointer = "".join(f"/{_escaped(str(part))}" for part in rest)
-        items.append({"pointer": pointer if where == "body" else f"{where}{pointer}", "message": fault["msg"]})
-    first = items[0]
-    return response(problem(422, _CODES[422], f"{first['pointer'] or '/'}: {first['message']}", items))
+        item = {"pointer": pointer} if where == "body" else {}  # a part of the path or the query has none
+        items.append(item | {"message": fault["msg"]})
+        named.append(pointer or "/" if where == "body" else ".".join(str(part) for part in rest))
+    return response(problem(422, _CODES[422], f"{named[0]}: {items[0]['message']}", items))
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -145,6 +145,7 @@ def test_a_failed_build_is_a_served_request(client: Client) -> None:
 
 def test_a_refused_expression_points_into_itself(client: Client) -> None:
     body = problem(compiled(client, expression="C[m, n] +=! A[m, k] * Q[k, n]"), 422, "unknown-name")
+    assert body["errors"][0]["pointer"] == "/expression"
     assert body["errors"][0]["line"] == 1
     assert body["errors"][0]["column"] == 23
     assert body["errors"][0]["message"]

@@ -33,5 +33,5 @@ async def estimates(body: EstimateBody, request: Request) -> dict[str, Any]:
     answers = await loop.run_in_executor(state.compute, estimates_json, items, body.targets, top_k)
     for answer in answers:
         if isinstance(error := answer.get("error"), dict):
-            answer["error"] = recorded_problem(error)
+            answer["error"] = recorded_problem(error, f"/items/{answer['item']}")
     return {"estimates": answers}
