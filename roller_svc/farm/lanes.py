@@ -78,7 +78,12 @@ class Lane(Generic[T, R]):
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self._work, self._memory_bytes), daemon=True)
-        process.start()
+        # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._process, self._connection = process, ours
         return ours
@@ -151,6 +156,7 @@ class _Reporting:
 def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | None) -> None:
     """A worker's life: tasks in, answers out, until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     while True:
