@@ -96,13 +96,9 @@ def _regrouped(
 def _combining_group(group: KernelGroup, tensor: str, piece: Axis, type_: TensorType) -> KernelGroup:
     first = group.statements[0]
     axis = replace(piece, kind=AxisKind.REDUCE)
-    # the sum of an integer narrower than its accumulator wraps once, when it is complete
-    body: Expr = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
-    value_dtype = first.body.dtype
-    combined = replace(
-        first, axes=(*first.spatial, axis), body=Cast(body, value_dtype, implicit=value_dtype.is_float)
-        if value_dtype is not body.dtype else body,
-    )  # fmt: skip
+    # partial results keep the accumulator's type: only the complete one is of the tensor's
+    body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
+    combined = replace(first, axes=(*first.spatial, axis), body=body)
     statements = (combined, *group.statements[1:])
     types = {tensor: type_, **dict(group.inputs), **dict(group.stored)}
     read = {t for s in statements for t in s.reads_tensors}

@@ -128,6 +128,17 @@ def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     assert agrees(made, got, evaluate(made, arrays)).ok
 
 
+@pytest.mark.parametrize(("body", "stated"), [("float32", "float64"), ("int8", "int32"), ("int32", "float32")])
+def test_partial_results_keep_the_digits_of_the_stated_type(body: str, stated: str) -> None:
+    x = np.full((1, 1100), 0.7 if body == "float32" else 101, body)
+    made = parse(f"y[a]: {stated} +=! x[a,k]", {"x": TensorType(DType(body), (1, 1100))})
+    local = hardware.load("local")
+    found, ranked, _ = ranked_groups(made, local, 1)
+    forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
+    got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
+    assert agrees(made, got, evaluate(made, {"x": x})).ok
+
+
 def test_a_split_integer_product_still_wraps() -> None:
     x = np.full((1, 64), 3, np.int8)
     made = parse("y[a] *=! x[a,k]", {"x": TensorType(DType.INT8, (1, 64))})
