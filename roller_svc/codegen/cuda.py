@@ -12,6 +12,7 @@ from roller_svc.codegen.ranges import Range, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Op, loads_of, walk
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
@@ -156,9 +157,18 @@ def _outgrows_int(nodes: tuple[Node, ...], ranges: dict[str, Range]) -> bool:
             if known is not None and max(-known[0], known[1]) >= INT32_ELEMENTS:
                 return True
             inside = {**ranges, node.var: known} if known is not None else ranges
+        elif isinstance(node, Compute) and _index_outgrows_int(node, ranges):
+            return True
         if any(_outgrows_int(body, inside) for body in bodies(node)):
             return True
     return False
+
+
+def _index_outgrows_int(node: Compute, ranges: dict[str, Range]) -> bool:
+    """Whether a step on the way to an index may not fit: index arithmetic is never cut to 32 bits."""
+    indices = (*node.index, *(i for load in loads_of(node.value) for i in load.index))
+    known = (range_of(part, ranges) for i in indices for part in walk(i) if isinstance(part, Op))
+    return any(found is not None and max(-found[0], found[1]) >= INT32_ELEMENTS for found in known)
 
 
 def _shared_declarations(shared: dict[str, int]) -> tuple[list[str], int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, walk
 
 Range = tuple[int, int]
 
@@ -16,10 +17,11 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return value, value
         case AxisRef(name=name):
             return ranges.get(name)
-        case Cast(arg=arg, dtype=dtype) if not dtype.is_float:
+        case Cast(arg=arg, dtype=dtype, implicit=implicit) if not dtype.is_float and not arg.dtype.is_float:
             inside = range_of(arg, ranges)
-            least, greatest = dtype.integer_range
-            return inside if inside and inside[0] >= least and inside[1] <= greatest else None
+            # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
+            exact = implicit or all(_fits(part, ranges) for part in walk(arg) if isinstance(part, Op))
+            return inside if inside and exact and _holds(dtype, inside) else None
         case Op(kind=kind, args=(x, y)):
             a, b = range_of(x, ranges), range_of(y, ranges)
             return _binary(kind, a, b) if a and b else None
@@ -28,6 +30,16 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return (-a[1], -a[0]) if a else None
         case _:
             return None
+
+
+def _fits(op: Op, ranges: Mapping[str, Range]) -> bool:
+    known = range_of(op, ranges)
+    return known is not None and _holds(op.dtype, known)
+
+
+def _holds(dtype: DType, known: Range) -> bool:
+    least, greatest = dtype.integer_range
+    return least <= known[0] and known[1] <= greatest
 
 
 def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:

@@ -87,25 +87,37 @@ class Scalar:
 
     # indices --------------------------------------------------------------------------------------------------------
     def index(self, expr: Expr) -> str:
-        """An index: exact integer arithmetic in the index type."""
+        """An index: arithmetic of axes is exact, in the index type; what comes from data wraps as its type does."""
         expr = fold(expr, self.values)
         match expr:
             case Const(value=value):
                 return str(value)
             case AxisRef(name=name):
                 return self.names.of(name)
+            case Op() if not all(load.tensor.endswith(".of") for load in loads_of(expr)):
+                return f"({self.index_type})({self.value(expr)})"
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._natural(x):
                 return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {by})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD | OpKind.MIN | OpKind.MAX, args=(x, y)):
                 return f"{self._index_helper(expr.kind)}({self.index(x)}, {self.index(y)})"
-            case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float and dtype.bits >= arg.dtype.bits:
+            case Cast(arg=arg) if self._keeps(expr):
                 return self.index(arg)
             case Select(cond=cond, then=then, otherwise=otherwise):
                 return f"({self.value(cond)} ? {self.index(then)} : {self.index(otherwise)})"
             case _:
                 return f"({self.index_type})({self.value(expr)})"
+
+    def _keeps(self, cast: Cast) -> bool:
+        """Whether the cast's operand, taken exactly, is the cast's value."""
+        source, target = cast.arg.dtype, cast.dtype
+        if source.is_float or target is DType.BOOL:
+            return False
+        if cast.implicit or isinstance(cast.arg, Load):
+            low, high = target.integer_range
+            return low <= source.integer_range[0] and source.integer_range[1] <= high
+        return range_of(cast, self.ranges) is not None
 
     def _natural(self, expr: Expr) -> bool:
         known = range_of(expr, self.ranges)
@@ -268,7 +280,10 @@ class Scalar:
             return f"{self._helper('to_i32')}({rounded}({self.value(op.args[0])}))"
         if kind is OpKind.ISINF and not operand.is_float:
             return "0"
-        return self._float_op(op, operand) if (dtype.is_float or operand.is_float) else self._integer_op(op)
+        if dtype.is_float or operand.is_float:
+            return self._float_op(op, operand)
+        text = self._integer_op(op)
+        return f"({text} != 0)" if dtype is DType.BOOL else text
 
     def _float_op(self, op: Op, operand: DType) -> str:
         args = [self.value(a) for a in op.args]
@@ -300,12 +315,12 @@ class Scalar:
                 return self._wrapping(op, args)
             case OpKind.NEG:
                 minus = "-" if self.dialect.wraps else f"0u - ({self._unsigned(op.dtype)})"
-                return f"({type_})({minus}{args[0]})"
+                return f"(-{args[0]})" if op.dtype is DType.BOOL else f"({type_})({minus}{args[0]})"
             case OpKind.BITAND | OpKind.BITOR | OpKind.BITXOR:
                 sign = {OpKind.BITAND: "&", OpKind.BITOR: "|", OpKind.BITXOR: "^"}[op.kind]
                 return f"({type_})({args[0]} {sign} {args[1]})"
             case OpKind.BITNOT:
-                return f"(!{args[0]})" if op.dtype is DType.BOOL else f"({type_})(~{args[0]})"
+                return f"(~{args[0]})" if op.dtype is DType.BOOL else f"({type_})(~{args[0]})"
             case OpKind.FMA:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
                 return self._wrapping(Op(OpKind.ADD, (product, op.args[2]), op.dtype), [self.value(product), args[2]])
@@ -322,7 +337,7 @@ class Scalar:
     def _wrapping(self, op: Op, args: list[str]) -> str:
         type_ = self.dialect.value_type(op.dtype)
         if op.dtype is DType.BOOL:
-            return f"(({args[0]} {op.kind.value} {args[1]}) != 0)"
+            return f"({args[0]} {op.kind.value} {args[1]})"
         known = range_of(op, self.ranges)
         least, greatest = op.dtype.integer_range
         fits = known is not None and least <= known[0] and known[1] <= greatest
