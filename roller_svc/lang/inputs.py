@@ -80,7 +80,7 @@ def _drawn(rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, 
             low, high = 1.1, 3.0
         return rng.uniform(low, high, shape)
     if name in demands.index_sizes:
-        size = demands.index_sizes[name]
+        size = min(demands.index_sizes[name], dtype.integer_range[1] + 1)  # an int8 reaches no further than 127
         if name in demands.scatter_indices and math.prod(shape) <= size <= 1 << 24:
             return _distinct(rng, size, shape)
         return rng.integers(0, size, shape)

@@ -67,3 +67,9 @@ def test_hints_override() -> None:
     arrays = drawn("y[n] = x[n] + p[n]", 0, hints, x=(F32, (2,)), p=(I32, (2,)))
     assert ((arrays["x"] >= 5) & (arrays["x"] < 6)).all()
     assert arrays["p"].tolist() == [2, 1]
+
+
+def test_an_index_type_that_does_not_reach_the_end() -> None:
+    arrays = drawn("y[n] = x[i[n]]", x=(F32, (200,)), i=(DType.INT8, (500,)))
+    assert arrays["i"].min() >= 0
+    assert arrays["i"].max() > 100
