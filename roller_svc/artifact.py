@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller_svc.describe import estimate_json, kernel_digest, report_json
-from roller_svc.errors import ArgumentError, BuildError, InvariantError
+from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir import canonical
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, Plan
@@ -33,8 +33,3 @@ def plan_of(saved: SavedKernel) -> Plan | None:
         return canonical.from_json(Plan, saved.extra.get("plan"))
     except ArgumentError:
         return None
-
-
-def failures(report: BuildReport) -> tuple[BuildError, ...]:
-    """Every error of the attempts, best candidate first."""
-    return tuple(attempt.error for attempt in report.attempts if attempt.error is not None)

@@ -28,8 +28,6 @@ from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, 
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
-# Fewer points than this are done before a second thread has woken up.
-PARALLEL_POINTS = 1 << 15
 
 CHECKED = """static long checked(long i, long size, long check, long long *status) {
   if (i >= 0 && i < size) return i;

@@ -5,7 +5,6 @@ from __future__ import annotations
 from roller_svc.perf.banks import bank_padding
 
 EPSILONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # bounds on padding, tried in turn (ROLLER §3.1: from 0, grown when needed)
-MAX_COUNT = 4096
 
 
 def padded(extent: int, tile: int) -> int:

@@ -101,7 +101,6 @@ class OpKind(Enum):
 
 
 COMPARISONS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE})
-LOGICAL = frozenset({OpKind.LAND, OpKind.LOR, OpKind.LNOT})
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,6 @@ class Arch:
         number = f"{self.number:x}" if self.prefix == "gfx" else str(self.number)
         return f"{self.prefix}{number}{self.suffix}"
 
-    def at_least(self, number: int) -> bool:
-        """Whether this is that generation or a later one of the same prefix."""
-        return self.number >= number
-
 
 def arch_named(text: str) -> Arch | None:
     """'sm_90a' -> Arch; None where the text is no architecture's name."""

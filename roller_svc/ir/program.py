@@ -9,7 +9,7 @@ from enum import Enum
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, axes_of, children, loads_of
+from roller_svc.ir.expr import Const, Expr, Load, Op, children, loads_of
 
 
 class AxisKind(Enum):
@@ -191,9 +191,3 @@ class TensorProgram:
         return any(any(load.checked) for s in self.statements for load in s.reads) or any(
             any(s.checked) for s in self.statements
         )
-
-
-def free_axes(statement: TensorExpr) -> frozenset[str]:
-    """Axes that occur in the statement but are not declared: empty in a checked program."""
-    used = axes_of(statement.body).union(*(axes_of(i) for i in statement.index))
-    return used - {a.name for a in statement.axes}
