@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, children, rewrite, walk
 from roller_svc.ir.inlining import plain, value_of
-from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
 
 # A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
 MAX_BODY_NODES = 400
@@ -28,23 +28,13 @@ def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
     readers = _readers(program)
     inlinable: dict[str, TensorExpr] = {}
     kept: list[TensorExpr] = []
-    for statement in _live(program, wanted):
+    for statement in live_statements(program, wanted):
         new = plain(_with_producers(statement, inlinable))
         if new.output not in wanted and _may_inline(new, readers.get(new.output, ())):
             inlinable[new.output] = new
         else:
             kept.append(new)
     return tuple(kept)
-
-
-def _live(program: TensorProgram, wanted: set[str]) -> list[TensorExpr]:
-    needed = set(wanted)
-    live: list[TensorExpr] = []
-    for statement in reversed(program.statements):
-        if statement.output in needed:
-            live.append(statement)
-            needed.update(statement.reads_tensors)
-    return live[::-1]
 
 
 def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:

@@ -1,0 +1,1 @@
+"""The nouns: frozen values that every stage shares, their printer and their JSON."""

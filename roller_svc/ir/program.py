@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -191,3 +191,14 @@ class TensorProgram:
         return any(any(load.checked) for s in self.statements for load in s.reads) or any(
             any(s.checked) for s in self.statements
         )
+
+
+def live_statements(program: TensorProgram, wanted: Collection[str]) -> tuple[TensorExpr, ...]:
+    """The statements that `wanted` tensors depend on, in their order."""
+    needed = set(wanted)
+    live: list[TensorExpr] = []
+    for statement in reversed(program.statements):
+        if statement.output in needed:
+            live.append(statement)
+            needed.update(statement.reads_tensors)
+    return tuple(reversed(live))

@@ -9,7 +9,15 @@ from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Load, walk
 from roller_svc.ir.inlining import plain
-from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
+from roller_svc.ir.program import (
+    Axis,
+    AxisKind,
+    StatementKind,
+    TensorExpr,
+    TensorProgram,
+    TensorType,
+    live_statements,
+)
 from roller_svc.lower.inline import inlined_body, is_inlinable
 from roller_svc.lower.rows import acc_name
 from roller_svc.lower.schedule import UPDATE, Fixed, Function, Part, Schedule, Stage, StageLoop
@@ -25,7 +33,7 @@ def default_schedule(program: TensorProgram) -> Schedule:
     """
     outputs = frozenset(o.tensor for o in program.outputs)
     statements: list[TensorExpr] = []
-    for statement in _live(program, outputs):
+    for statement in live_statements(program, outputs):
         statements += _with_accumulator(plain(statement), is_output=statement.output in outputs)
     functions = [Function(s, _stages(s)) for s in statements]
     bodies: dict[str, TensorExpr] = {}
@@ -42,16 +50,6 @@ def default_schedule(program: TensorProgram) -> Schedule:
         if function.name not in outputs and size <= MAX_DEFAULT_NODES and is_inlinable(function.statement, readers):
             functions[i] = replace(function, computed=Fixed.INLINE, stored=Fixed.INLINE)
     return Schedule(program, tuple(functions))
-
-
-def _live(program: TensorProgram, outputs: frozenset[str]) -> list[TensorExpr]:
-    needed = set(outputs)
-    live: list[TensorExpr] = []
-    for statement in reversed(program.statements):
-        if statement.output in needed:
-            live.append(statement)
-            needed.update(statement.reads_tensors)
-    return live[::-1]
 
 
 def _loads(tensor: str, readers: tuple[TensorExpr, ...]) -> int:
