@@ -12,10 +12,8 @@ from roller_svc.codegen.ranges import fold, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
-from roller_svc.ir.program import Combine
+from roller_svc.ir.program import JOINS
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, Node, Storage
-
-_JOINS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
 
 
 @dataclass(slots=True)
@@ -198,7 +196,7 @@ class Walk:
         target = self.element(node.tensor, place, node.index)
         if node.combine is None:
             return f"{target} = {_bare(self.scalar.stored(node.value, place.dtype))};"
-        kind = _JOINS[node.combine]
+        kind = JOINS[node.combine]
         value: Expr = node.value
         if value.dtype.compute is not place.dtype.compute:
             value = Cast(value, place.dtype, implicit=True)

@@ -9,7 +9,7 @@ from enum import Enum
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, children, loads_of
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, children, loads_of
 
 
 class AxisKind(Enum):
@@ -57,6 +57,10 @@ class Combine(Enum):
     MIN = "<"
     ALL = "&"
     ANY = "|"
+
+
+# The operator that joins two values; any and all are max and min of truth values by the time there is a tree.
+JOINS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
 
 
 def identity(combine: Combine, dtype: DType) -> Const:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, ceil_div, less_equal, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.expr import Expr, Load, Op
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
+from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.lower.guards import without_guards_inside
@@ -27,7 +27,6 @@ from roller_svc.lower.rows import (
 )
 
 LANE = ".lane"
-_JOINS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
 
 
 def lower_nest_cpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
@@ -196,7 +195,7 @@ class _Rows:
         parts: list[Expr] = [Load(acc, (num(i),), dtype) for i in range(lanes)]
         while len(parts) > 1:
             parts = [
-                Op(_JOINS[combine], (a, b), dtype) for a, b in zip(parts[::2], parts[1::2], strict=True)
+                Op(JOINS[combine], (a, b), dtype) for a, b in zip(parts[::2], parts[1::2], strict=True)
             ]
         return [*nodes, Compute(f"{acc}.total", (), parts[0])]
 
