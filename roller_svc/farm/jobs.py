@@ -99,7 +99,7 @@ class JobQueue:
             id=_new_id(), action=action, stage=Stage.QUEUED, cache=Cache.MISS, create_time=_now(),
             request=request_json(request),
         )  # fmt: skip
-        return self._enqueue(operation, request)
+        return self._enqueue(operation, request, self._length)
 
     def get(self, operation_id: str) -> Operation | None:
         with self._lock:
@@ -145,11 +145,12 @@ class JobQueue:
         stop_builds()
         self._pool.shutdown(wait=True)
 
-    def _enqueue(self, operation: Operation, request: BuildRequest) -> Operation:
+    def _enqueue(self, operation: Operation, request: BuildRequest, most: int | None = None) -> Operation:
+        """Joined to a build under way, or a new one where there are fewer than `most`."""
         with self._lock:
             job = self._jobs.get(operation.action)
-            if job is None and len(self._jobs) >= self._length:
-                raise QueueFullError(f"{self._length} builds are waiting already; try again later")
+            if job is None and most is not None and len(self._jobs) >= most:
+                raise QueueFullError(f"{most} builds are waiting already; try again later")
             if job is not None:
                 operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
             self.store.write_record(operation.id, _to_record(operation))

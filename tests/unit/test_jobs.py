@@ -139,6 +139,27 @@ def test_operations_are_known_to_the_next_process(store: Store, builder: Builder
     assert queue_on(store, builder).get("hit-" + "0" * 64) is None
 
 
+def test_a_shorter_queue_resumes_all_that_was_accepted(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder, length=3)
+    builder.gate.clear()
+    left = [store.record(queue.submit(request(name)).id) for name in "abc"]
+    builder.gate.set()
+    queue.close()
+    for record in left:  # as a process leaves them that is killed while they wait
+        assert record is not None
+        store.write_record(str(record["id"]), record)
+    (store.root / "ac").rename(store.root / "gone")
+    (store.root / "ac").mkdir()
+    after = queue_on(store, builder, length=1)
+    assert after.resume() == 3
+    for record in left:
+        assert record is not None
+        found = after.get(str(record["id"]))
+        assert found is not None
+        assert ended(after, found).error is None
+    after.close()
+
+
 def test_what_had_not_ended_is_resumed(store: Store, builder: Builder) -> None:
     queue = queue_on(store, builder)
     done = ended(queue, queue.submit(request()))
