@@ -29,6 +29,7 @@ _FLOAT = {
     "relu": "{F} {T} relu_{t}({T} a) {{ return a > 0 || a != a ? a : 0; }}",
     "square": "{F} {T} square_{t}({T} a) {{ return a * a; }}",
     "sign": "{F} {T} sign_{t}({T} a) {{ return a != a ? a : ({T})((a > 0) - (a < 0)); }}",
+    "isnan": "{F} int isnan_{t}({T} a) {{ return a != a; }}",
     "isinf": "{F} int isinf_{t}({T} a) {{ return fabs{s}(a) == {inf}; }}",
     "sigmoid": "{F} {T} sigmoid_{t}({T} a) {{ return 1 / (1 + exp{s}(-a)); }}",
     "silu": "{F} {T} silu_{t}({T} a) {{ return a / (1 + exp{s}(-a)); }}",
@@ -170,6 +171,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
     dtype = _BY_SHORT.get(short)
     if dtype is None:
         raise InvariantError(f"no helper {name}")
+    if base.startswith("gather"):
+        return _gather(int(base.removeprefix("gather")), dtype, dialect)
     if base == "to":
         return _saturating(dtype, dialect)
     if base == "mul_rn":
@@ -191,6 +194,19 @@ def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
         "W": "unsigned long long" if dtype.bits == 64 else "unsigned int",
         "inf": dialect.inf_f64 if dtype is DType.FLOAT64 else dialect.inf_f32,
     }  # fmt: skip
+
+
+def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
+    """An element behind `dims` indices from data, each with its size, stride and number of check; 0 out of range."""
+    type_ = dialect.storage_type(dtype)
+    parameters = "".join(f", long long i{d}, long long n{d}, long long s{d}, int c{d}" for d in range(dims))
+    inside = " && ".join(f"in_range(i{d}, n{d}, c{d})" for d in range(dims))
+    place = " + ".join(f"i{d} * s{d}" for d in range(dims))
+    text = (
+        f"{dialect.function} {type_} gather{dims}_{SHORT[dtype]}(const {type_} *p{parameters}) {{\n"
+        f"  return {inside} ? p[{place}] : ({type_})0;\n}}"
+    )
+    return Helper(text, ("in_range",))
 
 
 def _half(name: str, dialect: Dialect) -> Helper:

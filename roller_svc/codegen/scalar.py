@@ -23,6 +23,7 @@ from roller_svc.ir.expr import (
     Select,
     axes_of,
     loads_of,
+    walk,
 )
 from roller_svc.ir.kernel import RuntimeCheck
 
@@ -148,7 +149,8 @@ class Scalar:
             case AxisRef(name=name):
                 if name in self.values:
                     return str(self.values[name])
-                return self.names.of(name) if self.index_type == "int" else f"(int){self.names.of(name)}"
+                whole = self.index_type == "int" or self._outgrows_int(expr)
+                return self.names.of(name) if whole else f"(int){self.names.of(name)}"
             case Load():
                 return self.load(expr)
             case Cast(arg=arg, dtype=dtype, implicit=implicit):
@@ -157,6 +159,10 @@ class Scalar:
                 return f"({self.value(cond)} ? {self.value(then)} : {self.value(otherwise)})"
             case Op():
                 return self._op(expr)
+
+    def _outgrows_int(self, axis: AxisRef) -> bool:
+        known = self.ranges.get(axis.name)
+        return known is not None and known[1] > DType.INT32.integer_range[1]
 
     def constant(self, value: float, dtype: DType) -> str:
         if not dtype.is_float:
@@ -185,40 +191,53 @@ class Scalar:
         place = self.places[load.tensor]
         if not place.shape:
             return self.widened(place.identifier if self._is_scalar(load.tensor) else f"{place.identifier}[0]", place)
-        guards: list[str] = []
-        index: list[Expr] = list(load.index)
-        for d, checked in enumerate(load.checked):
-            if checked:
-                guards.append(self._guard(load, d))
-        if guards and self.guard_reads:
-            read = self.widened(f"{place.identifier}[{self.address(place, tuple(index))}]", place)
-            return f"({' && '.join(guards)} ? {read} : {self.constant(0, load.dtype)})"
-        if guards:
+        checked = [d for d, wanted in enumerate(load.checked) if wanted]
+        if not checked:
+            return self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
+        if not self.guard_reads:
             terms = []
-            for d, (i, stride) in enumerate(zip(index, place.strides, strict=True)):
-                text = guards.pop(0) if load.checked[d] else self.index(i)
+            for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
+                text = self._recorded(load, d) if load.checked[d] else self.index(i)
                 terms.append(text if stride == 1 else f"{text} * {stride}")
             return self.widened(f"{place.identifier}[{' + '.join(terms)}]", place)
-        return self.widened(f"{place.identifier}[{self.address(place, tuple(index))}]", place)
+        if any(any(inner.checked) for d in checked for inner in loads_of(load.index[d])):
+            return self.widened(self._gathered(load, place, checked), place)
+        guards = [self.in_range(load.tensor, d, place.shape[d], load.index[d]) for d in checked]
+        read = self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
+        return f"({' && '.join(guards)} ? {read} : {self.constant(0, load.dtype)})"
+
+    def _gathered(self, load: Load, place: Place, checked: list[int]) -> str:
+        """The element, its indices printed once: chains of gathers must not double at every link."""
+        rest = tuple(Const(0, DType.INT32) if d in checked else i for d, i in enumerate(load.index))
+        args = [f"{place.identifier} + {self.address(place, rest)}"]
+        for d in checked:
+            text = self._wide(load.index[d])
+            number = self._numbered(load.tensor, d, place.shape[d], text)
+            args += [text, str(place.shape[d]), str(place.strides[d]), str(number)]
+        return f"{self._helper(f'gather{len(checked)}_{SHORT[place.dtype]}')}({', '.join(args)})"
+
+    def _recorded(self, load: Load, d: int) -> str:
+        text, size = self.index(load.index[d]), self.places[load.tensor].shape[d]
+        return f"checked({text}, {size}, {self._numbered(load.tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
         """A storage node without dimensions is a plain variable; a buffer is a pointer."""
         return "." in tensor
 
-    def _guard(self, load: Load, d: int) -> str:
-        index, size = load.index[d], self.places[load.tensor].shape[d]
-        if self.guard_reads:
-            return self.in_range(load.tensor, d, size, index)
-        return f"checked({self.index(index)}, {size}, {self.check(load.tensor, d, size, index)}, status)"
-
     def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
         """Whether an index from data lies in its dimension; told in 64 bits, where it is exact."""
-        exact = replace(self, index_type=self.dialect.wide_index).index(index)
-        return f"{self._helper('in_range')}({exact}, {size}, {self.check(tensor, d, size, index)})"
+        text = self._wide(index)
+        return f"{self._helper('in_range')}({text}, {size}, {self._numbered(tensor, d, size, text)})"
 
     def check(self, tensor: str, d: int, size: int, index: Expr) -> int:
         """Number of the run-time check of that index."""
-        self.checks.append(RuntimeCheck(tensor, d, size, self.index(index)))
+        return self._numbered(tensor, d, size, self.index(index))
+
+    def _wide(self, index: Expr) -> str:
+        return replace(self, index_type=self.dialect.wide_index).index(index)
+
+    def _numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+        self.checks.append(RuntimeCheck(tensor, d, size, text))
         return len(self.checks) - 1
 
     def widened(self, text: str, place: Place) -> str:
@@ -265,7 +284,9 @@ class Scalar:
     def _op(self, op: Op) -> str:
         kind, dtype = op.kind, op.dtype
         if kind in COMPARISONS:
-            return f"({self.value(op.args[0])} {kind.value} {self.value(op.args[1])})"
+            # an extent beyond 2^31: what is compared with it is a place, exact as indices are
+            side = self.index if any(_is_beyond(arg) for arg in op.args) else self.value
+            return f"({side(op.args[0])} {kind.value} {side(op.args[1])})"
         if kind in (OpKind.LAND, OpKind.LOR):
             sign = "&&" if kind is OpKind.LAND else "||"
             return f"({self.value(op.args[0])} {sign} {self.value(op.args[1])})"
@@ -273,8 +294,7 @@ class Scalar:
             return f"(!{self.value(op.args[0])})"
         operand = op.args[0].dtype.compute
         if kind is OpKind.ISNAN:
-            text = self.value(op.args[0])
-            return f"({text} != {text})" if operand.is_float else "0"
+            return f"{self._ours('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
         if kind in (OpKind.FLOOR, OpKind.CEIL):
             rounded = self._library("floor" if kind is OpKind.FLOOR else "ceil", operand)
             return f"{self._helper('to_i32')}({rounded}({self.value(op.args[0])}))"
@@ -341,6 +361,8 @@ class Scalar:
         known = range_of(op, self.ranges)
         least, greatest = op.dtype.integer_range
         fits = known is not None and least <= known[0] and known[1] <= greatest
+        # a place beyond 2^31 is a 64-bit variable, and so is what is computed from it
+        fits = fits or any(isinstance(part, AxisRef) and self._outgrows_int(part) for part in walk(op))
         if op.dtype.bits >= 32 and (fits or self.dialect.wraps or not op.dtype.is_signed):
             return f"({args[0]} {op.kind.value} {args[1]})"
         unsigned = self._unsigned(op.dtype)
@@ -368,3 +390,11 @@ class Scalar:
             self._helper(needed)
         self.helpers[name] = None
         return name
+
+
+def _is_beyond(expr: Expr) -> bool:
+    """Whether it is a number that its own integer type cannot hold."""
+    if not isinstance(expr, Const) or expr.dtype.is_float:
+        return False
+    least, greatest = expr.dtype.integer_range
+    return not least <= expr.value <= greatest

@@ -125,6 +125,8 @@ def _constant_in(scope: Scope, budget: Budget) -> Callable[[Node], int | None]:
     """What evaluates a `where` extent: an expression of numbers and sizes."""
 
     def constant_of(node: Node) -> int | None:
+        if isinstance(node, Num) and isinstance(node.value, int):
+            return node.value  # an extent has no type: it may be beyond int32
         found = Expressions(scope, {}, Ranges({}, budget)).strong(node)
         return None if found.dtype.is_float else constant_int(found)
 

@@ -11,6 +11,7 @@ import roller_svc
 from roller_svc import hardware
 from roller_svc.codegen.kernel import _comment
 from roller_svc.codegen.names import Names
+from roller_svc.errors import IndexRangeError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
@@ -93,3 +94,40 @@ def test_a_gather_checks_its_index_where_it_runs() -> None:
     inputs = {"t": ("float32", (10, 4)), "i": ("int32", (6,))}
     assert "checked(" in text_for("y[n,c] = t[i[n],c]", "local", **inputs)
     assert "in_range(" in text_for("y[n,c] = t[i[n],c]", "nvidia-t4", **inputs)
+
+
+@pytest.mark.parametrize("target", ["local", "nvidia-t4"])
+@pytest.mark.parametrize(("link", "inner"), [("j[{}]", "n"), ("isnan({}) + x[n]", "x[n]")])
+def test_long_chains_do_not_double_at_every_link(link: str, inner: str, target: str) -> None:
+    value = inner
+    for _ in range(40):
+        value = link.format(value)
+    text = text_for(f"y[n] = {value} + x[n]", target, j=("int32", (50,)), x=("float32", (50,)))
+    assert len(text) < 8000
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "nvidia-t4", "runtime": "emulator"}])
+def test_gathers_behind_gathers_read_and_check_each_index(options: dict[str, str]) -> None:
+    rng = np.random.default_rng(3)
+    j, k = rng.integers(0, 50, 50, dtype=np.int32), rng.integers(0, 9, 50, dtype=np.int64)
+    x = rng.uniform(-1, 1, (9, 3, 50)).astype(np.float16)
+    inputs = {"j": ("int32", (50,)), "k": ("int64", (50,)), "x": ("float16", (9, 3, 50))}
+    expression = "y[n, c] = x[k[j[n]], c, j[j[k[j[n]]]]]"
+    kernel = roller_svc.compile(expression, inputs, select="model", top_k=1, **options)
+    want = np.stack([x[k[j], c, j[j[k[j]]]] for c in range(3)], 1)
+    np.testing.assert_array_equal(kernel(j=j, k=k, x=x)["y"], want)
+    j[7] = 77
+    with pytest.raises(IndexRangeError, match="index 77 is outside dimension 0"):
+        kernel(j=j, k=k, x=x)
+
+
+def test_an_axis_may_be_longer_than_int32() -> None:
+    text = text_for("y[n] = x[n // 3] where n in 3000000000", "nvidia-t4", x=("float32", (1_000_000_000,)))
+    assert "(n_at < 3000000000)" in text
+
+
+@pytest.mark.parametrize("target", ["local", "nvidia-t4"])
+@pytest.mark.parametrize("expression", ["y[a, b] = x[a, b] + 1.0", "y[] +=! x[a, b]", "y[a] >=! x[a, b]"])
+def test_places_beyond_int32_are_not_cut(expression: str, target: str) -> None:
+    text = text_for(expression, target, x=("float32", (70001, 70003)))
+    assert not re.search(r"\(int\)(?!blockIdx|threadIdx)[^;{]*4900280003", text.split("*/", 1)[1])
