@@ -152,7 +152,7 @@ class Kernel:
 
 def compile(  # noqa: PLR0913 - the name and the options that interface.md gives it
     expression: str,
-    inputs: Inputs,
+    inputs: Inputs | None = None,
     *,
     target: str = "local",
     outputs: Sequence[str] | None = None,
@@ -175,7 +175,7 @@ def compile(  # noqa: PLR0913 - the name and the options that interface.md gives
 
 def estimate(
     expression: str,
-    inputs: Inputs,
+    inputs: Inputs | None = None,
     targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
     outputs: Sequence[str] | None = None,
     top_k: int = 1,

@@ -20,7 +20,7 @@ class Item:
     """One program to estimate, in plain values, not yet checked."""
 
     expression: object
-    inputs: Mapping[str, object]
+    inputs: Mapping[str, object] | None
     outputs: Sequence[str] | None = None
 
 

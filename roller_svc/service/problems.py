@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from roller_svc import errors
 from roller_svc.describe import error_json
-from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError, SpecError
+from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError, SpecError, ToolchainMissingError
 from roller_svc.wire import HTTP_ERROR_CODE
 
 MEDIA_TYPE = "application/problem+json"
@@ -47,6 +47,8 @@ def status_of(error_class: type[RollerError]) -> int:
         return 422
     if issubclass(error_class, FarmError):
         return 503
+    if issubclass(error_class, ToolchainMissingError):
+        return 501
     return 500
 
 
