@@ -10,7 +10,7 @@ import numpy as np
 from roller_svc.errors import IndexRangeError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of
-from roller_svc.ir.program import TensorType
+from roller_svc.ir.program import Combine, TensorType
 from roller_svc.lang import rounding
 from roller_svc.lang.scalar_ops import apply
 from roller_svc.lang.values import Array, convert, round_to, wide_dtype
@@ -172,8 +172,13 @@ def out_of_range(tensor: str, dim: int, size: int, value: int) -> IndexRangeErro
     )
 
 
-def accumulation_dtype(body: DType, result: DType) -> DType:
-    """The type in which a reduction of `body` into `result` is formed: the wider of the two in the language's order."""
+def accumulation_dtype(body: DType, result: DType, combine: Combine) -> DType:
+    """The type in which a reduction of `body` into `result` is formed: the wider of the two in the language's order.
+
+    The greatest and the least integer are found before they are converted: a sign must not change the order.
+    """
+    if combine in (Combine.MAX, Combine.MIN) and not (body.is_float or result.is_float):
+        return body
     if body.is_float != result.is_float:
         return body if body.is_float else result
     return body if body.bits > result.bits else result

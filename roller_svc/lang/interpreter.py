@@ -278,7 +278,7 @@ class _Machine:
                 message = f"the elements asked for need too much of {statement.name} to be evaluated here"
                 raise ArgumentError(message, code="reference-too-large", hint="use smaller shapes")
         body, dtype = statement.body.dtype, statement.type.dtype
-        forming = accumulation_dtype(body, dtype) if statement.combine else dtype
+        forming = accumulation_dtype(body, dtype, statement.combine) if statement.combine else dtype
         total = Accumulator(statement.combine, forming, extents[:kept], track=self.track)
         for block in blocks(extents):
             term = self._evaluator(statement, axes(block)).term(statement.body)

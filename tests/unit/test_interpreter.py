@@ -300,3 +300,8 @@ class TestSampled:
         some = sampled(program, arrays, 5)["y"]
         assert some.at is not None
         assert some.wide.tolist() == [2.0 * (i - 1) if i else 0.0 for i in some.at.tolist()]
+
+
+def test_the_least_integer_is_found_before_it_is_converted() -> None:
+    program = parse("y[a]: uint8 <=! x[a, k]", {"x": TensorType(DType.INT8, (1, 3))})
+    assert reference(program, {"x": np.array([[-1, 3, 2]], np.int8)})["y"].tolist() == [255]
