@@ -95,7 +95,7 @@ class Scalar:
                 return str(value)
             case AxisRef(name=name):
                 return self.names.of(name)
-            case Op() if not all(load.tensor.endswith(".of") for load in loads_of(expr)):
+            case Op() if self._comes_from_data(expr):
                 return f"({self.index_type})({self.value(expr)})"
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
@@ -109,6 +109,11 @@ class Scalar:
                 return f"({self.value(cond)} ? {self.index(then)} : {self.index(otherwise)})"
             case _:
                 return f"({self.index_type})({self.value(expr)})"
+
+    @staticmethod
+    def _comes_from_data(expr: Expr) -> bool:
+        """Whether it reads a tensor; the tables of axis values that lowering makes (`n.of`) are none."""
+        return not all(load.tensor.endswith(".of") for load in loads_of(expr))
 
     def _keeps(self, cast: Cast) -> bool:
         """Whether the cast's operand, taken exactly, is the cast's value."""
@@ -134,11 +139,8 @@ class Scalar:
         for i, stride in zip(index, place.strides, strict=True):
             text = self.index(i)
             if text != "0":
-                terms.append(text if stride == 1 else f"{text} * {self._stride(stride)}")
+                terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms) or "0"
-
-    def _stride(self, stride: int) -> str:
-        return str(stride)
 
     # values ---------------------------------------------------------------------------------------------------------
     def value(self, expr: Expr) -> str:
