@@ -48,9 +48,11 @@ def nest_space(
             accesses += _reads(expr, types)
     accesses += _writes(statements, types)
     distinct = _distinct(accesses)
+    targets = [s.target for s in statements if s.target is not None]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
         compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
+        copied_bytes=sum(types[t].bytes for t in targets),
     )  # fmt: skip
 
 

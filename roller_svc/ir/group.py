@@ -153,6 +153,7 @@ class TileSpace:
     flops: int  # of the whole group
     compute_dtype: DType
     vector_axis: str
+    copied_bytes: int = 0  # a scatter's target, which becomes its result before anything is written to it
 
     def axis(self, name: str) -> TileAxis:
         return next(a for a in self.axes if a.name == name)
@@ -172,7 +173,7 @@ class TileSpace:
     def touched_bytes(self) -> int:
         """Compulsory traffic: every tensor once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
-        return sum(access.tile_bytes(whole) for access in self.accesses)
+        return sum(access.tile_bytes(whole) for access in self.accesses) + 2 * self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Model:
             costs = cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
             body = costs.core_s
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.split_k > 1 else 0.0
+        copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         overhead = mach.hw.limits.launch_overhead_s
         stages = [StageCost(name, s) for name, s in costs.parts]
         if mach.simt:
@@ -48,8 +49,10 @@ class Model:
         stages.append(StageCost("launch", overhead))
         if joining:
             stages.append(StageCost("combine", joining))
+        if copying:
+            stages.append(StageCost("copy", copying))
         return Estimate(
-            seconds=max(p.floor_s, body) + overhead + joining,
+            seconds=max(p.floor_s, body + copying) + overhead + joining,
             stages=tuple(stages),
             occupancy=costs.occupancy,
             waves=costs.waves,

@@ -147,3 +147,15 @@ def test_a_split_integer_product_still_wraps() -> None:
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
     got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
     assert got["y"][0] == np.array(pow(3, 64, 256), np.uint8).view(np.int8)
+
+
+def test_a_scatter_costs_the_copy_of_its_target() -> None:
+    types = {
+        "d": TensorType(DType.FLOAT32, (1 << 20, 16)), "i": TensorType(DType.INT32, (4,)),
+        "u": TensorType(DType.FLOAT32, (4, 16)),
+    }  # fmt: skip
+    made = parse("d[i[n], c] =. u[n, c]", types)
+    ((group,), ranked, _) = ranked_groups(made, H200, 1)
+    assert group.space.copied_bytes == 64 << 20
+    assert ranked[0][0].estimate.seconds >= 2 * (64 << 20) / H200.dram.bandwidth_bytes_per_s
+    assert ranked[0][0].estimate.bound == "copy"
