@@ -321,8 +321,7 @@ class Scalar:
             case OpKind.RECIPROCAL:
                 return f"({self.constant(1.0, operand)} / {args[0]})"
             case OpKind.CLIP:
-                inner = f"{self._ours('max', operand)}({args[0]}, {args[1]})"
-                return f"{self._ours('min', operand)}({inner}, {args[2]})"
+                return self._clip(args, operand)
             case kind if kind in _OURS:
                 return f"{self._ours(_OURS[kind], operand)}({', '.join(args)})"
             case kind if kind in _MATH:
@@ -347,14 +346,17 @@ class Scalar:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
                 return self._wrapping(Op(OpKind.ADD, (product, op.args[2]), op.dtype), [self.value(product), args[2]])
             case OpKind.CLIP:
-                inner = f"{self._ours('max', op.dtype)}({args[0]}, {args[1]})"
-                return f"{self._ours('min', op.dtype)}({inner}, {args[2]})"
+                return self._clip(args, op.dtype)
             case kind if kind in _OURS_INTEGER:
                 return f"{self._ours(_OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
             case kind if kind in _OURS:
                 return f"{self._ours(_OURS[kind], op.dtype)}({', '.join(args)})"
             case _:
                 raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
+
+    def _clip(self, args: list[str], dtype: DType) -> str:
+        value, low, high = args
+        return f"{self._ours('min', dtype)}({self._ours('max', dtype)}({value}, {low}), {high})"
 
     def _wrapping(self, op: Op, args: list[str]) -> str:
         type_ = self.dialect.value_type(op.dtype)

@@ -131,12 +131,13 @@ def _const(call: Written) -> Node:
     if given is None:
         return value
     type_ = type_arg(given)
-    return CastTo(value, type_, True, call.start, call.end, depth_above((value, type_), call))  # noqa: FBT003
+    depth = depth_above((value, type_), call)
+    return CastTo(value, type_, literal_form=True, start=call.start, end=call.end, depth=depth)
 
 
 def _cast(call: Written, arg: Node, type_: TypeArg) -> CastTo:
     depth = depth_above((arg, type_), call)
-    return CastTo(arg, type_, False, call.start, call.end, depth)  # noqa: FBT003 - a field, not an option
+    return CastTo(arg, type_, literal_form=False, start=call.start, end=call.end, depth=depth)
 
 
 def _axis(node: Node, call: Written) -> Ref:
@@ -156,7 +157,7 @@ def _select(call: Written, args: Sequence[Node]) -> When:
     condition, value, other = args
     conditions = _conditions(condition)
     depth = depth_above((*conditions, value, other), call)
-    return When(value, conditions, other, False, call.start, call.end, depth)  # noqa: FBT003 - a field
+    return When(value, conditions, other, any_holds=False, start=call.start, end=call.end, depth=depth)
 
 
 def applied(call: Written, name: str, at: Span, args: Sequence[Node], type_: TypeArg | None) -> Node:

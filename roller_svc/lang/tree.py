@@ -159,7 +159,7 @@ class TreeBuilder:
     def statement(self, parts: Parts) -> Statement:
         where: tuple[WhereItem, ...] = ()
         if isinstance(parts[-1], list):
-            where = tuple(parts.pop())  # type: ignore[arg-type]
+            where = tuple(parts.pop())  # type: ignore[arg-type]  # the list that `where` made, by the grammar
         value = _node(parts.pop())
         assigned = parts.pop()
         assert isinstance(assigned, tuple)  # what `assign` made
