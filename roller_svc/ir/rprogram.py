@@ -44,9 +44,14 @@ class RProgram:
 
     `block`: the rTile of one rTask at the spec's block level: a thread block, a CPU task. On a reduced axis its
     extent is the step that is staged at once (K of a contraction), or the whole axis (INNER).
-    `thread`: the rTile of one thread at the register level; block is a multiple of it on every spatial axis.
+    `thread`: the rTile of one thread at the register level; block is a multiple of it on every spatial axis. Of a
+    matrix unit: the rTile of a warp, whose threads are the `lanes`.
     `lanes`: threads of a block (GPU), or vector lanes (CPU), that share one reduction; 1 means none do.
     `split_k`: rTasks that share one reduction, joined by a second launch.
+    `stages`: staged steps in flight at once, each with a buffer of its own.
+    `raster`: tile rows that blocks walk together, so that those at work at once share operands in the last cache.
+    `stream_k`: blocks that share all steps of all tiles evenly (stream-K), a tile's parts joined by a second launch;
+    0: a block computes whole tiles.
     """
 
     space: TileSpace
@@ -55,14 +60,19 @@ class RProgram:
     thread: RTile
     lanes: int = 1
     split_k: int = 1
+    stages: int = 1
+    raster: int = 1
+    stream_k: int = 0
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:
             big, small = self.block[axis.name], self.thread[axis.name]
             if small < 1 or big < small or big % small:
                 raise InvariantError(f"axis {axis.name}: block tile {big} is no multiple of thread tile {small}")
-        if self.lanes < 1 or self.split_k < 1:
-            raise InvariantError("lanes and split_k are at least 1")
+        if min(self.lanes, self.split_k, self.stages, self.raster) < 1 or self.stream_k < 0:
+            raise InvariantError("lanes, split_k, stages and raster are at least 1, stream_k at least 0")
+        if self.split_k > 1 and self.stream_k:
+            raise InvariantError("a reduction is split evenly or streamed, not both")
 
     @property
     def grid(self) -> int:

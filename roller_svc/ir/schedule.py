@@ -52,7 +52,11 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row."""
+    """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row.
+
+    Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
+    banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes.
+    """
 
     tensor: str
     dtype: DType
@@ -60,6 +64,8 @@ class Storage:
     scope: Scope
     body: tuple[Node, ...]
     pad: int = 0
+    swizzled: bool = False
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,79 @@ class Barrier:
     """All threads of a block meet."""
 
 
-Node = Loop | Let | Storage | Compute | Branch | Barrier
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`elements` neighbours from memory into a shared room, asynchronously: they are there once awaited (cp.async).
+
+    `index` and `source` are of the first of them; together they are 4, 8 or 16 bytes, aligned to that on both sides.
+    Where `guard` fails nothing is read and zeros arrive.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    source: Load
+    elements: int
+    guard: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCopies:
+    """The copies that this thread has begun since the last one become a group, perhaps an empty one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCopies:
+    """All of this thread's groups but the `pending` youngest have arrived, for this thread to see."""
+
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMatrix:
+    """`count` (1, 2, 4) matrices of 8 rows of 16 bytes from a shared room into a fragment of a warp (ldmatrix).
+
+    Lane 8i + r names row r of matrix i: `source[at]` is its first element, aligned to 16 bytes. tensor[index..., i]
+    becomes the lane's word of matrix i: word lane % 4 of row lane / 4, or, `transposed`, for elements of 16 bits those
+    at 2 (lane % 4) and 2 (lane % 4) + 1 of column lane / 4. Elements of 32 bits have no such instruction: `transposed`
+    and `count` 1, `at` is the lane's own word.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    count: int
+    source: str
+    at: tuple[Expr, ...]
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFragment:
+    """`count` words tensor[index..., i], float32, rounded to tf32, to nearest."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """A warp's tensor[index..., :] (four a lane, 16 x 8 results) += a[a_index..., :] * b[b_index..., :], fragments of
+    16 x 32 and 32 x 8 bytes in the layout of mma.sync m16n8k(32 bytes)."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    a: str
+    a_index: tuple[Expr, ...]
+    a_dtype: DType
+    b: str
+    b_index: tuple[Expr, ...]
+    b_dtype: DType
+
+
+Node = (
+    Loop | Let | Storage | Compute | Branch | Barrier
+    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +233,17 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}branch")
             case Barrier():
                 lines.append(f"{pad}barrier")
+            case Copy(tensor=tensor, elements=elements):
+                lines.append(f"{pad}copy {elements} to {tensor}[...]")
+            case CommitCopies():
+                lines.append(f"{pad}commit copies")
+            case AwaitCopies(pending=pending):
+                lines.append(f"{pad}await copies, {pending} pending")
+            case LoadMatrix(tensor=tensor, source=source, count=count, transposed=transposed):
+                lines.append(f"{pad}{tensor} = {count} {'transposed ' if transposed else ''}matrices of {source}")
+            case RoundFragment(tensor=tensor):
+                lines.append(f"{pad}round {tensor} to tf32")
+            case Mma(tensor=tensor, a=a, b=b):
+                lines.append(f"{pad}{tensor} += {a} * {b}")
         lines.extend(render(body, depth + 1) for body in bodies(node) if body)
     return "\n".join(lines)
