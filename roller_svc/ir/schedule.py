@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.program import Combine
 
 
