@@ -1,0 +1,217 @@
+"""Factor of a contraction → how a matrix unit's tiles of it can be filled: type, direction, what moves as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
+from roller_svc.ir.hardware import ComputeUnit, UnitKind
+from roller_svc.ir.program import TensorType
+
+LONGEST_RUN = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
+
+_FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
+_BYTES = frozenset({DType.INT8, DType.UINT8, DType.BOOL})
+_SHORT = frozenset({DType.INT16, DType.UINT16})
+# type → the other types all of whose values it has (both float8 have fewer digits and exponents than float16)
+_HOLDS: Mapping[DType, frozenset[DType]] = {
+    DType.FLOAT64: frozenset(DType) - {DType.INT64, DType.UINT64},
+    DType.FLOAT32: _FLOAT8 | _BYTES | _SHORT | {DType.FLOAT16, DType.BFLOAT16},
+    DType.FLOAT16: _FLOAT8 | _BYTES,
+    DType.BFLOAT16: _FLOAT8 | _BYTES,
+    DType.INT64: _BYTES | _SHORT | {DType.INT32, DType.UINT32},
+    DType.INT32: _BYTES | _SHORT,
+    DType.UINT32: frozenset({DType.UINT8, DType.UINT16, DType.BOOL}),
+    DType.INT16: _BYTES,
+    DType.UINT16: frozenset({DType.UINT8, DType.BOOL}),
+    DType.UINT8: frozenset({DType.BOOL}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """`dtype`: the narrowest type that has every value of the factor; results of arithmetic that the program gives
+    type float16 or bfloat16 count as rounded to it, as casts and outputs are.
+
+    `source`: where `guard` holds (None: always) the factor is this load, elsewhere 0; None: it must be computed.
+    `stored`: the source's type in memory. `along_k`: neighbours in memory are neighbours along k, not along m or n.
+    `run`: that many neighbours, from a multiple of it on, always lie side by side in memory, their first aligned to
+    their size, under one guard: they can move as one. A power of two; 1 where nothing is known.
+    """
+
+    factor: Expr
+    dtype: DType
+    source: Load | None
+    guard: Expr | None
+    stored: DType
+    along_k: bool
+    run: int
+
+
+def operands(group: KernelGroup) -> tuple[Operand, Operand]:
+    """Those of a contraction, a and b."""
+    if group.kind is not GroupKind.CONTRACTION or group.factors is None:
+        raise ValueError(f"{group.name} is no contraction")
+    (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    types = dict(group.inputs)
+    return _operand(group.factors.a, m, k, types), _operand(group.factors.b, n, k, types)
+
+
+def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
+    """The type in which the unit is given the operand: bytes keep theirs, for instructions take any two of a kind."""
+    if unit.in_dtype.bits == 8:
+        return DType.UINT8 if operand.dtype is DType.BOOL else operand.dtype
+    return unit.in_dtype
+
+
+def refusal(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
+    """Why the matrix unit cannot compute the contraction; '' where it can."""
+    if unit.kind is not UnitKind.MMA:
+        return f"no rules for units of kind {unit.kind.value}"
+    if group.kind is not GroupKind.CONTRACTION:
+        return "no contraction"
+    if group.space.compute_dtype is not unit.acc_dtype:
+        return f"sums in {group.space.compute_dtype.value}, the unit in {unit.acc_dtype.value}"
+    for name, operand in zip("ab", operands(group), strict=True):
+        if not _takes(unit.in_dtype, operand.dtype):
+            return f"operand {name} is {operand.dtype.value}, the unit takes {unit.in_dtype.value}"
+        if operand.dtype is DType.FLOAT32 and not allow_tf32:
+            return f"operand {name} is float32, and tf32 is not allowed"
+    return ""
+
+
+def _takes(unit: DType, operand: DType) -> bool:
+    if unit in (DType.INT8, DType.UINT8):
+        return operand in _BYTES
+    if unit in _FLOAT8:
+        return operand in _FLOAT8
+    return operand is unit or operand in _HOLDS.get(unit, frozenset())
+
+
+def _operand(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
+    dtype = _value_dtype(factor) or factor.dtype
+    source, guard = _guarded_load(factor)
+    if source is None or any(source.checked):
+        return Operand(factor, dtype, None, None, dtype, _runs_along_k(factor, axis, k), 1)
+    type_ = types[source.tensor]
+    along_k = _runs_along_k(source, axis, k)
+    run = _run(source, guard, k if along_k else axis, type_)
+    return Operand(factor, dtype, source, guard, type_.dtype, along_k, run)
+
+
+def _value_dtype(expr: Expr) -> DType | None:
+    """Narrowest type with all of its values; None for 0, which every type has."""
+    match expr:
+        case Const(value=0):
+            return None
+        case Select(then=then, otherwise=otherwise, dtype=dtype):
+            one, other = _value_dtype(then), _value_dtype(otherwise)
+            if one is None or other is None or one is other:
+                return one or other
+            return dtype
+        case Cast(arg=arg, dtype=dtype):
+            inner = _value_dtype(arg)
+            return inner if inner is None or inner is dtype or inner in _HOLDS.get(dtype, ()) else dtype
+        case Op(dtype=dtype):
+            return dtype.compute if dtype in _FLOAT8 else dtype  # rounding a result to float8 would lose too much
+        case _:
+            return expr.dtype
+
+
+def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
+    """(load, guard) where the expression is that load wherever the guard holds, and 0 elsewhere."""
+    match expr:
+        case Load():
+            return expr, None
+        case Cast(arg=arg, dtype=dtype):
+            value = _value_dtype(arg)
+            exact = value is None or value is dtype or value in _HOLDS.get(dtype, ())
+            return _guarded_load(arg) if exact else (None, None)
+        case Select(cond=cond, then=then, otherwise=otherwise):
+            load, guard = _guarded_load(then)
+            if load is None or _value_dtype(otherwise) is not None or loads_of(cond):
+                return None, None
+            return load, cond if guard is None else Op(OpKind.LAND, (cond, guard), DType.INT8)
+        case _:
+            return None, None
+
+
+def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
+    """Whether memory is contiguous along k rather than along the other axis."""
+    k_member, member = k.members[-1].name, axis.members[-1].name
+    for load in loads_of(factor):
+        if load.index and (last := affine(load.index[-1])) is not None:
+            along_k, along = abs(last.coeff(k_member)), abs(last.coeff(member))
+            if along_k or along:
+                return along == 0 or (along_k != 0 and along_k < along)
+    return False
+
+
+def _run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
+    member = lead.members[-1]
+    run = LONGEST_RUN
+    while run > 1:
+        aligned = member.extent % run == 0 and _is_aligned(load.index, type_.shape, member.name, run)
+        if aligned and (guard is None or _is_uniform(guard, member.name, run)):
+            return run
+        run //= 2
+    return 1
+
+
+def _is_aligned(index: tuple[Expr, ...], shape: tuple[int, ...], moving: str, run: int) -> bool:
+    """Whether the address moves by one as `moving` does, and is a multiple of `run` wherever `moving` is."""
+    for d, place in enumerate(index):
+        stride = math.prod(shape[d + 1 :])
+        known = affine(place)
+        if known is None:
+            if moving in axes_of(place) or stride % run:
+                return False
+            continue
+        along = known.coeff(moving) * stride
+        if along not in (0, 1) or (along == 1) != (d == _last_wide(shape)):
+            return False
+        if any(c * stride % run for c in _still(known, moving)):
+            return False
+    return True
+
+
+def _last_wide(shape: tuple[int, ...]) -> int:
+    """The dimension in which elements lie side by side."""
+    return next((d for d in range(len(shape) - 1, -1, -1) if shape[d] > 1), len(shape) - 1)
+
+
+def _is_uniform(cond: Expr, moving: str, run: int) -> bool:
+    """Whether the condition is the same for `run` values of `moving` from a multiple of `run` on."""
+    if moving not in axes_of(cond):
+        return True
+    match cond:
+        case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
+            return all(_is_uniform(arg, moving, run) for arg in args)
+        case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
+            return _is_multiple(a, b, 0, moving, run) or _is_multiple(b, a, -1, moving, run)
+        case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0
+            return _is_multiple(a, b, -1, moving, run) or _is_multiple(b, a, 0, moving, run)
+        case _:
+            return False
+
+
+def _is_multiple(a: Expr, b: Expr, offset: int, moving: str, run: int) -> bool:
+    """Whether a - b + offset grows by one with `moving` and is a multiple of `run` wherever `moving` is: then its sign
+    changes at such a place only."""
+    left, right = affine(a), affine(b)
+    if left is None or right is None:
+        return False
+    coeffs = dict(left.coeffs)
+    for name, c in right.coeffs:
+        coeffs[name] = coeffs.get(name, 0) - c
+    total = Affine(tuple(coeffs.items()), left.offset - right.offset + offset)
+    return total.coeff(moving) == 1 and not any(c % run for c in _still(total, moving))
+
+
+def _still(known: Affine, moving: str) -> Iterable[int]:
+    return (*(c for name, c in known.coeffs if name != moving), known.offset)

@@ -1,0 +1,114 @@
+"""RProgram of a matrix unit → the tiles of its warps and what its block stages: what model and lowering agree on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import AxisRole
+from roller_svc.ir.operand import Operand, staged_dtype
+from roller_svc.ir.rprogram import RProgram
+
+# mma.sync of every operand type multiplies 16 rows by 8 columns over 32 bytes of k (PTX ISA, "Matrix Fragments").
+ROWS, COLUMNS, STEP_BYTES = 16, 8, 32
+CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
+WORD_BYTES = 4  # of an accumulator
+BANK_WORDS = 32
+# Words between rows of an epilogue tile and between rows of a 4-byte operand along m or n, modulo the banks: the eight
+# lanes of a quarter warp then store pairs, and four rows of eight lanes read words, in different banks.
+ROW_SKEW_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOperand:
+    """One operand's tile of one stage: `rows` x `row` elements of `dtype`, `pad` elements behind each row.
+
+    `along_k`: a row lies along k, else along m or n. `swizzled`: the 16-byte chunks of rows are permuted.
+    """
+
+    dtype: DType
+    along_k: bool
+    rows: int
+    row: int
+    pad: int
+    swizzled: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * (self.row + self.pad) * self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """Extents of a block's tile, of a warp's tile, and the staged operands. All of m and n in elements of the output."""
+
+    m: int
+    n: int
+    k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    a: StagedOperand
+    b: StagedOperand
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        return self.m // self.warp_m, self.n // self.warp_n
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.warps) * 32
+
+    @property
+    def fragments(self) -> tuple[int, int]:
+        """Instructions of a warp along m and n in one step of k."""
+        return self.warp_m // ROWS, self.warp_n // COLUMNS
+
+    @property
+    def k_steps(self) -> int:
+        """Instructions along k in one staged step."""
+        return self.k * self.a.dtype.bytes // STEP_BYTES
+
+    @property
+    def pipeline_bytes(self) -> int:
+        return self.stages * (self.a.bytes + self.b.bytes)
+
+    @property
+    def epilogue_row_words(self) -> int:
+        return self.n + (ROW_SKEW_WORDS - self.n) % BANK_WORDS
+
+    @property
+    def epilogue_fragments(self) -> int:
+        """Rows of instructions that each warp hands to the epilogue at once: as many as the pipeline's memory holds."""
+        whole = self.fragments[0]
+        fitting = (q for q in range(whole, 0, -1) if whole % q == 0 and self._epilogue_bytes(q) <= self.pipeline_bytes)
+        return next(fitting, 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The epilogue takes the pipeline's memory once that is done."""
+        return max(self.pipeline_bytes, self._epilogue_bytes(self.epilogue_fragments))
+
+    def _epilogue_bytes(self, fragments: int) -> int:
+        return self.warps[0] * ROWS * fragments * self.epilogue_row_words * WORD_BYTES
+
+
+def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
+    """Of an rProgram on a unit of kind MMA whose `thread` tile is a warp's."""
+    (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    block, warp = program.block, program.thread
+    return MmaTile(
+        block[m.name], block[n.name], block[k.name], warp[m.name], warp[n.name], program.stages,
+        staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name]),
+        staged(b, staged_dtype(program.unit, b), block[n.name], block[k.name]),
+    )  # fmt: skip
+
+
+def staged(operand: Operand, dtype: DType, extent: int, k: int) -> StagedOperand:
+    """How the tile `extent` x `k` lies: as in memory, but for bytes, which no instruction transposes."""
+    along_k = operand.along_k or dtype.bytes == 1
+    rows, row = (extent, k) if along_k else (k, extent)
+    plain_words = not along_k and dtype.bytes == WORD_BYTES
+    return StagedOperand(dtype, along_k, rows, row, (ROW_SKEW_WORDS - row) % BANK_WORDS if plain_words else 0,
+                         swizzled=not plain_words)  # fmt: skip
