@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.group import TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.kernel import Resources
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_nest import cpu_nest
+from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.simt_contraction import simt_contraction
 from roller_svc.perf.simt_nest import simt_nest
@@ -29,17 +31,19 @@ class Model:
 
     problem: Problem
 
-    def estimate(self, program: RProgram) -> Estimate:
-        """Seconds for the whole kernel, all its launches, and what they go to."""
+    def estimate(self, program: RProgram, compiled: Resources | None = None) -> Estimate:
+        """Seconds for the whole kernel, all its launches, and what they go to.
+
+        `compiled`: what the compiler says that the main launch takes, in place of what the model assumes.
+        """
         p = self.problem
         launch = _launch(p, program)
+        if compiled is not None:
+            needs = BlockNeeds(launch.threads, compiled.registers_per_thread, compiled.shared_bytes)
+            launch = replace(launch, compiled=needs)
         mach = p.machine
-        if mach.simt:
-            costs = simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
-            body = _overlapped(costs)
-        else:
-            costs = cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
-            body = costs.core_s
+        costs = _costs(p, launch)
+        body = _overlapped(costs) if mach.simt else costs.core_s
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.split_k > 1 else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         overhead = mach.hw.limits.launch_overhead_s
@@ -60,6 +64,11 @@ class Model:
         )
 
 
+    def needs(self, program: RProgram) -> BlockNeeds | None:
+        """What a block of the main launch takes of a core, as the model assumes it; None where there are no blocks."""
+        return _costs(self.problem, _launch(self.problem, program)).needs
+
+
 def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Model:
     """Prepare the model of a group's space."""
     return Model(problem(space, hw, unit))
@@ -68,6 +77,22 @@ def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Model:
 def estimate(program: RProgram, hw: HardwareSpec) -> Estimate:
     """What the model says of one rProgram. For many of one group, prepare a `model` once."""
     return model(program.space, hw, program.unit).estimate(program)
+
+
+def revised(program: RProgram, hw: HardwareSpec, compiled: Resources) -> Estimate:
+    """The estimate again, with the registers and the shared memory that the compiled kernel takes."""
+    return model(program.space, hw, program.unit).estimate(program, compiled)
+
+
+def block_needs(program: RProgram, hw: HardwareSpec) -> BlockNeeds | None:
+    """What the model assumes that a block of the program's kernel takes; None where there are no blocks."""
+    return model(program.space, hw, program.unit).needs(program)
+
+
+def _costs(p: Problem, launch: Launch) -> Costs:
+    if p.machine.simt:
+        return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
+    return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 
 
 def _launch(p: Problem, program: RProgram) -> Launch:

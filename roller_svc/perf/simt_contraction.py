@@ -40,7 +40,7 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     bm, bn, bk = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
     registers = thread_registers(p, tm, tn).of((bm + bn) * bk / launch.threads)
     needs = BlockNeeds(launch.threads, registers, block_shared_bytes(p, launch))
-    resident = blocks_per_core(needs, hw)
+    resident = blocks_per_core(launch.compiled or needs, hw)
     step = _step(p, launch)
     depth = -(-p.extent(p.k) // launch.split_k)
     steps = -(-depth // bk)
@@ -68,6 +68,7 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
+        needs=needs,
     )
 
 

@@ -30,7 +30,8 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     per_thread = math.prod(launch.thread)
     words = register_words(p.space.compute_dtype)
     shared = launch.threads * p.elem_bytes if launch.lanes > 1 else 0
-    resident = blocks_per_core(BlockNeeds(launch.threads, nest_registers(per_thread, words, hw.limits), shared), hw)
+    needs = BlockNeeds(launch.threads, nest_registers(per_thread, words, hw.limits), shared)
+    resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
     instructions, loads = _thread_instructions(p, launch, per_thread)
@@ -60,6 +61,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
+        needs=needs,
     )
 
 

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
+from roller_svc.perf.occupancy import BlockNeeds
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An rProgram as the cost functions read it: tiles as tuples in the order of the space's axes."""
+    """An rProgram as the cost functions read it: tiles as tuples in the order of the space's axes.
+
+    `compiled`: what a block really takes, once a compiler has said so, in place of what the model assumes.
+    """
 
     block: Tile
     thread: Tile
@@ -21,18 +25,20 @@ class Launch:
     grid: int
     threads: int
     workspace_bytes: int  # partial results of a split reduction, written once and read once
+    compiled: BlockNeeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it (SIMT) or are
-    contained in it (CPU, whose stages add up)."""
+    contained in it (CPU, whose stages add up). `needs`: what the model assumes that a block takes of a SIMT core."""
 
     core_s: float
     core_stage: str
     parts: tuple[tuple[str, float], ...]
     occupancy: float
     waves: int
+    needs: BlockNeeds | None = None
 
 
 def simt_waves(
