@@ -114,21 +114,28 @@ _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh")
 _GO = "go\n"
 
 
-def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> tuple[int, str]:
-    """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up."""
+def run_confined(
+    command: list[str], directory: Path, limits: CompileLimits, output: Path | None = None
+) -> tuple[int, str]:
+    """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up.
+
+    What it prints is its log, the middle of a long one left out; with `output`, stdout goes to that file, whole.
+    """
     environment = {
         "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
         "LC_ALL": "C",
         "HOME": str(directory),
         "TMPDIR": str(directory),
     }
-    process = subprocess.Popen(
-        [*_GATE, *command], cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    with contextlib.ExitStack() as files:
+        stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
+        process = subprocess.Popen(
+            [*_GATE, *command], cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
+            stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
+        )  # fmt: skip
     try:
         _confine(process.pid, limits)
-        log, _ = process.communicate(_GO, timeout=limits.timeout_s)
+        printed, complained = process.communicate(_GO, timeout=limits.timeout_s)
     except subprocess.TimeoutExpired:
         raise KernelTimeoutError(
             f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
@@ -136,6 +143,7 @@ def run_confined(command: list[str], directory: Path, limits: CompileLimits) -> 
     finally:
         if process.returncode is None:
             _kill_session(process)
+    log: str = printed if output is None else complained
     return process.returncode, shortened(log)
 
 

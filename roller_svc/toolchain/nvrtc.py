@@ -104,7 +104,7 @@ def needed_for(arch: Arch) -> str:
 @functools.cache
 def find_libraries() -> tuple[NvrtcLibrary, ...]:
     """Installed NVRTCs, one a major version, newest first: wheels before the system's."""
-    folders = [lib for root in _wheel_roots() for lib in sorted(root.glob("*/lib"))]
+    folders = [lib for root in wheel_roots() for lib in sorted(root.glob("*/lib"))]
     return libraries_in((*folders, *(Path(folder) for folder in _SYSTEM_FOLDERS)))
 
 
@@ -170,7 +170,7 @@ def _ask(source: KernelSource, options: list[str], want: str, limits: CompileLim
     return answer
 
 
-def _wheel_roots() -> list[Path]:
+def wheel_roots() -> list[Path]:
     """Folders of the `nvidia` namespace package, which NVIDIA's wheels share."""
     spec = importlib.util.find_spec("nvidia")
     return [Path(root) for root in spec.submodule_search_locations or ()] if spec else []

@@ -1,0 +1,110 @@
+"""Cubin → SASS, through nvdisasm in a confined subprocess: as text, and as counts of its instructions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.toolchain.gcc import run_confined
+from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.nvrtc import INSTALL_HINT, wheel_roots
+
+TOOL = "nvdisasm"
+_SYSTEM = Path("/usr/local/cuda/bin") / TOOL
+
+# Instructions on matrices: mma (HMMA f16 bf16 tf32, IMMA integers, QMMA float8, DMMA f64), wgmma (HGMMA ...), tcgen05.
+MATRIX_FAMILIES = (
+    "HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA",
+)  # fmt: skip
+# Accesses counted by width as well, in bits: LDG.128. Global, shared, local, unknown space; LDGSTS is cp.async.
+WIDE_FAMILIES = ("LDG", "STG", "LDS", "STS", "LDL", "STL", "LD", "ST", "LDGSTS")
+_OTHER_FAMILIES = (
+    "LDSM", "STSM", "UTMALDG", "UTMASTG", "SYNCS", "FFMA", "FFMA2", "DFMA", "HFMA2", "IMAD", "MUFU", "BAR", "SHFL",
+    "ATOM", "ATOMG", "ATOMS", "RED",
+)  # fmt: skip
+_FAMILIES = frozenset((*MATRIX_FAMILIES, *WIDE_FAMILIES, *_OTHER_FAMILIES))
+_WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
+_NEVER = "@!PT"  # the predicate of instructions that do nothing: padding for the hardware's sake
+
+
+@dataclass(frozen=True, slots=True)
+class SassFunction:
+    """One function's code in numbers. `counts`: how often each family occurs, by its mnemonic, in alphabetical order;
+    an access of memory has its width in bits too: ("LDG.128", 8). `instructions`: all of them, but for padding.
+    """
+
+    name: str
+    instructions: int
+    counts: tuple[tuple[str, int], ...]
+
+    def count(self, *families: str) -> int:
+        """Instructions of these families: "HMMA"; "LDG" for every width, "LDG.128" for one."""
+        return sum(n for name, n in self.counts if name in families or name.partition(".")[0] in families)
+
+
+def sass_text(binary: bytes, limits: CompileLimits = DEFAULT_LIMITS) -> str:
+    """The SASS of a cubin, for people to read.
+
+    Raises ToolchainMissingError where nvdisasm is not installed, CompileError where it does not read the cubin,
+    KernelTimeoutError.
+    """
+    return _disassembled(binary, ("-c",), limits)
+
+
+def sass_functions(binary: bytes, limits: CompileLimits = DEFAULT_LIMITS) -> dict[str, SassFunction]:
+    """Every function of a cubin by its name, its instructions counted. Raises what `sass_text` raises."""
+    return parse_sass(_disassembled(binary, ("-c", "-json"), limits))
+
+
+def parse_sass(document: str) -> dict[str, SassFunction]:
+    """What `nvdisasm -c -json` printed: a list of facts about the file and a list of functions."""
+    try:
+        _, functions = json.loads(document)
+        return {one["function-name"]: _function(one["function-name"], one["sass-instructions"]) for one in functions}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise CompileError(f"{TOOL} printed what is no disassembly: {problem!r}", code="bad-cubin") from problem
+
+
+def family_of(opcode: str) -> str | None:
+    """'LDG.E.128.CONSTANT' → 'LDG.128', 'HMMA.16816.F32' → 'HMMA'; None for what is not counted."""
+    head, *modifiers = opcode.split(".")
+    if head not in _FAMILIES:
+        return None
+    if head not in WIDE_FAMILIES:
+        return head
+    return f"{head}.{next((_WIDTHS[m] for m in modifiers if m in _WIDTHS), 32)}"
+
+
+def disassembler() -> Path:
+    """nvdisasm: the wheel's before the system's; raises ToolchainMissingError saying how to get it."""
+    wheels = (path for root in wheel_roots() for path in sorted(root.glob(f"*/bin/{TOOL}"), reverse=True))
+    system = shutil.which(TOOL)
+    for path in (*wheels, *([Path(system)] if system else []), _SYSTEM):
+        if path.is_file():
+            return path
+    raise ToolchainMissingError(f"{TOOL} is not installed: {INSTALL_HINT}")
+
+
+def _function(name: str, instructions: Iterable[Mapping[str, Any]]) -> SassFunction:
+    real = [one["opcode"] for one in instructions if one.get("predicate") != _NEVER and one["opcode"] != "NOP"]
+    counts = Counter(family for opcode in real if (family := family_of(opcode)) is not None)
+    return SassFunction(name, len(real), tuple(sorted(counts.items())))
+
+
+def _disassembled(binary: bytes, options: tuple[str, ...], limits: CompileLimits) -> str:
+    tool = disassembler()
+    with tempfile.TemporaryDirectory(prefix="roller-sass-") as folder:
+        directory = Path(folder)
+        (directory / "kernel.cubin").write_bytes(binary)
+        output = directory / "kernel.sass"
+        code, log = run_confined([str(tool), *options, "kernel.cubin"], directory, limits, output)
+        if code != 0:
+            raise CompileError(f"{TOOL} does not read the cubin: {log.strip()[:300]}", code="bad-cubin", log=log)
+        return output.read_text(encoding="utf-8", errors="replace")

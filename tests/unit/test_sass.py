@@ -1,0 +1,122 @@
+"""Cubin → SASS: text, and counts of instruction families."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from handwritten import SM_80, cuda_scale, tensor
+
+from roller_svc import toolchain
+from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import KernelSource, Language, LaunchSpec, Role
+from roller_svc.toolchain import sass
+from roller_svc.toolchain.limits import CompileLimits
+
+TENSOR_CORES = """
+extern "C" __global__ void __launch_bounds__(32) product(const uint4 *a, float4 *c) {
+  __shared__ __align__(16) uint4 tile[64];
+  unsigned int to = (unsigned int)__cvta_generic_to_shared(&tile[threadIdx.x]);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(a + threadIdx.x));
+  asm volatile("cp.async.commit_group; cp.async.wait_group 0;" ::: "memory");
+  __syncthreads();
+  unsigned int x[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(to) : "memory");
+  float d[4] = {0, 0, 0, 0};
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%4,%6}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]));
+  c[threadIdx.x] = make_float4(d[0], d[1], d[2], d[3]);
+}
+"""
+
+
+def product(arch: Arch = SM_80) -> KernelSource:
+    """One warp multiplies 16 x 16 by 16 x 8 halves on tensor cores."""
+    buffers = (tensor("A", "a", Role.INPUT, DType.FLOAT16, (256,)), tensor("C", "c", Role.OUTPUT, shape=(128,)))
+    return KernelSource("product", Language.CUDA, arch, TENSOR_CORES, buffers, (LaunchSpec("product", ("a", "c")),))
+
+
+@pytest.mark.parametrize("number", [80, 86, 89, 90, 120])
+def test_tensor_core_instructions_are_counted(number: int) -> None:
+    found = sass.sass_functions(toolchain.compile_source(product(Arch("sm_", number))).binary)
+    assert list(found) == ["product"]
+    function = found["product"]
+    assert function.count("HMMA") == 1
+    assert function.count("LDGSTS") == function.count("LDGSTS.128") == 1
+    assert function.count("LDSM") == 1
+    assert function.count("STG.128") == function.count("STG") == 1
+    assert function.count("LDG", "LDL", "STL", "IMMA") == 0
+    assert 20 < function.instructions < 100
+
+
+def test_every_launch_is_a_function_of_its_own() -> None:
+    found = sass.sass_functions(toolchain.compile_source(cuda_scale()).binary)
+    assert set(found) == {"flip", "scale"}
+    assert found["flip"].count("BAR") == found["flip"].count("STS.32") == found["flip"].count("LDS.32") == 1
+    assert found["scale"].count("BAR", "STS", "LDS") == 0
+    assert found["scale"].count("LDG.32") == found["scale"].count("STG.32") == 1
+
+
+def test_the_text_is_for_people() -> None:
+    text = sass.sass_text(toolchain.compile_source(product()).binary)
+    assert "HMMA.16816.F32" in text
+    assert ".target\tsm_80" in text
+
+
+@pytest.mark.parametrize(
+    ("opcode", "family"),
+    [
+        ("LDG.E.128.CONSTANT", "LDG.128"),
+        ("LDG.E.U16", "LDG.16"),
+        ("STS.U8", "STS.8"),
+        ("LDS", "LDS.32"),
+        ("LDGSTS.E.BYPASS.LTC128B.64", "LDGSTS.64"),
+        ("LDSM.16.M88.4", "LDSM"),
+        ("BAR.SYNC.DEFER_BLOCKING", "BAR"),
+        ("LDGDEPBAR", None),
+        ("MOV", None),
+    ],
+)
+def test_families(opcode: str, family: str | None) -> None:
+    assert sass.family_of(opcode) == family
+
+
+def test_padding_does_not_count() -> None:
+    code = [
+        {"opcode": "LDS", "predicate": "@!PT", "operands": "RZ,[RZ]"},
+        {"opcode": "LDS.128", "predicate": "@!P0", "operands": "R0,[R2]"},
+        {"opcode": "EXIT"},
+        {"opcode": "NOP"},
+    ]
+    document = json.dumps([{"SM": {}}, [{"function-name": "f", "sass-instructions": code}]])
+    assert sass.parse_sass(document) == {"f": sass.SassFunction("f", 2, (("LDS.128", 1),))}
+
+
+@pytest.mark.parametrize("printed", ["", "{}", "[{}]", '[{}, [{"name": "f"}]]'])
+def test_what_is_no_disassembly_is_refused(printed: str) -> None:
+    with pytest.raises(CompileError) as raised:
+        sass.parse_sass(printed)
+    assert raised.value.code == "bad-cubin"
+
+
+def test_what_is_no_cubin_is_refused() -> None:
+    with pytest.raises(CompileError, match="nvdisasm does not read the cubin") as raised:
+        sass.sass_text(b"junk")
+    assert raised.value.code == "bad-cubin"
+
+
+def test_time_is_limited() -> None:
+    with pytest.raises(KernelTimeoutError):
+        sass.sass_text(toolchain.compile_source(product()).binary, CompileLimits(timeout_s=0.01))
+
+
+def test_without_the_tool_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sass, "wheel_roots", lambda: [tmp_path])
+    monkeypatch.setattr(sass, "_SYSTEM", tmp_path / "nvdisasm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissingError, match=r"pip install 'roller-svc\[cuda\]'"):
+        sass.sass_text(b"")
