@@ -1,4 +1,4 @@
-"""Schedule trees → CUDA C++ text for NVRTC, `simt` family: no headers, no inline assembly outside named wrappers."""
+"""Schedule trees → CUDA C++ text for NVRTC: no headers, no inline assembly outside named wrappers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.cuda_matrix import is_matrix_node, matrix_lines
 from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.instructions import AMPERE, instruction
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import Range, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, loads_of, walk
+from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
@@ -31,6 +34,7 @@ from roller_svc.ir.schedule import (
 
 # Static shared memory ends here; more is dynamic, which a launch must ask for (CUDA programming guide).
 STATIC_SHARED_BYTES = 48 << 10
+SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
@@ -46,11 +50,34 @@ class Function:
     checks: tuple[RuntimeCheck, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Shared memory of one tensor, from `offset` on where rooms lie in one array."""
+
+    type_: str
+    identifier: str
+    elements: int
+    bytes: int
+    offset: int
+    over: bool  # it takes the memory of others
+
+    @property
+    def end(self) -> int:
+        return self.offset + -(-self.bytes // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
+
+
 @dataclass(slots=True)
 class CudaWalk(Walk):
-    shared: dict[str, int] = field(default_factory=dict)  # declaration → bytes
+    arch: Arch = AMPERE
+    rooms: dict[str, Room] = field(default_factory=dict)  # shared, by tensor
     atomics: dict[str, None] = field(default_factory=dict)
-    static: bool = True
+
+    def node(self, node: Node) -> None:
+        if is_matrix_node(node):
+            for line in matrix_lines(node, self.scalar, self.arch):
+                self.line(line)
+        else:
+            Walk.node(self, node)
 
     def loop(self, loop: Loop) -> None:
         match loop.kind:
@@ -72,11 +99,18 @@ class CudaWalk(Walk):
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
-        self.scalar.places[storage.tensor] = Place(identifier, storage.dtype, storage.shape, storage.pad)
+        self.scalar.places[storage.tensor] = Place(
+            identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled
+        )
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
-            self.shared[f"{type_} {identifier}[{count}]"] = count * storage.dtype.bytes
+            start = min((self.rooms[t].offset for t in storage.over), default=None)
+            if start is None:
+                start = max((room.end for room in self.rooms.values()), default=0)
+            self.rooms[storage.tensor] = Room(
+                type_, identifier, count, count * storage.dtype.bytes, start, over=bool(storage.over)
+            )
         elif storage.shape:
             self.line(f"{type_} {identifier}[{math.prod(storage.shape)}];")
         else:
@@ -106,7 +140,7 @@ def _statements(loop: Loop) -> int:
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], first_check: int = 0
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`."""
     wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _outgrows_int(tree.body, {})
@@ -116,11 +150,11 @@ def emit_function(
     index = dialect.wide_index if wide else dialect.index
     scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    walker = CudaWalk(dialect, names, scalar)
+    walker = CudaWalk(dialect, names, scalar, arch=arch)
     blocks, threads = block_extents(tree)
     _declare_ids(walker, tree)
     walker.nodes(tree.body)
-    shared, dynamic = _shared_declarations(walker.shared)
+    shared, dynamic = _shared_declarations(list(walker.rooms.values()))
     parameters = ", ".join(_parameter(a) for a in args)
     text = (
         f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n{tree.name}({parameters}) {{\n'
@@ -131,19 +165,39 @@ def emit_function(
 
 
 def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
-    """Block and thread loops as names: the innermost of each varies fastest."""
+    """Block and thread loops as names: the innermost of each varies fastest, but for blocks that a raster groups."""
     for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
         loops = [n for n in descend(tree.body) if isinstance(n, Loop) and n.kind is kind]
+        place = f"(int){source}"
+        if kind is LoopKind.BLOCK and tree.raster > 1 and len(loops) > 1:
+            place = _rastered(walker, (loops[-2], loops[-1]), tree.raster)
+            loops = loops[:-2]
         stride = math.prod(x.extent for x in loops)
         total = stride
         for loop in loops:
             stride //= loop.extent
             if loop.extent == 1:
                 continue
-            text = f"(int){source}" if stride == 1 else f"(int){source} / {stride}"
+            text = place if stride == 1 else f"{place} / {stride}"
             if stride * loop.extent < total:
                 text = f"{text} % {loop.extent}"
             walker.line(f"const {walker.scalar.index_type} {walker.names.of(loop.var)} = {text};")
+
+
+def _rastered(walker: CudaWalk, tiles: tuple[Loop, Loop], raster: int) -> str:
+    """The two innermost block loops as names, `raster` rows of tiles at a time, down each column first; gives what is
+    left of the block's number."""
+    row, column = tiles
+    index = walker.scalar.index_type
+    tile, first, rows, place = (walker.names.of(f".{name}") for name in ("tile", "first_row", "rows", "place"))
+    walker.line(f"const int {tile} = (int)blockIdx.x % {row.extent * column.extent};")
+    walker.line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
+    rest = f"{row.extent} - {first}"
+    walker.line(f"const int {rows} = {rest} < {raster} ? {rest} : {raster};")
+    walker.line(f"const int {place} = {tile} % {raster * column.extent};")
+    walker.line(f"const {index} {walker.names.of(row.var)} = {first} + {place} % {rows};")
+    walker.line(f"const {index} {walker.names.of(column.var)} = {place} / {rows};")
+    return f"(int)blockIdx.x / {row.extent * column.extent}"
 
 
 def _outgrows_int(nodes: tuple[Node, ...], ranges: dict[str, Range]) -> bool:
@@ -171,17 +225,24 @@ def _index_outgrows_int(node: Compute, ranges: dict[str, Range]) -> bool:
     return any(found is not None and max(-found[0], found[1]) >= INT32_ELEMENTS for found in known)
 
 
-def _shared_declarations(shared: dict[str, int]) -> tuple[list[str], int]:
+def _shared_declarations(rooms: list[Room]) -> tuple[list[str], int]:
     """Declarations, and the dynamic bytes that they need: none while everything fits the static limit."""
-    total = sum(shared.values())
-    if total <= STATIC_SHARED_BYTES:
-        return [f"__shared__ __align__(16) {declaration};" for declaration in shared], 0
-    lines, offset = ["extern __shared__ __align__(16) unsigned char shared_memory[];"], 0
-    for declaration, size in shared.items():
-        type_, rest = declaration.rsplit(" ", 1)
-        lines.append(f"{type_} *const {rest.split('[')[0]} = ({type_} *)(shared_memory + {offset});")
-        offset += -(-size // 16) * 16
-    return lines, offset
+    total = max((room.end for room in rooms), default=0)
+    if total <= STATIC_SHARED_BYTES and not any(room.over for room in rooms):
+        return [
+            f"__shared__ __align__({SHARED_ALIGNMENT_BYTES}) {room.type_} {room.identifier}[{room.elements}];"
+            for room in rooms
+        ], 0
+    static = total <= STATIC_SHARED_BYTES
+    size = str(total) if static else ""
+    lines = [
+        f"{'' if static else 'extern '}__shared__ __align__({SHARED_ALIGNMENT_BYTES}) "
+        f"unsigned char shared_memory[{size}];"
+    ]
+    lines += [
+        f"{room.type_} *const {room.identifier} = ({room.type_} *)(shared_memory + {room.offset});" for room in rooms
+    ]
+    return lines, 0 if static else total
 
 
 def _parameter(buffer: Buffer) -> str:
@@ -191,7 +252,7 @@ def _parameter(buffer: Buffer) -> str:
 
 def preamble(functions: tuple[Function, ...]) -> str:
     names = list(dict.fromkeys(name for f in functions for name in f.helpers))
-    plain = [helper(n, dialects.CUDA).text for n in names if not n.startswith("atomic_")]
+    plain = [(instruction(n) or helper(n, dialects.CUDA)).text for n in names if not n.startswith("atomic_")]
     for name in names:
         if name.startswith("atomic_"):
             needed, text = _atomic(name)

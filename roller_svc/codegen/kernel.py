@@ -112,7 +112,7 @@ def _emit_cuda(
     for part in parts:
         for tree in part.trees:
             args = _args(tree, buffers)
-            function = cuda.emit_function(tree, _views(part, buffers), args, len(checks))
+            function = cuda.emit_function(tree, _views(part, buffers), args, hw.arch, len(checks))
             functions.append(function)
             checks += function.checks
             launches.append(

@@ -10,6 +10,7 @@ from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.errors import InvariantError
+from roller_svc.ir.build import div, mod, mul, num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     COMPARISONS,
@@ -27,6 +28,8 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.kernel import RuntimeCheck
 
+# Shared memory answers a quarter warp of 16-byte accesses at once: eight groups of four banks.
+CHUNK_BYTES, BANK_GROUPS = 16, 8
 # functions that both C's math library and CUDA have under one name, with f for float
 _MATH = {
     OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
@@ -55,12 +58,16 @@ _NEEDS_LIBRARY = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one."""
+    """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one.
+
+    `swizzled`: element c of row r of the last dimension lies where element c xor mask(r) would.
+    """
 
     identifier: str
     dtype: DType
     shape: tuple[int, ...]
     pad: int = 0
+    swizzled: bool = False
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -69,6 +76,18 @@ class Place:
             strides.append(step)
             step *= self.shape[d] + (self.pad if d == len(self.shape) - 1 else 0)
         return tuple(reversed(strides))
+
+    @property
+    def swizzle(self) -> tuple[int, int, int]:
+        """(rows that share a mask, masks, elements of a 16-byte chunk): mask(r) = r / rows % masks * chunk.
+
+        Eight consecutive rows then have their chunk c in eight different groups of four banks, whatever the row's
+        length: the masks permute the largest power of two of chunks, up to eight, that a row is made of.
+        """
+        chunk = CHUNK_BYTES // self.dtype.bytes
+        chunks = self.shape[-1] // chunk
+        masks = min(BANK_GROUPS, chunks & -chunks)
+        return BANK_GROUPS // masks, masks, chunk
 
 
 @dataclass(slots=True)
@@ -136,11 +155,20 @@ class Scalar:
     def address(self, place: Place, index: tuple[Expr, ...]) -> str:
         """Offset in elements."""
         terms = []
-        for i, stride in zip(index, place.strides, strict=True):
+        for d, (i, stride) in enumerate(zip(index, place.strides, strict=True)):
             text = self.index(i)
+            if place.swizzled and d == len(index) - 1:
+                text = self._swizzled(place, index[-2], text)
             if text != "0":
                 terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms) or "0"
+
+    def _swizzled(self, place: Place, row: Expr, column: str) -> str:
+        rows, masks, chunk = place.swizzle
+        if masks == 1:
+            return column
+        mask = mul(mod(div(row, rows), masks), num(chunk))
+        return f"({column} ^ {self.index(mask)})"
 
     # values ---------------------------------------------------------------------------------------------------------
     def value(self, expr: Expr) -> str:

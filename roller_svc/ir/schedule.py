@@ -172,11 +172,16 @@ Node = (
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTree:
-    """One kernel launch. `name` is its entry symbol; `zeroed` buffers are zero before it runs."""
+    """One kernel launch. `name` is its entry symbol; `zeroed` buffers are zero before it runs.
+
+    `raster`: thread blocks with neighbouring numbers take that many values of the last block loop but one before the
+    innermost moves on, so that blocks that run together share what they read; 1: the innermost varies fastest.
+    """
 
     name: str
     body: tuple[Node, ...]
     zeroed: tuple[str, ...] = ()
+    raster: int = 1
 
 
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:

@@ -41,7 +41,7 @@ class StagedOperand:
 
 @dataclass(frozen=True, slots=True)
 class MmaTile:
-    """Extents of a block's tile, of a warp's tile, and the staged operands. All of m and n in elements of the output."""
+    """Extents of a block's tile and of a warp's, and the staged operands."""
 
     m: int
     n: int
