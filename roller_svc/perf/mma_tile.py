@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole
+from roller_svc.ir.hardware import Arch
 from roller_svc.ir.operand import Operand, staged_dtype
 from roller_svc.ir.rprogram import RProgram
 
 # mma.sync of every operand type multiplies 16 rows by 8 columns over 32 bytes of k (PTX ISA, "Matrix Fragments").
 ROWS, COLUMNS, STEP_BYTES = 16, 8, 32
 CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
-WORD_BYTES = 4  # of an accumulator
+WORD_BYTES = 4  # of an accumulator, and the narrowest asynchronous copy
+FIRST_ASYNC = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
 BANK_WORDS = 32
 # Words between rows of an epilogue tile and between rows of a 4-byte operand along m or n, modulo the banks: the eight
 # lanes of a quarter warp then store pairs, and four rows of eight lanes read words, in different banks.
@@ -112,3 +115,32 @@ def staged(operand: Operand, dtype: DType, extent: int, k: int) -> StagedOperand
     plain_words = not along_k and dtype.bytes == WORD_BYTES
     return StagedOperand(dtype, along_k, rows, row, (ROW_SKEW_WORDS - row) % BANK_WORDS if plain_words else 0,
                          swizzled=not plain_words)  # fmt: skip
+
+
+class LoadKind(Enum):
+    """How an operand's elements come from memory to the staged tile."""
+
+    ASYNC = "async"  # cp.async: past the registers, as many steps ahead as there are stages
+    VECTOR = "vector"  # wide loads into registers, converted there and stored a step later
+    ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
+
+
+@dataclass(frozen=True, slots=True)
+class LoadClass:
+    """`elements`: neighbours that one load brings, side by side in memory and in the staged tile."""
+
+    kind: LoadKind
+    elements: int
+
+
+def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
+    """How a tile of the operand is staged as `dtype` on that architecture of NVIDIA's."""
+    source, size = operand.stored, dtype.bytes
+    lies_alike = operand.along_k or size > 1  # as `staged` lays it
+    if operand.source is None or not lies_alike:
+        return LoadClass(LoadKind.ELEMENT, 1)
+    same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
+    if same and arch >= FIRST_ASYNC and operand.run * size >= WORD_BYTES:
+        return LoadClass(LoadKind.ASYNC, min(operand.run, CHUNK_BYTES // size))
+    together = min(operand.run, CHUNK_BYTES // max(size, source.bytes))
+    return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
