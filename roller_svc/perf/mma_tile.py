@@ -21,24 +21,6 @@ BANK_WORDS = 32
 # Words between rows of an epilogue tile and between rows of a 4-byte operand along m or n, modulo the banks: the eight
 # lanes of a quarter warp then store pairs, and four rows of eight lanes read words, in different banks.
 ROW_SKEW_WORDS = 8
-ASYNC_COPIES = Arch("sm_", 80)  # cp.async is there from Ampere on
-
-
-class LoadKind(Enum):
-    """ASYNC: copies that no register sees. VECTOR: wide loads into registers, perhaps a conversion, wide stores.
-    ELEMENT: an element at a time into registers, wide stores."""
-
-    ASYNC = "async"
-    VECTOR = "vector"
-    ELEMENT = "element"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadClass:
-    """How an operand is staged, `elements` with one access to memory."""
-
-    kind: LoadKind
-    elements: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +45,6 @@ class StagedOperand:
     def chunk(self) -> int:
         """Elements of 16 bytes."""
         return CHUNK_BYTES // self.dtype.bytes
-
-
-def load_class(operand: Operand, room: StagedOperand, arch: Arch) -> LoadClass:
-    """The fastest way that the operand allows."""
-    if operand.source is None or room.along_k != operand.along_k:
-        return LoadClass(LoadKind.ELEMENT, 1)
-    same = operand.stored is room.dtype or {operand.stored, room.dtype} == {DType.BOOL, DType.UINT8}
-    elements = min(operand.run, CHUNK_BYTES // operand.stored.bytes, room.chunk)
-    if arch >= ASYNC_COPIES and same and elements * operand.stored.bytes >= WORD_BYTES:
-        return LoadClass(LoadKind.ASYNC, elements)
-    return LoadClass(LoadKind.VECTOR, elements) if elements > 1 else LoadClass(LoadKind.ELEMENT, 1)
 
 
 @dataclass(frozen=True, slots=True)
