@@ -178,6 +178,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
     if base == "mul_rn":
         words = _words(dtype, dialect) | {"r": "d" if dtype is DType.FLOAT64 else "f"}
         return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
+    if base.startswith("lane_"):
+        return _lane_join(base.removeprefix("lane_"), dtype, dialect)
     if base == "pow":
         return _integer_pow(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
@@ -207,6 +209,25 @@ def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
         f"  return {inside} ? p[{place}] : ({type_})0;\n}}"
     )
     return Helper(text, ("in_range",))
+
+
+def _lane_join(which: str, dtype: DType, dialect: Dialect) -> Helper:
+    """What neighbouring lanes have, joined: in each step a lane takes over that of the lane across."""
+    words = _words(dtype, dialect)
+    needs: tuple[str, ...] = ()
+    if which in ("max", "min"):
+        join, needs = "{which}_{t}(a, b)", (f"{which}_{SHORT[dtype]}",)
+    elif dtype.is_float:
+        join = "a {sign} b"
+    else:
+        join = "({T})(({W})a {sign} ({W})b)"
+    joined = join.format(which=which, sign="+" if which == "sum" else "*", **words)
+    text = (
+        "{F} {T} lane_{which}_{t}({T} a, int lanes) {{  // of aligned neighbours, for all of them to see\n"
+        "  #pragma unroll\n  for (int across = lanes / 2; across; across /= 2) {{\n"
+        "    {T} b = __shfl_xor_sync(0xffffffffu, a, across);\n    a = {joined};\n  }}\n  return a;\n}}"
+    ).format(which=which, joined=joined, **words)
+    return Helper(text, needs)
 
 
 def _half(name: str, dialect: Dialect) -> Helper:

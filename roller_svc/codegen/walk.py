@@ -13,7 +13,7 @@ from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import JOINS
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, Node, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Storage
 
 
 @dataclass(slots=True)
@@ -71,6 +71,8 @@ class Walk:
                 self.branch(node)
             case Barrier():
                 self.barrier()
+            case LaneReduce():
+                self.lane_reduce(node)
 
     def loop(self, loop: Loop) -> None:
         """A plain loop; one that runs once is no loop at all."""
@@ -144,6 +146,9 @@ class Walk:
 
     def barrier(self) -> None:
         raise InvariantError("no barriers in this language")
+
+    def lane_reduce(self, node: LaneReduce) -> None:
+        raise InvariantError("no lanes in this language")
 
     def branch(self, branch: Branch) -> None:
         cond = fold(branch.cond, self.scalar.values)

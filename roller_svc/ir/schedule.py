@@ -96,6 +96,20 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneReduce:
+    """tensor[index], one value in each thread, becomes the join of `lanes` neighbours', for all of them to see.
+
+    `lanes` is a power of two, at most a warp; neighbours start at a thread whose number is a multiple of it. All
+    threads of a warp meet here.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    combine: Combine
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """`elements` neighbours from memory into a shared room, asynchronously: they are there once awaited (cp.async).
 
@@ -165,7 +179,7 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Barrier
+    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce
     | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 )  # fmt: skip
 
@@ -238,6 +252,8 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}branch")
             case Barrier():
                 lines.append(f"{pad}barrier")
+            case LaneReduce(tensor=tensor, combine=combine, lanes=lanes):
+                lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
             case Copy(tensor=tensor, elements=elements):
                 lines.append(f"{pad}copy {elements} to {tensor}[...]")
             case CommitCopies():

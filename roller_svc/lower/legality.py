@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, descend
+from roller_svc.ir.schedule import (
+    Barrier,
+    Branch,
+    Compute,
+    LaneReduce,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Scope,
+    Storage,
+    descend,
+)
 from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
 
 _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
@@ -73,6 +85,8 @@ class _Checker:
                     self._branch(node)
                 case Barrier():
                     self._barrier()
+                case LaneReduce():
+                    self._lane_reduce(node)
 
     @contextmanager
     def _bound(self, name: str, value: Value) -> Iterator[None]:
@@ -140,6 +154,17 @@ class _Checker:
     def _barrier(self) -> None:
         if self.uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
             raise ScheduleError("not all threads of a block meet this barrier", code="schedule-barrier")
+
+    def _lane_reduce(self, node: LaneReduce) -> None:
+        """What each thread has must be its own, and all of them must come to see what it becomes."""
+        self._barrier()
+        self._in_scope(node.tensor)
+        if self._room(node.tensor)[1] is not Scope.REGISTER:
+            raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
+        for expr in node.index:
+            self._reads(expr)
+        if node.tensor not in self.written:
+            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
 
     def _is_uneven(self, expr: Expr) -> bool:
         """Whether threads of one block may see different values of it."""
