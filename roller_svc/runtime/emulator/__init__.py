@@ -137,7 +137,7 @@ _programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDiction
 def _built(source: KernelSource, compile_cxx: CxxCompiler) -> _Program:
     program = _programs.get(source.key)
     if program is None:
-        files = {"emulator.h": (_HERE / "emulator.h").read_bytes(), "program.cpp": program_text(source).encode()}
+        files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
         built = compile_cxx(source.name, files, (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output"))
         objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
         linking = ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output")
@@ -145,9 +145,13 @@ def _built(source: KernelSource, compile_cxx: CxxCompiler) -> _Program:
     return program
 
 
+def _files(*names: str) -> dict[str, bytes]:
+    return {name: (_HERE / name).read_bytes() for name in names}
+
+
 @functools.lru_cache(maxsize=4)
 def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
-    files = {name: (_HERE / name).read_bytes() for name in ("emulator.h", "runtime.cpp")}
+    files = _files(*(path.name for path in _HERE.glob("*.h")), "runtime.cpp")
     return compile_cxx("emulator", files, (*_FLAGS, "-c", "runtime.cpp", "-o", "output"))
 
 

@@ -1,7 +1,7 @@
 // CUDA C++ as a CPU's compiler reads it: included before the kernel's own, unchanged text.
 //
 // A kernel sees keywords, built-in variables and functions of CUDA, and a twin of each named wrapper of an instruction.
-// Nothing is included here, so that no macro of a system header meets a kernel's names. What runs the kernel is in
+// No system header is included here, so that none of its macros meets a kernel's names. What runs the kernel is in
 // runtime.cpp; the two meet in namespace emulator.
 #pragma once
 
@@ -17,6 +17,8 @@
 #define __shared__ thread_local __attribute__((used))
 // A barrier is known by its line: threads of a block that wait on different lines have diverged.
 #define __syncthreads() emulator::barrier(__LINE__)
+
+#include "vectors.h"
 
 struct uint3 {
   unsigned int x, y, z;
@@ -37,7 +39,7 @@ struct Launch {
   void (*run)(void *const *buffers);  // one thread
   uint3 grid, block;
   unsigned long dynamic_bytes;
-  unsigned char *(*dynamic)();  // where dynamic shared memory lies; null: the launch has none
+  unsigned char *(*dynamic)();  // where dynamic shared memory lies; null: no kernel has any
   const int *zeroed;            // numbers of buffers, -1 ends them
 };
 struct Program {
@@ -45,6 +47,7 @@ struct Program {
   int buffer_count;
   const Launch *launches;
   int launch_count;
+  unsigned long dynamic_bytes;  // the most that a launch asks for
 };
 
 // An argument that becomes a pointer to whatever the parameter points to.
@@ -63,6 +66,8 @@ void barrier(int line);
 
 extern const emulator::Program emulator_program;
 
+#include "instructions.h"
+
 // bit casts
 inline unsigned int __float_as_uint(float a) { unsigned int u; __builtin_memcpy(&u, &a, 4); return u; }
 // Products that are rounded before they are added to: a volatile keeps the compiler from fusing them.
@@ -73,19 +78,6 @@ inline float __uint_as_float(unsigned int u) { float a; __builtin_memcpy(&a, &u,
 inline float __int_as_float(int u) { float a; __builtin_memcpy(&a, &u, 4); return a; }
 inline long long __double_as_longlong(double a) { long long u; __builtin_memcpy(&u, &a, 8); return u; }
 inline double __longlong_as_double(long long u) { double a; __builtin_memcpy(&a, &u, 8); return a; }
-
-// atomics: gives what was there
-template <class T> inline T emulator_cas(T *at, T before, T after) {
-  __atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return before;
-}
-inline int atomicCAS(int *at, int before, int after) { return emulator_cas(at, before, after); }
-inline unsigned int atomicCAS(unsigned int *at, unsigned int before, unsigned int after) {
-  return emulator_cas(at, before, after);
-}
-inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long before, unsigned long long after) {
-  return emulator_cas(at, before, after);
-}
 
 // twins of the wrappers of codegen/helpers.py
 inline float f16_to_f32(unsigned short h) {

@@ -13,11 +13,24 @@ from collections.abc import Iterator
 from roller_svc.errors import LaunchError
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
 
+_INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
+_FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # What emulator.h defines in place of the text's own: wrappers of instructions, and of what only the emulator watches.
-TWINS = frozenset({"f16_to_f32", "f32_to_f16", "in_range"})
+# `shared_address` is of use to wrappers only.
+TWINS = frozenset({
+    "f16_to_f32", "f32_to_f16", "in_range", "round_tf32", "shared_address", "commit_copies", "await_copies",
+    *(f"copy_async_{size}" for size in (4, 8, 16)),
+    *(f"load_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
+    *(f"mma_{shape}_{types}" for shape in ("m16n8k16", "m16n8k8") for types in ("f16", "bf16")),
+    "mma_m16n8k8_tf32",
+    *(f"mma_{shape}_{types}" for shape in ("m16n8k32", "m8n8k16") for types in _INT8),
+    *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
+})  # fmt: skip
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
-_DEVICE_FUNCTION = re.compile(rf"^__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE)
+_DEVICE_FUNCTION = re.compile(
+    rf"^(?:template\s*<[^<>;{{}}()]*>\s*)?__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE
+)
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
@@ -92,7 +105,7 @@ def _tables(source: KernelSource) -> str:
         f"const emulator::Launch emulator_launches[] = {{{launches}}};",
         "}",
         f"extern const emulator::Program emulator_program = {{emulator_buffers, {len(source.buffers)}, "
-        f"emulator_launches, {len(source.launches)}}};",
+        f"emulator_launches, {len(source.launches)}, {most}ul}};",
     ]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +118,7 @@ def _buffer(buffer: Buffer) -> str:
 
 def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
     grid, block = (f"{{{x}u, {y}u, {z}u}}" for x, y, z in (launch.grid, launch.block))
-    dynamic = "emulator_dynamic" if launch.shared_bytes and has_dynamic else "nullptr"
+    dynamic = "emulator_dynamic" if has_dynamic else "nullptr"
     return (
         f"{{{_c_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
         f"{dynamic}, emulator_zeroed_{number}}}"

@@ -1,0 +1,202 @@
+// What a kernel calls beyond C++: twins of the wrappers of codegen/instructions.py, and CUDA's own functions of threads,
+// warps and bits. Whatever waits or goes through memory is in the runtime; `line` is the caller's.
+#pragma once
+
+#define EMULATOR_LINE int line = __builtin_LINE()
+
+namespace emulator {
+
+constexpr int WARP = 32;
+constexpr unsigned int WHOLE_WARP = 0xffffffffu;
+
+// Data of a shuffle or a vote, one entry a lane; lanes that the block does not have are 0xff bytes.
+struct Votes {
+  unsigned long long of[WARP];
+};
+
+// Every lane of the caller's warp gives a value and gets all of them; `lane` is where the caller's own is.
+const Votes &exchanged(const char *what, unsigned int mask, int width, unsigned long long value, int line);
+unsigned int lane();
+unsigned int lanes();  // a warp's; the last one of a block may have fewer than 32
+
+void copy(void *shared, const void *memory, unsigned int bytes, bool inside, int line);
+void await(unsigned int pending);
+void load_matrix(unsigned int *words, const void *row, int count, bool transposed, int line);
+
+}  // namespace emulator
+
+// cp.async --------------------------------------------------------------------------------------------------------------
+inline void copy_async_4(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
+  emulator::copy(shared, memory, 4, inside, line);
+}
+inline void copy_async_8(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
+  emulator::copy(shared, memory, 8, inside, line);
+}
+inline void copy_async_16(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
+  emulator::copy(shared, memory, 16, inside, line);
+}
+void commit_copies();
+template <int PENDING> inline void await_copies() {
+  static_assert(PENDING >= 0, "a number of groups");
+  emulator::await(PENDING);
+}
+
+// ldmatrix --------------------------------------------------------------------------------------------------------------
+#define EMULATOR_LOAD_MATRIX(name, count, transposed) \
+  inline void name(unsigned int *words, const void *row, EMULATOR_LINE) { \
+    emulator::load_matrix(words, row, count, transposed, line); \
+  }
+EMULATOR_LOAD_MATRIX(load_matrix_1, 1, false)
+EMULATOR_LOAD_MATRIX(load_matrix_2, 2, false)
+EMULATOR_LOAD_MATRIX(load_matrix_4, 4, false)
+EMULATOR_LOAD_MATRIX(load_matrix_1_transposed, 1, true)
+EMULATOR_LOAD_MATRIX(load_matrix_2_transposed, 2, true)
+EMULATOR_LOAD_MATRIX(load_matrix_4_transposed, 4, true)
+#undef EMULATOR_LOAD_MATRIX
+
+// mma: d += a x b -------------------------------------------------------------------------------------------------------
+#define EMULATOR_MMA(name, type) void name(type *d, const unsigned int *a, const unsigned int *b, EMULATOR_LINE);
+EMULATOR_MMA(mma_m16n8k16_f16, float)
+EMULATOR_MMA(mma_m16n8k8_f16, float)
+EMULATOR_MMA(mma_m16n8k16_bf16, float)
+EMULATOR_MMA(mma_m16n8k8_bf16, float)
+EMULATOR_MMA(mma_m16n8k8_tf32, float)
+EMULATOR_MMA(mma_m16n8k32_s8s8, int)
+EMULATOR_MMA(mma_m16n8k32_s8u8, int)
+EMULATOR_MMA(mma_m16n8k32_u8s8, int)
+EMULATOR_MMA(mma_m16n8k32_u8u8, int)
+EMULATOR_MMA(mma_m8n8k16_s8s8, int)
+EMULATOR_MMA(mma_m8n8k16_s8u8, int)
+EMULATOR_MMA(mma_m8n8k16_u8s8, int)
+EMULATOR_MMA(mma_m8n8k16_u8u8, int)
+EMULATOR_MMA(mma_m16n8k32_e4m3e4m3, float)
+EMULATOR_MMA(mma_m16n8k32_e4m3e5m2, float)
+EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float)
+EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float)
+#undef EMULATOR_MMA
+
+inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away from zero
+  bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  return nan ? 0x7fffe000 : (bits + 0x1000) & ~0x1fffu;
+}
+
+// warps -----------------------------------------------------------------------------------------------------------------
+inline void __syncwarp(unsigned int mask = emulator::WHOLE_WARP, EMULATOR_LINE) {
+  emulator::exchanged("__syncwarp", mask, emulator::WARP, 0, line);
+}
+inline unsigned int __ballot_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
+  const auto &votes = emulator::exchanged("__ballot_sync", mask, emulator::WARP, predicate != 0, line);
+  unsigned int ballot = 0;
+  for (unsigned int i = 0; i < emulator::lanes(); i++) ballot |= (votes.of[i] != 0 ? 1u : 0u) << i;
+  return ballot;
+}
+inline int __any_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
+  return __ballot_sync(mask, predicate, line) != 0;
+}
+inline int __all_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
+  return __ballot_sync(mask, predicate == 0, line) == 0;
+}
+
+namespace emulator {
+// The value of the lane `from`; a lane that is not one of the warp's 32 gives the caller its own.
+template <class T> inline T shuffled(const char *what, unsigned int mask, T value, unsigned int from, int width, int line) {
+  static_assert(sizeof(T) <= 8, "one entry a lane");
+  unsigned long long entry = 0;
+  __builtin_memcpy(&entry, &value, sizeof value);
+  const Votes &votes = exchanged(what, mask, width, entry, line);
+  __builtin_memcpy(&value, &votes.of[from < WARP ? from : lane()], sizeof value);
+  return value;
+}
+}  // namespace emulator
+#define EMULATOR_SHUFFLES(type) \
+  inline type __shfl_sync(unsigned int mask, type value, int from, int width = 32, EMULATOR_LINE) { \
+    return emulator::shuffled("__shfl_sync", mask, value, from & 31, width, line); \
+  } \
+  inline type __shfl_xor_sync(unsigned int mask, type value, int lanes, int width = 32, EMULATOR_LINE) { \
+    return emulator::shuffled("__shfl_xor_sync", mask, value, emulator::lane() ^ lanes, width, line); \
+  } \
+  inline type __shfl_down_sync(unsigned int mask, type value, unsigned int by, int width = 32, EMULATOR_LINE) { \
+    return emulator::shuffled("__shfl_down_sync", mask, value, emulator::lane() + by, width, line); \
+  } \
+  inline type __shfl_up_sync(unsigned int mask, type value, unsigned int by, int width = 32, EMULATOR_LINE) { \
+    return emulator::shuffled("__shfl_up_sync", mask, value, emulator::lane() - by, width, line); \
+  }
+EMULATOR_SHUFFLES(int)
+EMULATOR_SHUFFLES(unsigned int)
+EMULATOR_SHUFFLES(long long)
+EMULATOR_SHUFFLES(unsigned long long)
+EMULATOR_SHUFFLES(float)
+EMULATOR_SHUFFLES(double)
+#undef EMULATOR_SHUFFLES
+
+// bits ------------------------------------------------------------------------------------------------------------------
+inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) {
+  unsigned long long bytes = (unsigned long long)y << 32 | x;
+  unsigned int result = 0;
+  for (int i = 0; i < 4; i++) result |= (unsigned int)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+inline int __popc(unsigned int bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits ? __builtin_clz((unsigned int)bits) : 32; }
+inline unsigned int __brev(unsigned int bits) {
+  bits = (bits >> 1 & 0x55555555) | (bits & 0x55555555) << 1;
+  bits = (bits >> 2 & 0x33333333) | (bits & 0x33333333) << 2;
+  bits = (bits >> 4 & 0x0f0f0f0f) | (bits & 0x0f0f0f0f) << 4;
+  return __builtin_bswap32(bits);
+}
+
+// memory ----------------------------------------------------------------------------------------------------------------
+template <class T> inline T __ldg(const T *at) { return *at; }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __threadfence(); }
+
+// atomics: give what was there
+namespace emulator {
+template <class T> inline T swapped(T *at, T before, T after) {
+  __atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return before;
+}
+// No thread runs between the read and the write: fibers switch only where they wait.
+template <class T, class Bits> inline T added(T *at, T value) {
+  Bits bits = __atomic_load_n((Bits *)at, __ATOMIC_RELAXED);
+  T before, after;
+  __builtin_memcpy(&before, &bits, sizeof before);
+  after = before + value;
+  __builtin_memcpy(&bits, &after, sizeof after);
+  __atomic_store_n((Bits *)at, bits, __ATOMIC_RELAXED);
+  return before;
+}
+}  // namespace emulator
+inline int atomicCAS(int *at, int before, int after) { return emulator::swapped(at, before, after); }
+inline unsigned int atomicCAS(unsigned int *at, unsigned int before, unsigned int after) {
+  return emulator::swapped(at, before, after);
+}
+inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long before, unsigned long long after) {
+  return emulator::swapped(at, before, after);
+}
+inline unsigned int atomicAdd(unsigned int *at, unsigned int value) {
+  return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+inline int atomicAdd(int *at, int value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value) {
+  return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
+inline float atomicAdd(float *at, float value) { return emulator::added<float, unsigned int>(at, value); }
+inline double atomicAdd(double *at, double value) { return emulator::added<double, unsigned long long>(at, value); }
+
+// the lesser and the greater
+#define EMULATOR_ORDER(type) \
+  inline type min(type a, type b) { return a < b ? a : b; } \
+  inline type max(type a, type b) { return a > b ? a : b; }
+EMULATOR_ORDER(int)
+EMULATOR_ORDER(unsigned int)
+EMULATOR_ORDER(long long)
+EMULATOR_ORDER(unsigned long long)
+#undef EMULATOR_ORDER
+inline float min(float a, float b) { return __builtin_fminf(a, b); }
+inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
+inline double min(double a, double b) { return __builtin_fmin(a, b); }
+inline double max(double a, double b) { return __builtin_fmax(a, b); }
+
+#undef EMULATOR_LINE

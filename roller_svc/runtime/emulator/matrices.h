@@ -1,0 +1,148 @@
+// ldmatrix and mma: what a warp's lanes bring together, and which part of it each gets.
+//
+// Of every shape, lane 4 g + t holds in word r of A the t-th word of four, of row g (or g + 8 in odd words), in the left
+// half of the row (or the right one in words 2 and 3); in word r of B the t-th word of column g, in its upper half or the
+// lower one; and in D columns 2 t and 2 t + 1 of row g, then of row g + 8 (PTX ISA, "Matrix Fragments for mma"). Shapes
+// differ in what a word holds: one tf32, two halves, four bytes.
+#pragma once
+#include "fibers.h"
+
+namespace {
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef unsigned Words __attribute__((vector_size(32)));
+
+inline Words where(Words mask, Words yes, Words no) { return (mask & yes) | (~mask & no); }
+
+// Eight words' elements number `i`, as float32 or as int32 that wrap.
+struct F16 {
+  static constexpr int ELEMENTS = 2;
+  typedef Floats Numbers;
+  static Floats widened(Words halves) {
+    Words magnitude = (halves & 0x7fff) << 13, sign = (halves & 0x8000) << 16;
+    Words finite = reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude) * 0x1p112f);
+    Words special = reinterpret_cast<Words>(magnitude >= 0x0f800000u);
+    return reinterpret_cast<Floats>(where(special, magnitude | 0x7f800000, finite) | sign);
+  }
+  static Floats element(Words words, int i) { return widened(words >> 16 * i & 0xffff); }
+};
+struct Bf16 {
+  static constexpr int ELEMENTS = 2;
+  typedef Floats Numbers;
+  static Floats element(Words words, int i) { return reinterpret_cast<Floats>(words >> 16 * i << 16); }
+};
+struct Tf32 {
+  static constexpr int ELEMENTS = 1;
+  typedef Floats Numbers;
+  static Floats element(Words words, int) { return reinterpret_cast<Floats>(words & ~0x1fffu); }
+};
+struct E5m2 {
+  static constexpr int ELEMENTS = 4;
+  typedef Floats Numbers;
+  static Floats element(Words words, int i) { return F16::widened((words >> 8 * i & 0xff) << 8); }
+};
+struct E4m3 {
+  static constexpr int ELEMENTS = 4;
+  typedef Floats Numbers;
+  static Floats element(Words words, int i) {
+    Words byte = words >> 8 * i & 0xff, magnitude = byte & 0x7f;
+    Words finite = reinterpret_cast<Words>(reinterpret_cast<Floats>(magnitude << 20) * 0x1p120f);
+    Words nan = reinterpret_cast<Words>(magnitude == 0x7fu);
+    return reinterpret_cast<Floats>(where(nan, Words{} + 0x7fc00000, finite) | (byte & 0x80) << 24);
+  }
+};
+struct U8 {
+  static constexpr int ELEMENTS = 4;
+  typedef Words Numbers;
+  static Words element(Words words, int i) { return words >> 8 * i & 0xff; }
+};
+struct S8 {
+  static constexpr int ELEMENTS = 4;
+  typedef Words Numbers;
+  static Words element(Words words, int i) { return ((words >> 8 * i & 0xff) ^ 0x80) - 0x80; }
+};
+
+// d += a x b of `ROWS` rows and 8 columns, whose k has `CHUNKS` words.
+template <class A, class B, int ROWS, int CHUNKS> void multiply(Exchange &exchange) {
+  typedef typename A::Numbers Numbers;
+  constexpr int E = A::ELEMENTS, ROWS_AT_ONCE = 8;
+  Numbers b[CHUNKS][E];
+  for (int chunk = 0; chunk < CHUNKS; chunk++)
+    for (int i = 0; i < E; i++) b[chunk][i] = B::element(*reinterpret_cast<Words *>(exchange.b[chunk]), i);
+  for (int first = 0; first < ROWS; first += ROWS_AT_ONCE) {
+    Numbers a[ROWS_AT_ONCE][E], sums[ROWS_AT_ONCE];
+    for (int row = 0; row < ROWS_AT_ONCE; row++) {
+      for (int i = 0; i < E; i++) a[row][i] = A::element(*reinterpret_cast<Words *>(exchange.a[first + row]), i);
+      sums[row] = *reinterpret_cast<Numbers *>(exchange.d[first + row]);
+    }
+    for (int chunk = 0; chunk < CHUNKS; chunk++)
+      for (int i = 0; i < E; i++)
+        for (int row = 0; row < ROWS_AT_ONCE; row++) sums[row] += a[row][i][chunk] * b[chunk][i];
+    for (int row = 0; row < ROWS_AT_ONCE; row++) *reinterpret_cast<Numbers *>(exchange.d[first + row]) = sums[row];
+  }
+}
+
+void need_whole_warp(const char *what, int line) {
+  if (warp().lanes < WARP)
+    report(FAULT, "line %d: %s takes a whole warp, this one has %u threads", line, what, warp().lanes);
+}
+
+template <class A, class B, int A_WORDS, int B_WORDS>
+void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int line) {
+  constexpr int ROWS = A_WORDS == 1 ? 8 : 16;
+  need_whole_warp(what, line);
+  Exchange &exchange = entered(what, line);
+  unsigned g = current->thread % WARP / 4, t = current->thread % 4;
+  for (int r = 0; r < A_WORDS; r++) exchange.a[g + 8 * (r & 1)][t + 4 * (r >> 1)] = a[r];
+  for (int r = 0; r < B_WORDS; r++) exchange.b[t + 4 * r][g] = b[r];
+  auto *sums = static_cast<unsigned char *>(d);
+  for (int r = 0; r < ROWS / 8; r++) memcpy(&exchange.d[g + 8 * r][2 * t], sums + 8 * r, 8);
+  meet(multiply<A, B, ROWS, 4 * B_WORDS>);
+  for (int r = 0; r < ROWS / 8; r++) memcpy(sums + 8 * r, &exchange.d[g + 8 * r][2 * t], 8);
+}
+
+}  // namespace
+
+#define EMULATOR_MMA(name, type, a_type, b_type, a_words, b_words) \
+  void name(type *d, const unsigned int *a, const unsigned int *b, int line) { \
+    mma<a_type, b_type, a_words, b_words>(#name, d, a, b, line); \
+  }
+EMULATOR_MMA(mma_m16n8k16_f16, float, F16, F16, 4, 2)
+EMULATOR_MMA(mma_m16n8k8_f16, float, F16, F16, 2, 1)
+EMULATOR_MMA(mma_m16n8k16_bf16, float, Bf16, Bf16, 4, 2)
+EMULATOR_MMA(mma_m16n8k8_bf16, float, Bf16, Bf16, 2, 1)
+EMULATOR_MMA(mma_m16n8k8_tf32, float, Tf32, Tf32, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_s8s8, int, S8, S8, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_s8u8, int, S8, U8, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_u8s8, int, U8, S8, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_u8u8, int, U8, U8, 4, 2)
+EMULATOR_MMA(mma_m8n8k16_s8s8, int, S8, S8, 1, 1)
+EMULATOR_MMA(mma_m8n8k16_s8u8, int, S8, U8, 1, 1)
+EMULATOR_MMA(mma_m8n8k16_u8s8, int, U8, S8, 1, 1)
+EMULATOR_MMA(mma_m8n8k16_u8u8, int, U8, U8, 1, 1)
+EMULATOR_MMA(mma_m16n8k32_e4m3e4m3, float, E4m3, E4m3, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_e4m3e5m2, float, E4m3, E5m2, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float, E5m2, E4m3, 4, 2)
+EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float, E5m2, E5m2, 4, 2)
+
+// Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of row g;
+// transposed, those of column g.
+void emulator::load_matrix(unsigned int *words, const void *row, int count, bool transposed, int line) {
+  const char *what = transposed ? "ldmatrix.trans" : "ldmatrix";
+  need_whole_warp(what, line);
+  Exchange &exchange = entered(what, line);
+  auto *at = static_cast<const unsigned char *>(row);
+  if (static_cast<int>(lane()) < 8 * count) {
+    if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
+    if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
+  }
+  exchange.rows[lane()] = at;
+  meet([count](Exchange &full) {
+    for (int i = 0; i < 8 * count; i++) memcpy(full.a[0] + 4 * i, full.rows[i], 16);
+  });
+  auto *halves = reinterpret_cast<const unsigned short *>(exchange.a);
+  unsigned g = lane() / 4, t = lane() % 4;
+  for (int i = 0; i < count; i++, halves += 64)
+    words[i] = transposed ? halves[16 * t + g] | static_cast<unsigned>(halves[16 * t + 8 + g]) << 16
+                          : halves[8 * g + 2 * t] | static_cast<unsigned>(halves[8 * g + 2 * t + 1]) << 16;
+}

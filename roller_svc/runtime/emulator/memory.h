@@ -1,0 +1,92 @@
+// Buffers between forbidden pages, and the memory that a block shares.
+#pragma once
+#include "report.h"
+
+#include <link.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+namespace {
+
+using emulator::Buffer;
+
+constexpr unsigned char POISON = 0xff;
+constexpr size_t PAGE = 65536;  // the largest page of the machines in question
+constexpr size_t ALIGNMENT = 16;  // of buffers; the slack behind one is less than that and watched
+
+struct Region {
+  const Buffer *buffer;
+  unsigned char *start, *end;  // all that was mapped, forbidden pages too
+  unsigned char *data;
+};
+Region *regions;
+
+size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+unsigned char *mapped(size_t bytes) {
+  void *at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) failed("mmap");
+  return static_cast<unsigned char *>(at);
+}
+
+void allow(unsigned char *at, size_t bytes, int how) {
+  if (mprotect(at, bytes, how)) failed("mprotect");
+}
+
+// The buffer at the end of its pages (an even seed) or at their start, poisoned with the slack around it.
+Region guarded(const Buffer &buffer, unsigned seed) {
+  size_t inside = rounded(buffer.bytes, PAGE);
+  unsigned char *start = mapped(inside + 2 * PAGE);
+  allow(start + PAGE, inside, PROT_READ | PROT_WRITE);
+  memset(start + PAGE, POISON, inside);
+  size_t shift = seed % 2 ? 0 : inside - rounded(buffer.bytes, ALIGNMENT);
+  return {&buffer, start, start + inside + 2 * PAGE, start + PAGE + shift};
+}
+
+bool poisoned(const unsigned char *from, const unsigned char *to) {
+  while (from < to && *from == POISON) from++;
+  return from == to;
+}
+
+void check_slack() {
+  const auto &program = emulator_program;
+  for (int i = 0; i < program.buffer_count; i++) {
+    const Region &r = regions[i];
+    if (!poisoned(r.start + PAGE, r.data)) report(FAULT, "the launch wrote before the first byte of %s", r.buffer->name);
+    if (!poisoned(r.data + r.buffer->bytes, r.end - PAGE))
+      report(FAULT, "the launch wrote behind the last byte of %s, which has %lu bytes", r.buffer->name, r.buffer->bytes);
+  }
+}
+
+struct Span {
+  unsigned char *at;
+  size_t bytes;
+} shared;  // the program's thread-local segment, which is all shared memory of its kernels
+
+int find_shared(dl_phdr_info *info, size_t, void *) {
+  for (int i = 0; i < info->dlpi_phnum; i++)
+    if (info->dlpi_phdr[i].p_type == PT_TLS)
+      shared = {static_cast<unsigned char *>(info->dlpi_tls_data), info->dlpi_phdr[i].p_memsz};
+  return 1;  // the program itself comes first
+}
+
+// Whether these bytes are the block's: static arrays, or what the launch asked for of dynamic ones.
+bool in_shared(const void *from, size_t bytes) {
+  auto *at = static_cast<const unsigned char *>(from);
+  if (at < shared.at || at + bytes > shared.at + shared.bytes) return false;
+  if (!launch->dynamic) return true;
+  const unsigned char *start = launch->dynamic();
+  if (at + bytes <= start + launch->dynamic_bytes) return true;
+  return at >= start + emulator_program.dynamic_bytes + emulator::DYNAMIC_SLACK_BYTES;
+}
+
+// The buffer that an address lies in or near; null for an address far from all.
+const Region *region_of(const void *address) {
+  auto *at = static_cast<const unsigned char *>(address);
+  for (int i = 0; regions && i < emulator_program.buffer_count; i++)
+    if (at >= regions[i].start && at < regions[i].end) return &regions[i];
+  return nullptr;
+}
+
+}  // namespace
