@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.congruences import Congruence, congruence
 from roller_svc.codegen.cuda_matrix import is_matrix_node, matrix_lines
+from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import AMPERE, instruction
 from roller_svc.codegen.names import Names
-from roller_svc.codegen.ranges import Range, range_of
+from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
@@ -38,6 +40,7 @@ SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the fir
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
+REGISTER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class CudaWalk(Walk):
     arch: Arch = AMPERE
     rooms: dict[str, Room] = field(default_factory=dict)  # shared, by tensor
     atomics: dict[str, None] = field(default_factory=dict)
+    private: set[str] = field(default_factory=set)  # rooms that are a thread's registers
+    known: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
 
     def node(self, node: Node) -> None:
         if is_matrix_node(node):
@@ -84,6 +89,8 @@ class CudaWalk(Walk):
             case LoopKind.BLOCK | LoopKind.THREAD:
                 with self.bound(loop):
                     self.nodes(loop.body)
+            case LoopKind.VECTOR if loop.extent > 1 and wide_loop(self, loop, self.known, self.private):
+                pass
             case LoopKind.UNROLL | LoopKind.VECTOR if loop.extent > 1:
                 copies = _statements(loop)
                 if copies <= UNROLLED_STATEMENTS:
@@ -93,6 +100,12 @@ class CudaWalk(Walk):
                 Walk.loop(self, loop)
             case _:
                 Walk.loop(self, loop)
+
+    def let(self, let: Let) -> None:
+        saved = self.known
+        self.known = {**saved, let.var: congruence(fold(let.value, self.scalar.values), saved)}
+        Walk.let(self, let)
+        self.known = saved
 
     def barrier(self) -> None:
         self.line("__syncthreads();")
@@ -111,8 +124,12 @@ class CudaWalk(Walk):
             self.rooms[storage.tensor] = Room(
                 type_, identifier, count, count * storage.dtype.bytes, start, over=bool(storage.over)
             )
-        elif storage.shape:
-            self.line(f"{type_} {identifier}[{math.prod(storage.shape)}];")
+            return
+        self.private.add(storage.tensor)
+        if storage.shape:
+            # several elements a register: whole registers are moved to and fro
+            aligned = f"__align__({WIDEST_BYTES}) " if storage.dtype.bytes < REGISTER_BYTES else ""
+            self.line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
         else:
             self.line(f"{type_} {identifier};")
 
