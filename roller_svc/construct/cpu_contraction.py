@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import EPSILONS, padded, within_padding
-from roller_svc.construct.rules import Base, at, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import kernel_cycles
 from roller_svc.perf.footprint import Tile
@@ -121,6 +121,9 @@ class CpuContraction:
         cores = self.problem.machine.cores
         tasks = spatial_grid(self.problem, block)
         return "" if tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One row, one vector, the shortest step along k."""

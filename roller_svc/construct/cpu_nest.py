@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.rules import Base, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -78,6 +78,9 @@ class CpuNest:
             return self._measured(block, "", "task size")
         balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
         return self._measured(block, "", "" if balanced else "execution unit")
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_contraction import CpuContraction
 from roller_svc.construct.cpu_nest import cpu_nest
-from roller_svc.construct.rules import Base, Rules, spatial_grid, spread
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.simt_contraction import SimtContraction
@@ -39,6 +39,7 @@ class Shape:
     block: Tile
     base: Base
     split_k: int = 1
+    pipeline: Pipeline = PLAIN
 
 
 def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
@@ -69,6 +70,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
         )
     if group.kind is not GroupKind.SCATTER and may_split(group):
         shapes = _with_splits(p, shapes, limit)
+    shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
@@ -149,4 +151,7 @@ def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:
 def _rprogram(p: Problem, shape: Shape) -> RProgram:
     touched = p.touched
     block, thread = touched.rtile(shape.block), touched.rtile(shape.base.thread)
-    return RProgram(p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k)
+    way = shape.pipeline
+    return RProgram(
+        p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k, way.stages, way.raster, way.stream_k
+    )

@@ -21,6 +21,18 @@ class Base:
     lanes: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How the blocks of one tile run: the fields of an RProgram of the same names."""
+
+    stages: int = 1
+    raster: int = 1
+    stream_k: int = 0
+
+
+PLAIN = Pipeline()
+
+
 class Rules(Protocol):
     """The alignment and capacity rules of one kind of group on one kind of machine.
 
@@ -44,6 +56,9 @@ class Rules(Protocol):
 
     def look(self, block: Tile, base: Base) -> Look:
         """A block tile built from that base: footprint, traffic, broken rules."""
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        """The ways to run blocks of that tile that are worth an estimate, best first."""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, at, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -82,6 +82,9 @@ class SimtContraction:
 
     def look(self, block: Tile, base: Base) -> Look:
         return self._block(base).look(block)
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""

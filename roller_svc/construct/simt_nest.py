@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, replaced, spatial_grid, spread
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid, spread
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -100,6 +100,9 @@ class SimtNest:
             return "execution unit"
         huge = self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID
         return "grid size" if huge else ""
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the vector axis or, where that is reduced, along the last outer one."""
