@@ -283,6 +283,8 @@ class Scalar:
     def stored(self, value: Expr, dtype: DType) -> str:
         """An expression as an element of a tensor of that type."""
         if dtype.is_narrow_float:
+            if (copied := self._copied(value, dtype)) is not None:
+                return copied
             text = self.value(value)
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(_Float16)({text})"
@@ -290,6 +292,41 @@ class Scalar:
         if value.dtype.compute is dtype.compute:
             return self.value(value)
         return self._cast(value, dtype, implicit=True)
+
+    def _copied(self, value: Expr, dtype: DType) -> str | None:
+        """The element as it lies in memory, where a value of that type was only loaded."""
+        match value:
+            case Load(tensor=tensor, index=index, checked=checked) if not any(checked):
+                place = self.places[tensor]
+                if place.dtype is not dtype:
+                    return None
+                is_variable = not place.shape and self._is_scalar(tensor)
+                return place.identifier if is_variable else f"{place.identifier}[{self.address(place, index)}]"
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                a, b = self._copied(then, dtype), self._copied(otherwise, dtype)
+                return None if a is None or b is None else f"({self.value(cond)} ? {a} : {b})"
+            case Const(value=0.0) if math.copysign(1, value.value) > 0:
+                return "0"
+            case _:
+                return None
+
+    def _unchanged(self, value: Expr, dtype: DType) -> str | None:
+        """An element that moves without arithmetic keeps its bits; None where there is some."""
+        match value:
+            case Const(value=number) if number == 0 and math.copysign(1.0, number) > 0:
+                return "0"
+            case Cast(arg=arg, dtype=to) if to in (dtype, dtype.compute) and arg.dtype is dtype:
+                return self._unchanged(arg, dtype)
+            case Load(tensor=tensor, checked=checked) if self.places[tensor].dtype is dtype and not any(checked):
+                place = self.places[tensor]
+                if not place.shape:
+                    return place.identifier if self._is_scalar(tensor) else f"{place.identifier}[0]"
+                return f"{place.identifier}[{self.address(place, value.index)}]"
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                taken, other = self._unchanged(then, dtype), self._unchanged(otherwise, dtype)
+                if taken is not None and other is not None:
+                    return f"({self.value(cond)} ? {taken} : {other})"
+        return None
 
     def _cast(self, arg: Expr, dtype: DType, *, implicit: bool) -> str:
         source, type_ = arg.dtype.compute, self.dialect.value_type(dtype)
