@@ -1,0 +1,41 @@
+"""Hand-written CUDA kernels in the emulator, for the tests of it."""
+
+from __future__ import annotations
+
+import numpy as np
+from handwritten import SM_80
+
+from roller_svc.backends import emulated
+from roller_svc.codegen.instructions import instruction
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec
+from roller_svc.runtime.emulator import EmulatorModule
+
+
+def cuda(text: str, buffers: tuple[Buffer, ...], *launches: LaunchSpec) -> KernelSource:
+    return KernelSource("kernel", Language.CUDA, SM_80, text, buffers, launches)
+
+
+def module(source: KernelSource, seed: int = 0) -> EmulatorModule:
+    """The emulator needs no binary."""
+    return emulated(CompiledKernel(source, b"", "", ()), seed)
+
+
+def wrappers(*names: str) -> str:
+    """The definitions of these wrappers of instructions, as NVRTC gets them, and of what they call."""
+    texts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        found = instruction(name)
+        assert found is not None, name
+        for need in found.needs:
+            add(need)
+        texts.setdefault(name, found.text)
+
+    for name in names:
+        add(name)
+    return "\n".join(texts.values()) + "\n"
+
+
+def words(values: np.ndarray) -> np.ndarray:
+    """The bytes of the last dimension as uint32."""
+    return np.ascontiguousarray(values).view(np.uint32)
