@@ -134,7 +134,7 @@ def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...]
     for group, choice in zip(groups, plan.choices, strict=True):
         for piece, tiles, extra in _pieces(group, choice.program, hw):
             views = (*piece.inputs, *piece.stored)
-            parts.append(Part(lower(piece, tiles, hw.family), views))
+            parts.append(Part(lower(piece, tiles, hw), views))
             workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
     buffers = tensors_in_memory(program, types, workspace)
     source = emit("kernel", tuple(parts), buffers, hw, _header(plan, program, hw))

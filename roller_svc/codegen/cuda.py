@@ -22,6 +22,8 @@ from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     Compute,
+    Copy,
+    LaneReduce,
     Let,
     Loop,
     LoopKind,
@@ -109,6 +111,13 @@ class CudaWalk(Walk):
 
     def barrier(self) -> None:
         self.line("__syncthreads();")
+
+    def lane_reduce(self, node: LaneReduce) -> None:
+        place = self.scalar.places[node.tensor]
+        target = self.element(node.tensor, place, node.index)
+        name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[place.dtype]}"
+        self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
+        self.line(f"{target} = {name}({target}, {node.lanes});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
@@ -228,16 +237,17 @@ def _outgrows_int(nodes: tuple[Node, ...], ranges: dict[str, Range]) -> bool:
             if known is not None and max(-known[0], known[1]) >= INT32_ELEMENTS:
                 return True
             inside = {**ranges, node.var: known} if known is not None else ranges
-        elif isinstance(node, Compute) and _index_outgrows_int(node, ranges):
+        elif isinstance(node, Compute | Copy) and _index_outgrows_int(node, ranges):
             return True
         if any(_outgrows_int(body, inside) for body in bodies(node)):
             return True
     return False
 
 
-def _index_outgrows_int(node: Compute, ranges: dict[str, Range]) -> bool:
+def _index_outgrows_int(node: Compute | Copy, ranges: dict[str, Range]) -> bool:
     """Whether a step on the way to an index may not fit: index arithmetic is never cut to 32 bits."""
-    indices = (*node.index, *(i for load in loads_of(node.value) for i in load.index))
+    value = node.source if isinstance(node, Copy) else node.value
+    indices = (*node.index, *(i for load in loads_of(value) for i in load.index))
     known = (range_of(part, ranges) for i in indices for part in walk(i) if isinstance(part, Op))
     return any(found is not None and max(-found[0], found[1]) >= INT32_ELEMENTS for found in known)
 

@@ -100,7 +100,7 @@ def _operand(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, Tens
         return Operand(factor, dtype, None, None, dtype, _runs_along_k(factor, axis, k), 1)
     type_ = types[source.tensor]
     along_k = _runs_along_k(source, axis, k)
-    run = _run(source, guard, k if along_k else axis, type_)
+    run = contiguous_run(source, guard, k if along_k else axis, type_)
     return Operand(factor, dtype, source, guard, type_.dtype, along_k, run)
 
 
@@ -152,7 +152,8 @@ def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
     return False
 
 
-def _run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
+def contiguous_run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
+    """How many neighbours along the axis lie side by side under one guard, from an aligned one on; a power of two."""
     member = lead.members[-1]
     run = LONGEST_RUN
     while run > 1:

@@ -6,21 +6,22 @@ from collections.abc import Collection
 
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
+from roller_svc.lower.contraction_mma import lower_contraction_mma
 from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
 from roller_svc.lower.scatter import lower_scatter
 
 
-def lower(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
     buffers = {name for name, _ in (*group.inputs, *group.stored)}
-    return tuple(verified(tree, buffers) for tree in _lowered(group, program, family))
+    return tuple(verified(tree, buffers) for tree in _lowered(group, program, hw))
 
 
 def verified(tree: ScheduleTree, buffers: Collection[str]) -> ScheduleTree:
@@ -32,9 +33,12 @@ def verified(tree: ScheduleTree, buffers: Collection[str]) -> ScheduleTree:
     return tree
 
 
-def _lowered(group: KernelGroup, program: RProgram, family: Family) -> tuple[ScheduleTree, ...]:
+def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    family = hw.family
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, family)
+    if program.unit.kind is UnitKind.MMA:
+        return lower_contraction_mma(group, program, hw.arch)
     if group.kind is GroupKind.CONTRACTION:
         return (lower_contraction_cpu if family is Family.CPU else lower_contraction_gpu)(group, program)
     return (lower_nest_cpu if family is Family.CPU else lower_nest_gpu)(group, program)

@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
 from roller_svc.ir.schedule import (
+    AwaitCopies,
     Barrier,
     Branch,
+    CommitCopies,
     Compute,
+    Copy,
     LaneReduce,
     Let,
+    LoadMatrix,
     Loop,
     LoopKind,
+    Mma,
     Node,
+    RoundFragment,
     Scope,
     Storage,
     descend,
@@ -38,11 +46,19 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> No
     for node in descend(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
-        elif isinstance(node, Compute):
+        elif isinstance(node, Compute | Copy | LoadMatrix):
             computed.add(node.tensor)
     checker = _Checker(frozenset(storages), frozenset(computed), buffers)
     checker.nodes(nodes)
     checker.settle(checker.pending)
+
+
+class _Arrival(Enum):
+    """How far the first copies to a room are: slots that are filled again later are the schedule's own affair."""
+
+    BEGUN = "begun"
+    AWAITED = "awaited"
+    VISIBLE = "visible"  # to all threads of the block
 
 
 @dataclass(slots=True)
@@ -66,6 +82,7 @@ class _Checker:
     branches: list[tuple[int, Expr]] = field(default_factory=list)  # (loops around it, condition)
     uneven: int = 0  # branches and loops around that not all threads take alike
     written: set[str] = field(default_factory=set)
+    arrival: dict[str, _Arrival] = field(default_factory=dict)  # of what is copied asynchronously
     pending: dict[str, str] = field(default_factory=dict)  # read in a branch before it is written, perhaps a round ago
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
@@ -87,6 +104,12 @@ class _Checker:
                     self._barrier()
                 case LaneReduce():
                     self._lane_reduce(node)
+                case Copy():
+                    self._copy(node)
+                case CommitCopies() | AwaitCopies():
+                    self._await(node)
+                case LoadMatrix() | RoundFragment() | Mma():
+                    self._fragment(node)
 
     @contextmanager
     def _bound(self, name: str, value: Value) -> Iterator[None]:
@@ -131,6 +154,8 @@ class _Checker:
     def _storage(self, storage: Storage) -> None:
         name = storage.tensor
         saved = self.rooms.get(name)
+        if alive := [t for t in storage.over if t in self.rooms]:
+            raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
         self.rooms[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
         self.variables.contents.pop(name, None)
@@ -152,12 +177,16 @@ class _Checker:
         self.uneven -= uneven
 
     def _barrier(self) -> None:
+        self._barrier_like("block")
+        self._arrive(_Arrival.AWAITED, _Arrival.VISIBLE)
+
+    def _barrier_like(self, threads: str) -> None:
         if self.uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
-            raise ScheduleError("not all threads of a block meet this barrier", code="schedule-barrier")
+            raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
     def _lane_reduce(self, node: LaneReduce) -> None:
         """What each thread has must be its own, and all of them must come to see what it becomes."""
-        self._barrier()
+        self._barrier_like("block")
         self._in_scope(node.tensor)
         if self._room(node.tensor)[1] is not Scope.REGISTER:
             raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
@@ -165,6 +194,52 @@ class _Checker:
             self._reads(expr)
         if node.tensor not in self.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+
+    # tensor cores ---------------------------------------------------------------------------------------------------
+    def _copy(self, node: Copy) -> None:
+        """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
+        self._in_scope(node.tensor)
+        if self._room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.rooms:
+            raise ScheduleError(f"{node.tensor} is copied to, but not from memory to a shared room",
+                                code="schedule-scope")  # fmt: skip
+        for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
+            self._reads(expr)
+        self._read(node.source)
+        self.written.add(node.tensor)
+        self.arrival.setdefault(node.tensor, _Arrival.BEGUN)
+        self._record(node.tensor, node.index, is_write=True)
+
+    def _await(self, node: Node) -> None:
+        if isinstance(node, AwaitCopies):
+            self._arrive(_Arrival.BEGUN, _Arrival.AWAITED)
+
+    def _arrive(self, before: _Arrival, after: _Arrival) -> None:
+        for tensor, state in self.arrival.items():
+            if state is before:
+                self.arrival[tensor] = after
+
+    def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
+        """A warp does it together: all of its threads must get there, with fragments in registers."""
+        self._barrier_like("warp")
+        read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
+        match node:
+            case LoadMatrix():
+                self._read(Load(node.source, node.at, DType.UINT32))
+                read = []
+            case Mma():
+                read += [(node.a, node.a_index), (node.b, node.b_index)]
+        for expr in node.index:
+            self._reads(expr)
+        for tensor, index in ((node.tensor, node.index), *read):
+            self._in_scope(tensor)
+            if self._room(tensor)[1] is not Scope.REGISTER:
+                raise ScheduleError(f"{tensor} is a fragment, but not in registers", code="schedule-scope")
+            for expr in index:
+                self._reads(expr)
+        for tensor, _ in read:
+            if tensor not in self.written:
+                raise ScheduleError(f"{tensor} is used before it has a value", code="schedule-order")
+        self.written.add(node.tensor)
 
     def _is_uneven(self, expr: Expr) -> bool:
         """Whether threads of one block may see different values of it."""
@@ -197,6 +272,11 @@ class _Checker:
             return
         if tensor not in self.written:
             self._read_early(tensor)
+        if self.arrival.get(tensor, _Arrival.VISIBLE) is not _Arrival.VISIBLE:
+            raise ScheduleError(
+                f"{tensor} is read while copies to it are under way", code="schedule-order",
+                hint="await the copies, then let all threads of the block meet",
+            )  # fmt: skip
         self._record(tensor, load.index, is_write=False)
 
     def _read_early(self, tensor: str) -> None:

@@ -1,0 +1,136 @@
+"""An operand's tile of one step → nodes that bring it from memory into its shared room, by all threads of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.operand import Operand
+from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.lower.fused_axis import decoded
+from roller_svc.perf.mma_tile import LoadClass, LoadKind, StagedOperand
+
+THREAD = ".thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How one operand comes into `room`, a shared tensor [stage, row, element of the row].
+
+    `axis` is m or n; its tile is number `{role}.block`. `tile`: extents of a block's tile along it and along k.
+    """
+
+    room: str
+    operand: Operand
+    staged: StagedOperand
+    load: LoadClass
+    axis: TileAxis
+    k: TileAxis
+    tile: tuple[int, int]
+    threads: int
+
+    @property
+    def is_async(self) -> bool:
+        return self.load.kind is LoadKind.ASYNC
+
+    @property
+    def fetched(self) -> str:
+        """Registers between memory and the room."""
+        return f"{self.room}.fetched"
+
+    @property
+    def _together(self) -> int:
+        """Elements that a thread handles at once: one copy, or one 16-byte store into the room."""
+        return self.load.elements if self.is_async else min(self.staged.chunk, self.staged.row)
+
+    @property
+    def _items(self) -> int:
+        return self.staged.rows * self.staged.row // self._together
+
+    @property
+    def _rounds(self) -> int:
+        return ceil_div(self._items, self.threads)
+
+    def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for what is on its way, around the nodes that fetch and store it; none for asynchronous copies."""
+        if self.is_async:
+            return body
+        return (Storage(self.fetched, self.staged.dtype, (self._rounds, self._together), Scope.REGISTER, body),)
+
+    def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """Begins to fill the slot, asynchronously."""
+        source = self.operand.source
+        assert source is not None, "what is copied has a source"
+        guard = both(self._inside(), self.operand.guard)
+        copy = Copy(self.room, (slot, ref(".row"), ref(".element")), source, self.load.elements, guard)
+        return self._each_item(self._placed(step, (copy,)))
+
+    def fetches(self, step: Expr) -> tuple[Node, ...]:
+        """Loads into registers."""
+        if self.load.kind is LoadKind.VECTOR:
+            body: tuple[Node, ...] = (self._vectors(step),)
+        else:
+            element = Compute(self.fetched, (ref(".round"), ref(".lane")), self._value(self.operand.factor))
+            body = (Loop(".lane", self._together, LoopKind.UNROLL, self._placed(step, (element,), ref(".lane"))),)
+        return self._each_item(body)
+
+    def stores(self, slot: Expr) -> tuple[Node, ...]:
+        """What was fetched, into the slot."""
+        index = (slot, ref(".row"), add(ref(".element"), ref(".lane")))
+        value = Load(self.fetched, (ref(".round"), ref(".lane")), self.staged.dtype)
+        return self._each_item((Loop(".lane", self._together, LoopKind.VECTOR, (Compute(self.room, index, value),)),))
+
+    # parts ----------------------------------------------------------------------------------------------------------
+    def _each_item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
+        per_row = self.staged.row // self._together
+        if self.staged.along_k == self.operand.along_k:
+            row, chunk = div(ref(".item"), per_row), mod(ref(".item"), per_row)
+        else:
+            row, chunk = mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
+        nodes = (Let(".element", mul(chunk, num(self._together)), nodes),)
+        nodes = (Let(".row", row, nodes),)
+        if self._items % self.threads:
+            nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
+        nodes = (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
+        return (Loop(".round", self._rounds, LoopKind.UNROLL, nodes),)
+
+    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
+        element = ref(".element") if offset is None else add(ref(".element"), offset)
+        along_k, along = (element, ref(".row")) if self.staged.along_k else (ref(".row"), element)
+        extent, depth = self.tile
+        nodes = decoded(self.k, ref(".k_place"), decoded(self.axis, ref(".place"), nodes))
+        block = ref(f"{self.axis.role.value}.block")
+        nodes = (Let(".place", add(mul(block, num(extent)), along), nodes),)
+        return (Let(".k_place", add(mul(step, num(depth)), along_k), nodes),)
+
+    def _inside(self) -> Expr | None:
+        extent, depth = self.tile
+        return both(
+            less(ref(".k_place"), num(self.k.extent)) if self.k.extent % depth else None,
+            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
+        )
+
+    def _vectors(self, step: Expr) -> Node:
+        """Wide loads: within one the innermost axis just counts on, and no guard changes."""
+        width = self.load.elements
+        lead = (self.k if self.operand.along_k else self.axis).members[-1].name
+        value = substitute(self._value(self.operand.factor), {lead: add(ref(lead), ref(".lane"))})
+        index = (ref(".round"), add(mul(ref(".vector"), num(width)), ref(".lane")))
+        nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
+        nodes = self._placed(step, nodes, mul(ref(".vector"), num(width)))
+        return Loop(".vector", self._together // width, LoopKind.UNROLL, nodes)
+
+    def _value(self, factor: Expr) -> Expr:
+        """The factor inside of the tensor, 0 outside, in the staged type."""
+        value = factor if factor.dtype is self.staged.dtype else Cast(factor, self.staged.dtype, implicit=True)
+        inside = self._inside()
+        return value if inside is None else Select(inside, value, _zero(self.staged.dtype), self.staged.dtype)
+
+
+def _zero(dtype: DType) -> Const:
+    return Const(0.0 if dtype.is_float else 0, dtype)
