@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, Factors, KernelGroup, TileAxis
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
@@ -34,29 +34,30 @@ class View:
 
     def epilogue(self, sum_: Load, at: dict[str, Expr]) -> tuple[Node, ...]:
         """Stores of one output point: the sum, then the maps over it. `at` says where, for axes not named so."""
-        storages, nodes = self._statements(sum_, RowReads(row_tensors(self.group), (), at), ())
-        return wrapped(storages, nodes)
+        return wrapped(*self._epilogue(sum_, at, ()))
 
-    def wide_epilogue(self, sum_: Load, at: dict[str, Expr], lane: str, width: int) -> tuple[Node, ...]:
-        """The same for `width` neighbours; `sum_` and `at` are of the one that the variable `lane` counts."""
-        reads = RowReads(row_tensors(self.group), (ref(lane),), at)
-        storages, nodes = self._statements(sum_, reads, (width,))
-        return wrapped(storages, (Loop(lane, width, LoopKind.VECTOR, nodes),))
+    def epilogue_over(self, sum_: Load, lanes: Loop, at: dict[str, Expr]) -> tuple[Node, ...]:
+        """The same for neighbouring points, one for each lane of a loop that has no body yet."""
+        storages, nodes = self._epilogue(sum_, at, (lanes,))
+        return wrapped(storages, (replace(lanes, body=nodes),))
 
-    def _statements(
-        self, sum_: Load, reads: RowReads, shape: tuple[int, ...]
+    def _epilogue(
+        self, sum_: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]
     ) -> tuple[list[Storage], tuple[Node, ...]]:
-        """Rooms for values that later statements read, and what is computed."""
+        """Rooms for values that are read again, one element a lane, and the writes."""
+        rows = row_tensors(self.group)
+        index = tuple(AxisRef(loop.var) for loop in lanes)
+        extents = tuple(loop.extent for loop in lanes)
+        reads = RowReads(rows, index, at)
         storages: list[Storage] = []
         nodes: list[Node] = []
         for position, statement in enumerate(self.group.statements):
             value = converted(sum_ if position == 0 else reads.apply(statement.body), statement)
-            if statement.output in reads.rows:
-                name = local_name(statement.output)
-                storages.append(register(name, row_dtype(statement), *shape))
-                nodes.append(Compute(name, reads.index, value))
-                value = Load(name, reads.index, statement.type.dtype)
+            if statement.output in rows:
+                storages.append(register(local_name(statement.output), row_dtype(statement), *extents))
+                nodes.append(Compute(local_name(statement.output), index, value))
+                value = Load(local_name(statement.output), index, statement.type.dtype)
             if statement.output not in self.group.locals:
-                index = tuple(reads.apply(i) for i in statement.index)
-                nodes.append(Compute(statement.output, index, value))
+                place = tuple(reads.apply(i) for i in statement.index)
+                nodes.append(Compute(statement.output, place, value))
         return storages, tuple(nodes)

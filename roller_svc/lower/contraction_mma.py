@@ -211,7 +211,8 @@ class _Kernel:
         rows, per_row = tile.warps[0] * count * ROWS, tile.n // width
         total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), view.dtype)
         lead = view.n.members[-1].name
-        nodes = view.wide_epilogue(total, {lead: add(ref(lead), ref(".lane"))}, ".lane", width)
+        lanes = Loop(".lane", width, LoopKind.VECTOR, ())
+        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref(".lane"))})
         nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
         if inside := both(_inside(view.m, tile.m, "m.place"), _inside(view.n, tile.n, "n.place")):
             nodes = (Branch(inside, nodes),)
