@@ -50,7 +50,7 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     memory = p.compulsory_bytes / _source_bandwidth(mach, p.compulsory_bytes)
     return Costs(
         core_s=mach.seconds(task * busy) + 0.3 * memory,
-        core_stage="compute",
+        core_stage=None,
         parts=(
             ("compute", seconds[0]), ("update", seconds[1]), ("packing", seconds[2]), ("task", seconds[3]),
             ("dram", memory),

@@ -41,7 +41,7 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     memory = _memory_s(p, launch)
     return Costs(
         core_s=sum(seconds) + memory,
-        core_stage="compute",
+        core_stage=None,
         parts=(
             ("compute", seconds[0]), ("loads", seconds[1]), ("join", seconds[2]), ("task", seconds[3]),
             ("dram", memory),

@@ -8,7 +8,7 @@ from enum import Enum
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole
-from roller_svc.ir.hardware import Arch
+from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.operand import Operand, staged_dtype
 from roller_svc.ir.rprogram import RProgram
 
@@ -149,3 +149,43 @@ def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
         return LoadClass(LoadKind.ASYNC, min(operand.run, CHUNK_BYTES // size))
     together = min(operand.run, CHUNK_BYTES // max(size, source.bytes))
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """How a unit's tiles of one operand are filled: from what, as which type, by which loads."""
+
+    operand: Operand
+    dtype: DType
+    load: LoadClass
+
+    @property
+    def is_async(self) -> bool:
+        return self.load.kind is LoadKind.ASYNC
+
+
+def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[Feed, Feed]:
+    """Those of a contraction's operands."""
+    types = [staged_dtype(unit, operand) for operand in operands]
+    a, b = (Feed(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))
+    return a, b
+
+
+# Registers of a thread beside its fragments: pointers, guards, loop counters.
+ADDRESS_REGISTERS = 40
+ACCUMULATORS = 4  # of a lane for one instruction's 16 x 8 results
+A_WORDS, B_WORDS = 4, 2  # of a lane for one fragment of 16 x 32 and of 32 x 8 bytes
+CHUNK_REGISTERS = CHUNK_BYTES // WORD_BYTES
+
+
+def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
+    """What a thread holds: sums, the fragments of two instructions along k, addresses, and what is on its way."""
+    fragments_m, fragments_n = tile.fragments
+    sums = ACCUMULATORS * fragments_m * fragments_n
+    operands = 2 * (A_WORDS * fragments_m + B_WORDS * fragments_n)
+    on_the_way = sum(
+        -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * CHUNK_REGISTERS
+        for feed, staged in ((a, tile.a), (b, tile.b))
+        if not feed.is_async
+    )
+    return sums + operands + ADDRESS_REGISTERS + on_the_way

@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.group import TileSpace
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import Resources
+from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_nest import cpu_nest
+from roller_svc.perf.mma_contraction import mma_contraction, tile_count
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.simt_contraction import simt_contraction
 from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
+
+Factors = tuple[Operand, Operand]
 
 OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
 
@@ -43,12 +47,12 @@ class Model:
             launch = replace(launch, compiled=needs)
         mach = p.machine
         costs = _costs(p, launch)
-        body = _overlapped(costs) if mach.simt else costs.core_s
-        joining = second_launch_s(mach, launch.workspace_bytes) if launch.split_k > 1 else 0.0
+        body = costs.core_s if costs.core_stage is None else _overlapped(costs)
+        joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         overhead = mach.hw.limits.launch_overhead_s
         stages = [StageCost(name, s) for name, s in costs.parts]
-        if mach.simt:
+        if costs.core_stage is not None:
             stages.append(StageCost(costs.core_stage, costs.core_s))
         stages.append(StageCost("launch", overhead))
         if joining:
@@ -69,27 +73,24 @@ class Model:
         return _costs(self.problem, _launch(self.problem, program)).needs
 
 
-def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Model:
-    """Prepare the model of a group's space."""
-    return Model(problem(space, hw, unit))
+def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factors | None = None) -> Model:
+    """Prepare the model of a group's space. A matrix unit's needs the operands of the contraction, `factors`."""
+    return Model(problem(space, hw, unit, factors))
 
 
-def estimate(program: RProgram, hw: HardwareSpec) -> Estimate:
+def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> Estimate:
     """What the model says of one rProgram. For many of one group, prepare a `model` once."""
-    return model(program.space, hw, program.unit).estimate(program)
+    return model(program.space, hw, program.unit, factors).estimate(program)
 
 
-def revised(program: RProgram, hw: HardwareSpec, compiled: Resources) -> Estimate:
-    """The estimate again, with the registers and the shared memory that the compiled kernel takes."""
-    return model(program.space, hw, program.unit).estimate(program, compiled)
-
-
-def block_needs(program: RProgram, hw: HardwareSpec) -> BlockNeeds | None:
+def block_needs(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> BlockNeeds | None:
     """What the model assumes that a block of the program's kernel takes; None where there are no blocks."""
-    return model(program.space, hw, program.unit).needs(program)
+    return model(program.space, hw, program.unit, factors).needs(program)
 
 
 def _costs(p: Problem, launch: Launch) -> Costs:
+    if p.machine.unit.kind is UnitKind.MMA:
+        return mma_contraction(p, launch)
     if p.machine.simt:
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
@@ -103,8 +104,15 @@ def _launch(p: Problem, program: RProgram) -> Launch:
         if axis.kind.value == "spatial":
             grid *= -(-extent // b)
             threads *= b // t
-    workspace = 0 if program.split_k == 1 else program.split_k * p.outer_points * p.elem_bytes
-    return Launch(block, thread, program.lanes, program.split_k, grid, threads, workspace)
+    points = program.split_k * p.outer_points if program.split_k > 1 else 0
+    if program.stream_k:
+        # of each block at most the first and the last tile are shared with others
+        grid, tiles = program.stream_k, tile_count(p, block)
+        points = min(2 * grid, grid + tiles) * math.prod(block[i] for i in p.spatial)
+    return Launch(
+        block, thread, program.lanes, program.split_k, grid, threads, points * p.elem_bytes,
+        program.stages, program.raster, program.stream_k,
+    )  # fmt: skip
 
 
 def _overlapped(costs: Costs) -> float:

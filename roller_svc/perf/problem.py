@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from roller_svc.ir.group import AxisRole, TileSpace
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
 from roller_svc.perf.machine import Machine, machine
+from roller_svc.perf.mma_tile import Feed, feeds
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
 DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
@@ -61,6 +63,7 @@ class Problem:
     compulsory_bytes: int
     floor_s: float
     elem_bytes: int  # of a staged or computed value
+    feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
 
     @property
     def extents(self) -> Tile:
@@ -70,8 +73,10 @@ class Problem:
         return 1 if position is None else self.touched.extents[position]
 
 
-def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
-    """Prepare a space for many estimates."""
+def problem(
+    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None
+) -> Problem:
+    """Prepare a space for many estimates. A matrix unit's tiles also depend on how its operands lie: `factors`."""
     touched = footprint(space, hw.dram.transaction_bytes)
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     place = {a.role: i for i, a in enumerate(space.axes)}
@@ -103,6 +108,7 @@ def problem(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
         compulsory_bytes=compulsory,
         floor_s=max(flops / unit.flops_per_s, compulsory / _outer_bandwidth(mach, compulsory)),
         elem_bytes=space.compute_dtype.bytes,
+        feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
     )
 
 

@@ -10,7 +10,7 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves
+from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
 
 BARRIER_CYCLES = 30.0
 STAGING_OPS = 4.0  # load, convert or move, store to shared memory, predicate
@@ -123,18 +123,8 @@ def _step(p: Problem, launch: Launch) -> Step:
         fma=bm * bn * bk / mach.fma_per_cycle,
         shared=(loads * warp + (bm + bn) * bk) * p.elem_bytes / mach.staged_bytes_per_cycle,
         issue=issue if warp > 1 else 0.0,
-        latency=_load_latency_cycles(p) + 4.0 * in_flight + 2 * BARRIER_CYCLES,
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + 4.0 * in_flight + 2 * BARRIER_CYCLES,
     )
-
-
-def _load_latency_cycles(p: Problem) -> float:
-    """Operands that fit the last cache come from it, others half of the time (neighbouring blocks share them)."""
-    last = p.machine.last_cache
-    if last is None:
-        return p.machine.dram_latency_cycles
-    if p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2:
-        return last.latency_cycles
-    return (last.latency_cycles + p.machine.dram_latency_cycles) / 2
 
 
 def _step_bytes(p: Problem, launch: Launch) -> float:

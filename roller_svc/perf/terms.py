@@ -25,16 +25,20 @@ class Launch:
     grid: int
     threads: int
     workspace_bytes: int  # partial results of a split reduction, written once and read once
+    stages: int = 1
+    raster: int = 1
+    stream_k: int = 0
     compiled: BlockNeeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it (SIMT) or are
-    contained in it (CPU, whose stages add up). `needs`: what the model assumes that a block takes of a SIMT core."""
+    """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it or, where no
+    `core_stage` names it, are contained in it (a CPU's add up, a matrix unit's overlap step by step).
+    `needs`: what the model assumes that a block takes of a SIMT core."""
 
     core_s: float
-    core_stage: str
+    core_stage: str | None
     parts: tuple[tuple[str, float], ...]
     occupancy: float
     waves: int
@@ -56,6 +60,16 @@ def simt_waves(
         tail = block_cycles(float(-(-rest // cores)))
         cycles += tail if full < 2 else tail * (0.5 + 0.5 * rest / at_once)
     return -(-grid // at_once), cycles
+
+
+def load_latency_cycles(mach: Machine, bytes_loaded: float) -> float:
+    """What fits the last cache comes from it, the rest half of the time (neighbouring blocks share it)."""
+    last = mach.last_cache
+    if last is None:
+        return mach.dram_latency_cycles
+    if bytes_loaded <= last.total_bytes // 2:
+        return last.latency_cycles
+    return (last.latency_cycles + mach.dram_latency_cycles) / 2
 
 
 def resident_bytes(mach: Machine, tensor_bytes: int, reloads: float) -> float:
