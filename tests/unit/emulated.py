@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from handwritten import SM_80
+from handwritten import SM_80, tensor
 
 from roller_svc.backends import emulated
 from roller_svc.codegen.instructions import instruction
-from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.emulator import EmulatorModule
 
 
@@ -39,3 +39,13 @@ def wrappers(*names: str) -> str:
 def words(values: np.ndarray) -> np.ndarray:
     """The bytes of the last dimension as uint32."""
     return np.ascontiguousarray(values).view(np.uint32)
+
+
+VECTOR = (tensor("A", "a", Role.INPUT, shape=(32,)), tensor("C", "c", Role.OUTPUT, shape=(32,)))
+INPUT = {"A": np.arange(32, dtype=np.float32)}
+
+
+def one_block(body: str, threads: int = 32, shared_bytes: int = 0, top: str = "") -> KernelSource:
+    """A kernel of one block over vectors A and C of 32 floats; its body begins on line 2 after `top`."""
+    text = f'{top}extern "C" __global__ void one(const float *a, float *c) {{\n{body}\n}}\n'
+    return cuda(text, VECTOR, LaunchSpec("one", ("a", "c"), (1, 1, 1), (threads, 1, 1), shared_bytes))

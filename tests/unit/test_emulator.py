@@ -8,16 +8,16 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from handwritten import SM_80, cuda_scale, tensor
+from emulated import INPUT, cuda, module, one_block
+from handwritten import cuda_scale, tensor
 
 import roller_svc
 from roller_svc import hardware
-from roller_svc.backends import emulated
 from roller_svc.codegen.dialect import CUDA
 from roller_svc.codegen.helpers import helper
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, LaunchSpec, Role
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
 from roller_svc.pipeline import best_plans, generate, ranked_groups
@@ -28,15 +28,6 @@ from roller_svc.toolchain import compile_cxx
 pytestmark = pytest.mark.emulator
 
 SEEDS = (0, 1, 2, 3)
-
-
-def cuda(text: str, buffers: tuple[Buffer, ...], *launches: LaunchSpec) -> KernelSource:
-    return KernelSource("kernel", Language.CUDA, SM_80, text, buffers, launches)
-
-
-def module(source: KernelSource, seed: int = 0) -> EmulatorModule:
-    """The emulator needs no binary."""
-    return emulated(CompiledKernel(source, b"", "", ()), seed)
 
 
 def generated(expression: str, inputs: dict[str, TensorType]) -> KernelSource:
@@ -127,7 +118,9 @@ def test_planted_bugs_are_caught(old: str, new: str) -> None:
 GENERATED = {
     "product": ("C[m, n] +=! A[m, k] * B[k, n]", {"A": (70, 50), "B": (50, 90)}, lambda a: a["A"] @ a["B"]),
     "shares": (
-        "S[i] +=! A[i, k]; C[i, k] = A[i, k] / S[i]", {"A": (3, 2000)}, lambda a: a["A"] / a["A"].sum(1, keepdims=True)
+        "S[i] +=! A[i, k]; C[i, k] = A[i, k] / S[i]",
+        {"A": (3, 2000)},
+        lambda a: a["A"] / a["A"].sum(1, keepdims=True),
     ),
 }
 
@@ -160,17 +153,6 @@ def test_no_guard_of_a_generated_kernel_can_go() -> None:
     assert guards
     for guard in set(guards):
         assert caught(planted(source, guard, "(1)", -1), arrays, "C", expected), guard
-
-
-VECTOR = (tensor("A", "a", Role.INPUT, shape=(32,)), tensor("C", "c", Role.OUTPUT, shape=(32,)))
-
-
-def one_block(body: str, threads: int = 32, shared_bytes: int = 0, top: str = "") -> KernelSource:
-    text = f'{top}extern "C" __global__ void one(const float *a, float *c) {{\n{body}\n}}\n'
-    return cuda(text, VECTOR, LaunchSpec("one", ("a", "c"), (1, 1, 1), (threads, 1, 1), shared_bytes))
-
-
-INPUT = {"A": np.arange(32, dtype=np.float32)}
 
 
 @pytest.mark.parametrize(

@@ -112,18 +112,22 @@ def test_a_product_on_tensor_cores_is_right_in_any_order_of_threads(seed: int) -
     np.testing.assert_array_equal(module(product(M, N, K), seed).run({"A": A, "B": B})["C"], EXPECTED)
 
 
+BARRIER, LOAD = "    __syncthreads();\n", "    if (step + 2 < STEPS) load(step + 2);\n"
+STAGE, FIRST = "stage = step % 3;\n    #pragma unroll\n    for (int ", "stage = 0;\n    #pragma unroll\n    for (int "
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("    await_copies<1>();\n", ""),
         ("await_copies<1>", "await_copies<2>"),
-        ("    __syncthreads();\n", ""),
-        ("    __syncthreads();\n    if (step + 2 < STEPS) load(step + 2);", "    if (step + 2 < STEPS) load(step + 2);\n"
-         "    __syncthreads();"),
+        (BARRIER, ""),
+        (BARRIER + LOAD, LOAD + BARRIER),
         ("    commit_copies();\n  }\n  for", "  }\n  for"),
         ("    commit_copies();\n    const int stage", "    const int stage"),
-        ("stage = step % 3;\n    #pragma unroll\n    for (int i", "stage = step % 2;\n    #pragma unroll\n    for (int i"),
-        ("stage = step % 3;\n    #pragma unroll\n    for (int k", "stage = 0;\n    #pragma unroll\n    for (int k"),
+        (f"{STAGE}i", f"{FIRST}i"),
+        (f"{STAGE}i", f"{STAGE}i".replace("3", "2")),
+        (f"{STAGE}k", f"{FIRST}k"),
         ("if (step + 2 < STEPS) load", "load"),
         ("step < STEPS; step++", "step < STEPS - 1; step++"),
         ("row0 + row < M && step", "step"),
