@@ -40,5 +40,7 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
     if program.unit.kind is UnitKind.MMA:
         return lower_contraction_mma(group, program, hw.arch)
     if group.kind is GroupKind.CONTRACTION:
-        return (lower_contraction_cpu if family is Family.CPU else lower_contraction_gpu)(group, program)
+        if family is Family.CPU:
+            return lower_contraction_cpu(group, program)
+        return lower_contraction_gpu(group, program, hw.arch)
     return (lower_nest_cpu if family is Family.CPU else lower_nest_gpu)(group, program)

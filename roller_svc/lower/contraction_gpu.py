@@ -1,35 +1,70 @@
-"""Contraction group and its rProgram → schedule tree for a GPU: shared-memory tiles and register tiles (`simt`)."""
+"""Contraction group and its rProgram → schedule tree for a GPU's scalar lanes: shared and register tiles (`simt`).
+
+A block stages tiles of both factors in shared memory, some steps ahead of the one that its threads multiply, with one
+barrier a step. A thread's tile is made of groups of neighbours, as many as 16 bytes hold, so that it reads, and where
+the output allows writes, each group at once.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from roller_svc.ir.affine import affine
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.operand import operands
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    CommitCopies,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
+from roller_svc.lower.reduction_steps import ReductionSteps, reduction_steps
+from roller_svc.lower.simt_staging import CHUNK_BYTES, THREAD, WARP, Staging
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
-THREAD = ".thread"
-# Loads of one thread that are issued together: more take registers for their addresses, fewer leave memory idle.
-LOADS_IN_FLIGHT = 4
+ASYNC_COPIES = Arch("sm_", 80)  # the first that has cp.async
+# Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a row
+# of k, and 8 columns of 16 bytes are all banks once.
+WARP_SHAPES = ((4, 8), (8, 4), (2, 16), (16, 2), (1, 32), (32, 1))
+# Multiply-adds and loads that may stand in a row: a loop over more of them than that leaves the instruction cache.
+UNROLLED = 512
 
 
-def lower_contraction_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower_contraction_gpu(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
     view = View.of(group, program)
-    return (ScheduleTree(group.name, _Tiled(view, program).blocks()),)
+    a, b = operands(group)
+    steps = reduction_steps(view.k, program.block[view.k.name], (a, b))
+    types, may_copy = dict(group.inputs), arch.prefix == ASYNC_COPIES.prefix and arch >= ASYNC_COPIES
+    stagings = tuple(
+        Staging(room, factor, axis, program.block[axis.name], steps, program.threads, view.dtype, types, may_copy)
+        for room, factor, axis in ((SHARED_A, a, view.m), (SHARED_B, b, view.n))
+    )
+    kernel = _Kernel(view, program, steps, stagings)
+    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster),)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiled:
+class _Kernel:
     view: View
     program: RProgram
+    steps: ReductionSteps
+    stagings: tuple[Staging, ...]
 
     def _block(self, axis: TileAxis) -> int:
         return self.program.block[axis.name]
@@ -40,118 +75,163 @@ class _Tiled:
     def _threads(self, axis: TileAxis) -> int:
         return self._block(axis) // self._thread(axis)
 
+    def _group(self, axis: TileAxis) -> int:
+        """Neighbours in a thread's tile: as many as one access moves."""
+        return math.gcd(self._thread(axis), max(1, CHUNK_BYTES // self.view.dtype.bytes))
+
+    @property
+    def _buffers(self) -> int:
+        return min(self.program.stages, self.steps.count)
+
     def blocks(self) -> tuple[Node, ...]:
         view = self.view
-        m, n = view.m, view.n
         zero = Const(0.0 if view.dtype.is_float else 0, view.dtype)
-        steps = ceil_div(view.k.extent, self._block(view.k))
-        step = (*self._stage(SHARED_A, view.factors.a, m), *self._stage(SHARED_B, view.factors.b, n),
-                Barrier(), self._multiply(), Barrier())  # fmt: skip
-        nodes: tuple[Node, ...] = (
-            self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),
-            Loop("k.step", steps, LoopKind.SERIAL, step),
-            self._store(),
-        )
-        nodes = (Storage(ACC, view.dtype, (self._thread(m), self._thread(n)), Scope.REGISTER, nodes),)
-        for name, axis, factor in ((SHARED_B, n, view.factors.b), (SHARED_A, m, view.factors.a)):
-            # consecutive threads that walk k write down a column: one extra element a row puts them in other banks
-            pad = 1 if self._runs_along_k(factor, axis) else 0
-            shape = (self._block(view.k), self._block(axis))
-            nodes = (Storage(name, view.dtype, shape, Scope.SHARED, nodes, pad),)
-        thread = add(mul(ref("m.thread"), num(self._threads(n))), ref("n.thread"))
-        nodes = (Let(THREAD, thread, nodes),)
-        nodes = (Loop("n.thread", self._threads(n), LoopKind.THREAD, nodes),)
-        nodes = (Loop("m.thread", self._threads(m), LoopKind.THREAD, nodes),)
-        for axis in (n, m):
+        nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
+        nodes += (*self._pipelined(), self._store())
+        nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
+        for staging in reversed(self.stagings):
+            nodes = staging.storage(self._buffers, nodes)
+        row, column = self._arranged()
+        nodes = (Let("m.thread", row, (Let("n.thread", column, nodes),)),)
+        nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
+        for axis in (view.n, view.m):
             count = ceil_div(axis.extent, self._block(axis))
             nodes = (Loop(f"{axis.role.value}.block", count, LoopKind.BLOCK, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes
 
+    def _arranged(self) -> tuple[Expr, Expr]:
+        """Where a thread stands among the rows and columns of threads, a warp's threads being a rectangle of them."""
+        thread, rows, columns = ref(THREAD), self._threads(self.view.m), self._threads(self.view.n)
+        for height, width in WARP_SHAPES:
+            if rows % height == 0 and columns % width == 0:
+                warp, lane = div(thread, WARP), mod(thread, WARP)
+                row = add(mul(div(warp, columns // width), num(height)), div(lane, width))
+                return row, add(mul(mod(warp, columns // width), num(width)), mod(lane, width))
+        return div(thread, columns), mod(thread, columns)
+
     def _over_tile(self, nodes: tuple[Node, ...]) -> Node:
         columns = Loop("n.element", self._thread(self.view.n), LoopKind.UNROLL, nodes)
         return Loop("m.element", self._thread(self.view.m), LoopKind.UNROLL, (columns,))
 
-    # staging --------------------------------------------------------------------------------------------------------
-    def _stage(self, shared: str, factor: Expr, axis: TileAxis) -> tuple[Node, ...]:
-        """All threads load the tile, neighbours along the axis that is contiguous in memory; 0 beyond the edges."""
-        rows, columns = self._block(self.view.k), self._block(axis)
-        threads = self._threads(self.view.m) * self._threads(self.view.n)
-        item = add(mul(ref(".round"), num(threads)), ref(THREAD))
-        if self._runs_along_k(factor, axis):
-            k_at, at = mod(ref(".item"), rows), div(ref(".item"), rows)
-        else:
-            k_at, at = div(ref(".item"), columns), mod(ref(".item"), columns)
-        value: Expr = Cast(factor, self.view.dtype, implicit=True)
-        k_place = add(mul(ref("k.step"), num(rows)), ref(".k"))
-        place = add(mul(ref(f"{axis.role.value}.block"), num(columns)), ref(".at"))
-        inside = both(
-            less(ref(".k_place"), num(self.view.k.extent)) if self.view.k.extent % rows else None,
-            less(ref(".place"), num(axis.extent)) if axis.extent % columns else None,
-        )
-        if inside is not None:
-            zero = Const(0.0 if self.view.dtype.is_float else 0, self.view.dtype)
-            value = Select(inside, value, zero, self.view.dtype)
-        nodes: tuple[Node, ...] = (Compute(shared, (ref(".k"), ref(".at")), value),)
-        nodes = decoded(self.view.k, ref(".k_place"), decoded(axis, ref(".place"), nodes))
-        for var, index in ((".place", place), (".k_place", k_place), (".at", at), (".k", k_at)):
-            nodes = (Let(var, index, nodes),)
-        items = rows * columns
-        if items % threads:
-            nodes = (Branch(less(ref(".item"), num(items)), nodes),)
-        nodes = (Let(".item", item, nodes),)
-        rounds = ceil_div(items, threads)
-        together = max(n for n in range(1, LOADS_IN_FLIGHT + 1) if rounds % n == 0)
-        nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
-        nodes = (Loop(".load", together, LoopKind.UNROLL, nodes),)
-        return (Loop(".rounds", rounds // together, LoopKind.SERIAL, nodes),)
+    # main loop -------------------------------------------------------------------------------------------------------
+    def _pipelined(self) -> tuple[Node, ...]:
+        """All steps, with as many buffers as there are stages."""
+        if self._buffers == 1:
+            return self._in_turn()
+        ahead = self._buffers - 1
+        nodes: tuple[Node, ...] = ()
+        for step in range(ahead):
+            for staging in self.stagings:
+                if staging.is_async:
+                    nodes += staging.copies(num(step), num(step))
+                elif step == 0:
+                    nodes += staging.registers((*staging.fetches(num(0)), *staging.stores(num(0))))
+            nodes += self._committed()
+        return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._overlapped(ahead)))
 
-    def _runs_along_k(self, factor: Expr, axis: TileAxis) -> bool:
-        """Whether memory is contiguous along k rather than along the other axis."""
-        k_member, member = self.view.k.members[-1].name, axis.members[-1].name
-        for load in loads_of(factor):
-            if load.index and (last := affine(load.index[-1])) is not None:
-                along_k, along = abs(last.coeff(k_member)), abs(last.coeff(member))
-                if along_k or along:
-                    return along == 0 or (along_k != 0 and along_k < along)
-        return False
+    def _overlapped(self, ahead: int) -> tuple[Node, ...]:
+        """One step: once its tiles are there and those of the step before are done with, later ones are begun in the
+        buffer that those leave, then it multiplies. Registers hold one step at most, stored behind the products."""
+        following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(ahead))
+        begin: tuple[Node, ...] = ()
+        end: tuple[Node, ...] = ()
+        for staging in self.stagings:
+            if staging.is_async:
+                begin += self._if_any(last, staging.copies(last, mod(last, self._buffers)))
+            else:
+                begin += self._if_any(following, staging.fetches(following))
+                end += self._if_any(following, staging.stores(mod(following, self._buffers)))
+        wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._committed(), self._multiply(), *end)
+        for staging in reversed(self.stagings):
+            nodes = staging.registers(nodes)
+        return nodes
 
-    # compute --------------------------------------------------------------------------------------------------------
-    def _element(self, axis: TileAxis) -> Expr:
-        """Column of the tile that an element of a thread is: neighbours in neighbouring threads."""
-        role = axis.role.value
-        return add(mul(ref(f"{role}.element"), num(self._threads(axis))), ref(f"{role}.thread"))
+    def _in_turn(self) -> tuple[Node, ...]:
+        """Every step staged and multiplied before the next one is begun."""
+        step = ref("k.step")
+        nodes: tuple[Node, ...] = ()
+        for staging in self.stagings:
+            if staging.is_async:
+                nodes += staging.copies(step, num(0))
+            else:
+                nodes += staging.registers((*staging.fetches(step), *staging.stores(num(0))))
+        wait = (AwaitCopies(0),) if self._committed() else ()
+        nodes = (*nodes, *self._committed(), *wait, Barrier(), self._multiply())
+        if self.steps.count > 1:
+            nodes = (*nodes, Barrier())
+        return (Loop("k.step", self.steps.count, LoopKind.SERIAL, nodes),)
+
+    def _committed(self) -> tuple[Node, ...]:
+        return (CommitCopies(),) if any(staging.is_async for staging in self.stagings) else ()
+
+    def _if_any(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return (Branch(less(step, num(self.steps.count)), nodes),)
+
+    # compute ---------------------------------------------------------------------------------------------------------
+    def _column(self, axis: TileAxis, group: Expr) -> Expr:
+        """First column of the tile in a group of a thread: a row of threads has its groups side by side."""
+        role, width = axis.role.value, self._group(axis)
+        across = mul(group, num(self._threads(axis) * width))
+        return add(across, mul(ref(f"{role}.thread"), num(width)))
 
     def _multiply(self) -> Node:
         view, dtype = self.view, self.view.dtype
-        fetch = tuple(
-            Loop(f"{axis.role.value}.element", self._thread(axis), LoopKind.UNROLL, (
-                Compute(register, (ref(f"{axis.role.value}.element"),),
-                        Load(shared, (ref("k.row"), self._element(axis)), dtype)),
-            ))
-            for register, shared, axis in ((A, SHARED_A, view.m), (B, SHARED_B, view.n))
-        )  # fmt: skip
         product = Op(OpKind.MUL, (Load(A, (ref("m.element"),), dtype), Load(B, (ref("n.element"),), dtype)), dtype)
         join = Compute(ACC, (ref("m.element"), ref("n.element")), product, Combine.SUM)
-        nodes: tuple[Node, ...] = (*fetch, self._over_tile((join,)))
+        nodes: tuple[Node, ...] = (self._fetch(A, SHARED_A, view.m), self._fetch(B, SHARED_B, view.n))
+        nodes += (self._over_tile((join,)),)
         nodes = (Storage(B, dtype, (self._thread(view.n),), Scope.REGISTER, nodes),)
         nodes = (Storage(A, dtype, (self._thread(view.m),), Scope.REGISTER, nodes),)
-        return Loop("k.row", self._block(view.k), LoopKind.UNROLL, nodes)
+        m, n = self._thread(view.m), self._thread(view.n)
+        rows = self.steps.rows
+        together = max(u for u in range(1, rows + 1) if rows % u == 0 and (u == 1 or u * (m * n + m + n) <= UNROLLED))
+        if together < rows:
+            nodes = (Let("k.row", add(mul(ref("k.rows"), num(together)), ref("k.part")), nodes),)
+            nodes = (Loop("k.part", together, LoopKind.UNROLL, nodes),)
+            nodes = (Loop("k.rows", rows // together, LoopKind.SERIAL, nodes),)
+        else:
+            nodes = (Loop("k.row", rows, LoopKind.UNROLL, nodes),)
+        return Let("k.buffer", mod(ref("k.step"), self._buffers), nodes)
 
+    def _fetch(self, register: str, shared: str, axis: TileAxis) -> Node:
+        """A thread's elements of one row, a group at a time."""
+        width = self._group(axis)
+        at = add(self._column(axis, ref(".group")), ref(".lane"))
+        value = Load(shared, (ref("k.buffer"), ref("k.row"), at), self.view.dtype)
+        node: Node = Compute(register, (add(mul(ref(".group"), num(width)), ref(".lane")),), value)
+        node = Loop(".lane", width, LoopKind.VECTOR, (node,))
+        return Loop(".group", self._thread(axis) // width, LoopKind.UNROLL, (node,))
+
+    # epilogue --------------------------------------------------------------------------------------------------------
     def _store(self) -> Node:
-        view = self.view
-        total = Load(ACC, (ref("m.element"), ref("n.element")), view.dtype)
-        nodes = view.epilogue(total, {})
+        """Every row of a thread's tile, in pieces of neighbours that the output has side by side as well."""
+        view, n_group = self.view, self._group(self.view.n)
+        lead = view.n.members[-1]
+        width = math.gcd(n_group, lead.extent)
+        element = add(mul(ref("n.piece"), num(width)), ref("n.lane"))
+        total = Load(ACC, (ref("m.element"), element), view.dtype)
+        lanes = Loop("n.lane", width, LoopKind.VECTOR, ())
+        nodes = view.epilogue_over(total, lanes, {lead.name: add(ref(lead.name), ref("n.lane"))})
         nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
-        inside: Expr | None = None
-        for axis in (view.m, view.n):
-            if axis.extent % self._block(axis):
-                inside = both(inside, less(ref(f"{axis.role.value}.place"), num(axis.extent)))
-        if inside is not None:
+        if inside := both(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
-        for axis in (view.n, view.m):
-            role = axis.role.value
-            place = add(mul(ref(f"{role}.block"), num(self._block(axis))), self._element(axis))
-            nodes = (Let(f"{role}.place", place, nodes),)
-        return self._over_tile(nodes)
+        pieces = n_group // width
+        column = self._column(view.n, div(ref("n.piece"), pieces))
+        column = add(column, mul(mod(ref("n.piece"), pieces), num(width)))
+        nodes = (self._placed(view.n, column, nodes),)
+        nodes = (Loop("n.piece", self._thread(view.n) // width, LoopKind.UNROLL, nodes),)
+        m_group = self._group(view.m)
+        row = add(self._column(view.m, div(ref("m.element"), m_group)), mod(ref("m.element"), m_group))
+        nodes = (self._placed(view.m, row, nodes),)
+        return Loop("m.element", self._thread(view.m), LoopKind.UNROLL, nodes)
+
+    def _placed(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:
+        role = axis.role.value
+        return Let(f"{role}.place", add(mul(ref(f"{role}.block"), num(self._block(axis))), in_tile), nodes)
+
+    def _inside(self, axis: TileAxis) -> Expr | None:
+        ragged = axis.extent % self._block(axis)
+        return less(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None

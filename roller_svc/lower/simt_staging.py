@@ -1,0 +1,265 @@
+"""Factor of a contraction → nodes that bring its tile of a step into shared memory, [buffer, row along k, column].
+
+Columns of m or n are neighbours there, whatever the order in memory: threads then read several at once. A factor that
+is contiguous along k is transposed on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.affine import affine
+from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.operand import Operand
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.lower.fused_axis import member_values
+from roller_svc.lower.reduction_steps import ReductionSteps
+
+THREAD = ".thread"
+CHUNK_BYTES = 16  # the widest access
+LEAST_COPY_BYTES = 4  # of cp.async (PTX ISA)
+K_NEIGHBOURS = 8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
+WARP = 32
+ROUNDS_TOGETHER = 8  # copies of one thread in a row: more only make the code longer
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
+
+    room: str
+    operand: Operand
+    axis: TileAxis
+    columns: int
+    steps: ReductionSteps
+    threads: int
+    dtype: DType  # in shared memory
+    types: Mapping[str, TensorType]
+    may_copy: bool  # whether the device copies asynchronously
+
+    # what moves ------------------------------------------------------------------------------------------------------
+    @property
+    def is_direct(self) -> bool:
+        """Whether memory holds what is staged, bit for bit."""
+        return self.operand.source is not None and self.operand.stored is self.dtype
+
+    @property
+    def is_async(self) -> bool:
+        return self.may_copy and self.is_direct and self._copied * self.dtype.bytes >= LEAST_COPY_BYTES
+
+    @property
+    def width(self) -> int:
+        """Elements that a thread moves at once."""
+        return self._copied if self.is_async else self._loaded
+
+    @property
+    def _copied(self) -> int:
+        """By one copy: columns that are neighbours in memory, but one row only, for it is scattered."""
+        return 1 if self.operand.along_k else self._neighbours(self.dtype.bytes, self.columns)
+
+    @property
+    def _loaded(self) -> int:
+        if self.operand.source is None:
+            return 1
+        if not self.operand.along_k:
+            return self._neighbours(max(self.operand.stored.bytes, self.dtype.bytes), self.columns)
+        lies_along = self.steps.inner in (None, self.steps.axis.members[-1])
+        return self._neighbours(self.operand.stored.bytes, self._k_group) if lies_along else 1
+
+    def _neighbours(self, element_bytes: int, most: int) -> int:
+        return math.gcd(self.operand.run, max(1, CHUNK_BYTES // element_bytes), most)
+
+    @property
+    def _k_group(self) -> int:
+        return math.gcd(K_NEIGHBOURS, self.steps.rows)
+
+    # shared memory ---------------------------------------------------------------------------------------------------
+    def storage(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The room around the nodes."""
+        pad = staged_row(self.columns, self.dtype.bytes) - self.columns
+        return (Storage(self.room, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
+
+    def registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for what a thread has on its way, around the nodes that fetch and store it; copies need none."""
+        if self.is_async:
+            return nodes
+        return (Storage(self._fetched, self._held, (self._rounds * self.width,), Scope.REGISTER, nodes),)
+
+    @property
+    def _fetched(self) -> str:
+        return f"{self.room}.fetched"
+
+    @property
+    def _held(self) -> DType:
+        """Converted only when stored, so that loads stay under way meanwhile; single narrow floats at once."""
+        return self.operand.stored if self.width > 1 else self.dtype
+
+    # nodes -----------------------------------------------------------------------------------------------------------
+    def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
+        """Begins to fill a buffer, asynchronously."""
+        source, guard = self._source(step, num(0)), both(self._inside(step), self.operand.guard)
+        assert source is not None, "what is copied has a source"
+        node = Copy(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
+        together = max(n for n in range(1, ROUNDS_TOGETHER + 1) if self._rounds % n == 0)
+        return self._each(self._placed(step, (source, guard), node), together)
+
+    def fetches(self, step: Expr) -> tuple[Node, ...]:
+        """Loads into registers, 0 beyond the edges."""
+        lane: Expr = ref(".lane") if self.width > 1 else num(0)
+        source = self._source(step, lane)
+        value: Expr = source or self.operand.factor
+        guard = both(self._inside(step), self.operand.guard if source else None)
+        used = (value, guard)
+        if value.dtype is not self._held:
+            value = Cast(value, self._held, implicit=True)
+        if guard is not None:
+            value = Select(guard, value, Const(0.0 if self._held.is_float else 0, self._held), self._held)
+        node: Node = Compute(self._fetched, (add(mul(ref(".round"), num(self.width)), lane),), value)
+        if self.width > 1:
+            node = Loop(".lane", self.width, LoopKind.VECTOR, (node,))
+        return self._each(self._placed(step, used, node), self._rounds)
+
+    def stores(self, buffer: Expr) -> tuple[Node, ...]:
+        """What was fetched, into a buffer."""
+        value: Expr = Load(self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._held)
+        if self._held is not self.dtype:
+            value = Cast(value, self.dtype, implicit=True)
+        row, column = ref(".row"), ref(".column")
+        if self.operand.along_k:
+            node = Compute(self.room, (buffer, add(row, ref(".lane")), column), value)
+            return self._each((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
+        node = Compute(self.room, (buffer, row, add(column, ref(".lane"))), value)
+        return self._each((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
+
+    # where -----------------------------------------------------------------------------------------------------------
+    @property
+    def _items(self) -> int:
+        return self.steps.rows * self.columns // self.width
+
+    @property
+    def _rounds(self) -> int:
+        return ceil_div(self._items, self.threads)
+
+    @property
+    def _lead(self) -> str:
+        """The axis whose neighbours lie side by side in memory."""
+        return (self.steps.axis if self.operand.along_k else self.axis).members[-1].name
+
+    def _each(self, nodes: tuple[Node, ...], together: int) -> tuple[Node, ...]:
+        """The nodes for each item of a thread, `.row` and `.column` being where it begins in the tile."""
+        row, column = self._place()
+        nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
+        if self._items % self.threads:
+            item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
+            nodes = (Branch(less(item, num(self._items)), nodes),)
+        if together == self._rounds:
+            return (Loop(".round", together, LoopKind.UNROLL, nodes),)
+        nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
+        nodes = (Loop(".load", together, LoopKind.UNROLL, nodes),)
+        return (Loop(".rounds", self._rounds // together, LoopKind.SERIAL, nodes),)
+
+    def _place(self) -> tuple[Expr, Expr]:
+        """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
+        if self.operand.along_k:
+            near, group = self._k_group // self.width, num(self._k_group)
+            low, column, high = self._digits(near, self.columns)
+            return add(mul(high, group), mul(low, num(self.width))), column
+        across = self.columns // self.width
+        # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
+        near = math.gcd(across, WARP) if self.steps.is_taken_apart else across
+        low, row, high = self._digits(near, self.steps.rows)
+        return row, mul(add(mul(high, num(near)), low), num(self.width))
+
+    def _digits(self, *radices: int) -> tuple[Expr, ...]:
+        """The number of a thread's item in mixed radix, least digit first. A digit that is the same in every round
+        does not mention it."""
+        found: list[Expr] = []
+        rest: Expr = ref(THREAD)
+        stride = self.threads  # by how much a round moves the rest; 0: it mentions the round already
+        for radix in radices:
+            if stride and stride % radix == 0:
+                whole = stride == radix
+                found.append(rest if whole else mod(rest, radix))
+                rest, stride = num(0) if whole else div(rest, radix), stride // radix
+                continue
+            rest, stride = add(mul(ref(".round"), num(stride)), rest), 0
+            found.append(mod(rest, radix))
+            rest = div(rest, radix)
+        return (*found, add(mul(ref(".round"), num(stride)), rest))
+
+    def _placed(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
+        """The node, the axes that it uses named as they stand at the item."""
+        at = member_values(self.axis, ref(".place")) | self.steps.values(step, ref(".row"))
+        names = frozenset[str]().union(*(axes_of(e) for e in used if e is not None))
+        nodes: tuple[Node, ...] = (node,)
+        for name, value in at.items():
+            if name in names:
+                nodes = (Let(name, value, nodes),)
+        block = ref(f"{self.axis.role.value}.block")
+        return (Let(".place", add(mul(block, num(self.columns)), ref(".column")), nodes),)
+
+    def _inside(self, step: Expr) -> Expr | None:
+        return both(
+            less(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.is_ragged else None,
+            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.columns else None,
+        )
+
+    def _source(self, step: Expr, lane: Expr) -> Load | None:
+        """The load, `lane` neighbours on; a fused axis that is one run in memory is taken as one."""
+        if self.operand.source is None:
+            return None
+        source = _moved(self.operand.source, {self._lead: add(ref(self._lead), lane)})
+        source = collapsed(source, self.axis, ref(".place"), self.types) or source
+        if self.steps.is_taken_apart:
+            position = self.steps.position(step, ref(".row"))
+            source = collapsed(source, self.steps.axis, position, self.types) or source
+        return source
+
+
+def staged_row(columns: int, element_bytes: int) -> int:
+    """Elements from one row of a staged tile to the next: an odd number of 16-byte chunks.
+
+    Eight rows' chunks then begin in eight different groups of four banks: what a warp scatters from eight neighbours
+    along k, four columns or more of each, meets every bank once.
+    """
+    chunk = max(1, CHUNK_BYTES // element_bytes)
+    return (ceil_div(columns, chunk) | 1) * chunk
+
+
+def collapsed(load: Load, axis: TileAxis, position: Expr, types: Mapping[str, TensorType]) -> Load | None:
+    """The load at a position of the fused axis, where its address is linear in that; None where it is not.
+
+    Only the address counts: the last index takes all of the movement and may exceed its dimension.
+    """
+    if len(axis.members) == 1:
+        return None
+    shape = types[load.tensor].shape
+    names = {a.name for a in axis.members}
+    moves = dict.fromkeys(names, 0)
+    for d, place in enumerate(load.index):
+        if not names & axes_of(place):
+            continue
+        known = affine(place)
+        if known is None:
+            return None
+        for name in names:
+            moves[name] += known.coeff(name) * math.prod(shape[d + 1 :])
+    step, stride = moves[axis.members[-1].name], 1
+    if step == 0:
+        return None
+    for member in reversed(axis.members):
+        if moves[member.name] != step * stride:
+            return None
+        stride *= member.extent
+    still = _moved(load, dict.fromkeys(names, num(0)))
+    return replace(still, index=(*still.index[:-1], add(still.index[-1], mul(position, num(step)))))
+
+
+def _moved(load: Load, at: Mapping[str, Expr]) -> Load:
+    return replace(load, index=tuple(substitute(place, at) for place in load.index))
