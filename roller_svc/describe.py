@@ -15,6 +15,7 @@ from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resour
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import Attempt, BuildReport, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.compiled import revised_plan
 
 Json = dict[str, object]
 
@@ -114,9 +115,14 @@ def error_json(error: RollerError) -> Json:
     return facts
 
 
-def attempt_json(attempt: Attempt, hardware: HardwareSpec) -> Json:
+def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
+    """`estimate` is what ranked the plan, `estimate_compiled` the same with the registers and shared memory that its
+    binary takes; None where there is no binary, or a CPU's."""
+    compiled = revised_plan(attempt.plan, report.groups, attempt.compiled, report.hardware)
     return {
-        "plan": plan_json(attempt.plan, hardware),
+        "plan": plan_json(attempt.plan, report.hardware),
+        "estimate": estimate_json(attempt.plan.estimate),
+        "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
         "measurement": measurement_json(attempt.measurement),
         "error": None if attempt.error is None else error_json(attempt.error),
         "compile_seconds": None if attempt.compiled is None else attempt.compiled.compile_seconds,
@@ -187,7 +193,7 @@ def _report(report: BuildReport) -> Json:
             for group in report.groups
         ],
         "constructions": [construction_json(construction) for construction in report.constructions],
-        "attempts": [attempt_json(attempt, hardware) for attempt in report.attempts],
+        "attempts": [attempt_json(attempt, report) for attempt in report.attempts],
         "notes": list(report.notes),
         "stage_seconds": dict(report.stage_seconds),
     }

@@ -68,6 +68,8 @@ def summary(facts: dict[str, Any]) -> str:
             f"estimate: {show.duration(estimate['seconds'])}, bound by {estimate['bound']} ({show.stages(estimate)})"
         )
     if facts["candidates"]:
+        if revised := show.as_compiled(facts["candidates"][0]):
+            lines.append(revised)
         lines += ["", candidates_table(facts["candidates"])]
     lines += [f"note: {note}" for note in facts["notes"]]
     if "saved" in facts:

@@ -76,6 +76,8 @@ def explanation(facts: Mapping[str, Any], steps: int) -> str:
     lines.append(show.table(("stage", "time", "share"), _stages(winner)))
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
+    if revised := show.as_compiled(facts["attempts"][0]):
+        lines.append(revised)
     lines += [f"note: {note}" for note in facts["notes"]]
     if facts["stage_seconds"]:
         lines.append("time spent: " + ", ".join(f"{k} {show.duration(v)}" for k, v in facts["stage_seconds"].items()))

@@ -61,6 +61,15 @@ def stages(estimate: Mapping[str, Any]) -> str:
     return ", ".join(f"{stage['name']} {duration(stage['seconds'])}" for stage in estimate["stages"])
 
 
+def as_compiled(attempt: Mapping[str, Any]) -> str:
+    """What the model says once the compiler has said what a kernel takes; '' where it did not."""
+    revised = attempt.get("estimate_compiled")
+    if not revised:
+        return ""
+    ranked = attempt["estimate"]["occupancy"]
+    return f"as compiled: {duration(revised['seconds'])}, occupancy {revised['occupancy']:.2f} (planned {ranked:.2f})"
+
+
 def launches(facts: Mapping[str, Any]) -> str:
     """One line a launch: grid, block, shared memory, registers, spills."""
     lines = []

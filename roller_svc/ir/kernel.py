@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 
@@ -108,6 +109,15 @@ class KernelSource:
 
     def buffers_of(self, role: Role) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.role is role)
+
+    def main_launch(self, group: str) -> int:
+        """Position of the launch that does a kernel group's work. A group's launches bear its name; where there are
+        several, those that prepare or join have a suffix, and of a split reduction the partial one works."""
+        names = [launch.name for launch in self.launches]
+        for name in (group, f"{group}_partial"):
+            if name in names:
+                return names.index(name)
+        raise InvariantError(f"{self.name} has no launch for {group}")
 
     @property
     def workspace_bytes(self) -> int:

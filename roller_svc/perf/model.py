@@ -67,7 +67,6 @@ class Model:
             uncertainty=mach.uncertainty,
         )
 
-
     def needs(self, program: RProgram) -> BlockNeeds | None:
         """What a block of the main launch takes of a core, as the model assumes it; None where there are no blocks."""
         return _costs(self.problem, _launch(self.problem, program)).needs
@@ -81,11 +80,6 @@ def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factor
 def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> Estimate:
     """What the model says of one rProgram. For many of one group, prepare a `model` once."""
     return model(program.space, hw, program.unit, factors).estimate(program)
-
-
-def block_needs(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> BlockNeeds | None:
-    """What the model assumes that a block of the program's kernel takes; None where there are no blocks."""
-    return model(program.space, hw, program.unit, factors).needs(program)
 
 
 def _costs(p: Problem, launch: Launch) -> Costs:

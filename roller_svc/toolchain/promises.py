@@ -1,0 +1,66 @@
+"""CUDA text → the machine instructions that each of its launches asks for by name or by width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roller_svc.ir.kernel import KernelSource
+
+_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\([^)]*\)\s*\{')
+# The wrappers of instructions that C++ has no word for, and what the assembler makes of them. Of float8 sm_89 and
+# sm_120 have an instruction, sm_90 and sm_100 convert and multiply as float16 (seen in what NVRTC 13.0 compiles).
+_WRAPPERS = (
+    (re.compile(r"\bcopy_async_4\("), "asynchronous copies of 4 bytes", ("LDGSTS.32",)),
+    (re.compile(r"\bcopy_async_8\("), "asynchronous copies of 8 bytes", ("LDGSTS.64",)),
+    (re.compile(r"\bcopy_async_16\("), "asynchronous copies of 16 bytes", ("LDGSTS.128",)),
+    (re.compile(r"\bload_matrix_[124]"), "matrix loads", ("LDSM",)),
+    (re.compile(r"\bmma_\w+_(?:b?f16|tf32)\("), "tensor-core products", ("HMMA",)),
+    (re.compile(r"\bmma_\w+_[su]8[su]8\("), "tensor-core products of integers", ("IMMA",)),
+    (re.compile(r"\bmma_\w+_e[45]m[23]e[45]m[23]\("), "tensor-core products of float8", ("QMMA", "HMMA")),
+)
+_WIDE = r"\*\((?:const )?(?:uint4|int4|float4|double2|ulonglong2|longlong2) \*\)\s*&?\s*(\w+)"
+_WIDE_WRITE = re.compile(rf"^\s*{_WIDE}[^=;]*=(?!=)", re.MULTILINE)
+_WIDE_ACCESS = re.compile(_WIDE)
+_SHARED_ROOM = re.compile(r"__shared__[^;\n]*?(\w+)\s*\[|\*\s*const (\w+) = \([^;\n]*\bshared_memory\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`what` the text asks for: at least one instruction of one of the `families` (see SassFunction)."""
+
+    what: str
+    families: tuple[str, ...]
+
+
+def promises(source: KernelSource) -> dict[str, tuple[Promise, ...]]:
+    """What the text of every launch promises, by its name."""
+    buffers = frozenset(buffer.symbol for buffer in source.buffers)
+    return {name: tuple(_promises(body, buffers)) for name, body in bodies(source.text).items()}
+
+
+def bodies(text: str) -> dict[str, str]:
+    """The text of every entry function, from its name to the next one."""
+    found = list(_ENTRY.finditer(text))
+    ends = [*(match.start() for match in found[1:]), len(text)]
+    return {match[1]: text[match.end() : end] for match, end in zip(found, ends, strict=True)}
+
+
+def _promises(body: str, buffers: frozenset[str]) -> Iterator[Promise]:
+    for pattern, what, families in _WRAPPERS:
+        if pattern.search(body):
+            yield Promise(what, families)
+    shared = {name for match in _SHARED_ROOM.finditer(body) for name in match.groups() if name}
+    writes = [match[1] for match in _WIDE_WRITE.finditer(body)]
+    reads = [match[1] for match in _WIDE_ACCESS.finditer(body)]
+    for name in writes:
+        reads.remove(name)
+    for names, what, family in (
+        (buffers.intersection(reads), "loads of 16 bytes from memory", "LDG"),
+        (buffers.intersection(writes), "stores of 16 bytes to memory", "STG"),
+        (shared.intersection(reads), "loads of 16 bytes from shared memory", "LDS"),
+        (shared.intersection(writes), "stores of 16 bytes to shared memory", "STS"),
+    ):
+        if names:
+            yield Promise(f"{what} ({', '.join(sorted(names))})", (f"{family}.128",))
