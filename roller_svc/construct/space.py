@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from roller_svc.construct.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
@@ -44,10 +46,10 @@ def nest_space(
     accesses: list[TileAccess] = []
     for statement in statements:
         predicate = () if statement.predicate is None else (statement.predicate,)
-        for expr in (statement.body, *statement.index, *predicate):
-            accesses += _reads(expr, types)
+        found = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
+        accesses += _distinct(found)
     accesses += _writes(statements, types)
-    distinct = _distinct(accesses)
+    distinct = tuple(replace(access, passes=passes) for access, passes in Counter(accesses).items())
     targets = [s.target for s in statements if s.target is not None]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),

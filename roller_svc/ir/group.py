@@ -71,13 +71,14 @@ class TileAxis:
 @dataclass(frozen=True, slots=True)
 class TileAccess:
     """One tensor as the group touches it. `dims` are walks over member axes; `operand` is 'a' or 'b' for a factor
-    of a contraction, '' otherwise; `count` is how many distinct loads of this tensor the statements make."""
+    of a contraction, '' otherwise; `passes` is how many statements of a nest touch it."""
 
     tensor: str
     dtype: DType
     dims: tuple[Dim, ...]
     is_output: bool
     operand: str = ""
+    passes: int = 1
 
     @property
     def tensor_bytes(self) -> int:
@@ -168,6 +169,16 @@ class TileSpace:
     @property
     def reduced(self) -> tuple[TileAxis, ...]:
         return tuple(a for a in self.axes if a.kind is AxisKind.REDUCE)
+
+    @property
+    def walks_rows(self) -> bool:
+        """Whether an outer point has a row of its own: inner axes that no index adds to outer ones, as a window's."""
+        outer = {m.name for a in self.spatial for m in a.members if m.extent > 1}
+        inner = {m.name for a in self.axes if a.role is AxisRole.INNER for m in a.members}
+        return bool(inner) and not any(
+            not dim.opaque and any(name in outer for name, _ in dim.coeffs) and any(n in inner for n, _ in dim.coeffs)
+            for access in self.accesses for dim in access.dims
+        )  # fmt: skip
 
     @property
     def touched_bytes(self) -> int:
