@@ -60,8 +60,8 @@ BACKENDS = (
 )
 
 
-def emulated(compiled: CompiledKernel, seed: int = 0) -> EmulatorModule:
-    """A CUDA kernel on the CPU. `seed` shuffles the order of its threads."""
+def emulated(compiled: CompiledKernel, seed: int | None = None) -> EmulatorModule:
+    """A CUDA kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
     return EmulatorModule(compiled, compile_cxx, seed=seed)
 
 

@@ -43,11 +43,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Cases of one program, on one target: built once."""
+    """Cases of one program, on one target: built once, run on random inputs of each seed from 0 to `seeds` - 1.
+
+    The emulator runs the threads of each of these runs in another order.
+    """
 
     cases: tuple[Case, ...]
     target: str
     emulate: bool
+    seeds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,12 @@ def cases_of(document: object, *, small: bool, every: int = 1) -> list[Case]:
     return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
 
 
-def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool) -> list[Task]:
+def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool, seeds: int = 1) -> list[Task]:
     """Cases grouped by program, in their order."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.program_key, []).append(case)
-    return [Task(tuple(group), target, emulate) for group in groups.values()]
+    return [Task(tuple(group), target, emulate, seeds) for group in groups.values()]
 
 
 def judge(task: Task) -> tuple[Row, ...]:
@@ -95,7 +99,7 @@ def judge(task: Task) -> tuple[Row, ...]:
     except RollerError as failure:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
-    return tuple(_tried(case, request, kernel) for case in task.cases)
+    return tuple(_tried(case, request, kernel, task.seeds) for case in task.cases)
 
 
 def request_of(case: Case, task: Task) -> BuildRequest:
@@ -148,18 +152,28 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
         raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
 
 
-def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel) -> Row:
+def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, seeds: int) -> Row:
+    """The case on inputs of every seed, until one is not right."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
     emulate = request.runtime is RuntimeChoice.EMULATOR
     if kernel.source.language is Language.CUDA and not emulate and not device_present():
         return replace(row, detail="compiled only")
-    try:
-        program = parse(request.expression, dict(request.inputs), request.outputs)
-        arrays = random_inputs(program, seed=0, hints=case.hints)
-        results = prepared(kernel, arrays, request.runtime).results()
-        verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
-    except RollerError as failure:
-        return replace(row, status="error", detail=f"{type(failure).__name__} {failure.code}: {failure.message}")
-    status = "ok" if verdict.ok else "wrong"
-    return replace(row, status=status, detail=verdict.detail, max_abs_error=verdict.max_abs_error)
+    program = parse(request.expression, dict(request.inputs), request.outputs)
+    worst: float | None = None
+    for seed in range(seeds):
+        try:
+            arrays = random_inputs(program, seed=seed, hints=case.hints)
+            results = prepared(kernel, arrays, request.runtime).results()
+            verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
+        except RollerError as failure:
+            detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
+            return replace(row, status="error", detail=_of_seed(detail, seed))
+        worst = max((e for e in (worst, verdict.max_abs_error) if e is not None), default=None)
+        if not verdict.ok:
+            return replace(row, status="wrong", detail=_of_seed(verdict.detail, seed), max_abs_error=worst)
+    return replace(row, max_abs_error=worst)
+
+
+def _of_seed(detail: str, seed: int) -> str:
+    return f"inputs of seed {seed}: {detail}" if seed else detail

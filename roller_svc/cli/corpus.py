@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="local", metavar="ID", help="the device (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
     parser.add_argument("--emulate", action="store_true", help="run CUDA kernels on the CPU")
+    seeds = "run each case on inputs of N seeds; the emulator's threads run in another order each time"
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    for name in ("every", "jobs", "timeout"):
+    for name in ("seeds", "every", "jobs", "timeout"):
         if getattr(options, name) <= 0:
             raise ArgumentError(f"--{name} must be positive", code="invalid-option")
     text = common.text_file(options.file)
@@ -48,7 +50,8 @@ def execute(options: argparse.Namespace) -> int:
     began = time.monotonic()
     journal = Journal(settings().store / "corpus" / f"{_run_id(options, text)}.jsonl", keep=options.resume)
     done = {row.id: row for row in journal.rows()}
-    tasks = corpus.tasks_of([case for case in cases if case.id not in done], options.target, emulate=options.emulate)
+    left = [case for case in cases if case.id not in done]
+    tasks = corpus.tasks_of(left, options.target, emulate=options.emulate, seeds=options.seeds)
     for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
         journal.add(rows)
         done |= {row.id: row for row in rows}
@@ -110,7 +113,7 @@ def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Ro
 
 def _run_id(options: argparse.Namespace, text: str) -> str:
     """Of what decides the rows: the file, the options, this version."""
-    parts = [text, options.target, options.small, options.emulate, options.every, generator_digest()]
+    parts = [text, options.target, options.small, options.emulate, options.seeds, options.every, generator_digest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

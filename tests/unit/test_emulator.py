@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from handwritten import cuda_scale, tensor
 
 import roller_svc
 from roller_svc import hardware
+from roller_svc.backends import emulated
 from roller_svc.codegen.dialect import CUDA
 from roller_svc.codegen.helpers import helper
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
@@ -298,6 +300,50 @@ def test_an_endless_kernel_is_ended() -> None:
     endless = EmulatorModule(CompiledKernel(source, b"", "", ()), compile_cxx, limits=EmulatorLimits(timeout_s=0.3))
     with pytest.raises(KernelTimeoutError):
         endless.run(INPUT)
+
+
+ORDER = """
+__shared__ unsigned int count;
+if (threadIdx.x == 0) count = 0;
+__syncthreads();
+c[threadIdx.x] = (float)atomicAdd(&count, 1u);
+"""
+
+
+def order(module: EmulatorModule, offset: float = 0.0) -> list[float]:
+    """In which the threads of a block run."""
+    return list(module.run({"A": INPUT["A"] + np.float32(offset)})["C"])
+
+
+def test_each_call_has_an_order_of_threads_of_its_own() -> None:
+    compiled = CompiledKernel(one_block(ORDER), b"", "", ())
+    one, other, fixed = emulated(compiled), emulated(compiled), emulated(compiled, seed=7)
+    first, second = order(one), order(one)
+    assert first != second
+    assert sorted(first) == list(range(32))
+    assert order(one, 1.0) not in (first, second)
+    assert order(other) == first  # the same inputs, the same order, in any process
+    assert order(fixed) == order(fixed)
+    assert order(emulated(compiled, seed=0)) == list(range(32))
+
+
+def test_a_report_names_the_seed() -> None:
+    wrong = one_block("c[threadIdx.x + 1] = 0;")
+    with pytest.raises(WrongAnswerError, match=r"the emulator stopped kernel, seed 5: one, block"):
+        module(wrong, seed=5).run(INPUT)
+
+
+def test_a_kernel_is_built_once() -> None:
+    built = []
+
+    def counting(name: str, files: Mapping[str, bytes], arguments: Sequence[str]) -> bytes:
+        built.append(name)
+        return compile_cxx(name, files, arguments)
+
+    for _ in range(3):  # none of the modules outlives its turn
+        compiled = CompiledKernel(one_block("c[threadIdx.x] = 12.0f;"), b"", "", ())
+        assert (EmulatorModule(compiled, counting).run(INPUT)["C"] == 12).all()
+    assert sorted(built) == ["emulator", "kernel", "kernel"]
 
 
 def test_the_api_emulates() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import mmap
 import os
 import subprocess
 import time
-import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,15 +56,31 @@ class EmulatorModule:
     """A CUDA kernel built for the CPU. Calls from several threads may overlap; each is a process of its own."""
 
     def __init__(
-        self, compiled: CompiledKernel, compile_cxx: CxxCompiler, *, seed: int = 0, limits: EmulatorLimits | None = None
+        self,
+        compiled: CompiledKernel,
+        compile_cxx: CxxCompiler,
+        *,
+        seed: int | None = None,
+        limits: EmulatorLimits | None = None,
     ) -> None:
-        """`seed`: of the order in which threads run, 0 for their own; odd ones run blocks backwards."""
+        """`seed`: of the order in which threads run, 0 for their own; odd ones run blocks backwards. None: each call
+        has an order of its own, which follows from its inputs and from how many calls went before."""
         if compiled.source.language is not Language.CUDA:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
         self.source: KernelSource = compiled.source
         self.seed = seed
         self.limits = limits or EmulatorLimits()
         self.program = _built(compiled.source, compile_cxx)
+        self._calls = itertools.count()
+
+    def seed_of(self, binding: Binding) -> int:
+        """The seed of a call that is about to begin."""
+        if self.seed is not None:
+            return self.seed
+        digest = next(self._calls)
+        for buffer in self.source.buffers_of(Role.INPUT):
+            digest = zlib.crc32(binding.memory[buffer.symbol].reshape(-1).view(np.uint8).data, digest)
+        return digest
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not,
@@ -98,7 +115,7 @@ class EmulatorCall:
             os.ftruncate(descriptor, size)
             with mmap.mmap(descriptor, size) as arena:
                 self._copy(arena, offsets, Role.INPUT)
-                _execute(self._module, descriptor)
+                _execute(self._module, descriptor, self._module.seed_of(self._binding))
                 self._copy(arena, offsets, Role.OUTPUT)
         finally:
             os.close(descriptor)
@@ -124,25 +141,13 @@ class EmulatorCall:
 # builds ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Program:
-    """An executable, for as long as some module uses it. One serves all seeds."""
-
-    data: bytes
-
-
-_programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDictionary()
-
-
-def _built(source: KernelSource, compile_cxx: CxxCompiler) -> _Program:
-    program = _programs.get(source.key)
-    if program is None:
-        files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
-        built = compile_cxx(source.name, files, (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output"))
-        objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
-        linking = ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output")
-        program = _programs[source.key] = _Program(compile_cxx(source.name, objects, linking))
-    return program
+@functools.lru_cache(maxsize=64)
+def _built(source: KernelSource, compile_cxx: CxxCompiler) -> bytes:
+    """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
+    files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
+    built = compile_cxx(source.name, files, (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output"))
+    objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
+    return compile_cxx(source.name, objects, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
 
 
 def _files(*names: str) -> dict[str, bytes]:
@@ -158,10 +163,10 @@ def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
 # runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _execute(module: EmulatorModule, arena: int) -> None:
+def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
     source, limits = module.source, module.limits
     memory = limits.memory_bytes + 2 * sum(b.bytes for b in source.buffers)
-    words = [str(module.seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
+    words = [str(seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
     process = _started(module.program, words, arena)
     try:
         _, text = process.communicate(timeout=limits.timeout_s)
@@ -178,11 +183,11 @@ def _execute(module: EmulatorModule, arena: int) -> None:
         check, value = (int(word) for word in message.split())
         raise range_error(source, check, value)
     if process.returncode == _FAULT:
-        raise WrongAnswerError(f"the emulator stopped {source.name}: {message}", code="emulator-fault")
+        raise WrongAnswerError(f"the emulator stopped {source.name}, seed {seed}: {message}", code="emulator-fault")
     raise LaunchError(f"{source.name} in the emulator: exit {process.returncode}: {message}")
 
 
-def _started(program: _Program, words: list[str], arena: int) -> subprocess.Popen[str]:
+def _started(program: bytes, words: list[str], arena: int) -> subprocess.Popen[str]:
     """The program started, from a file that is only in memory."""
     with _executable(program) as file:
         path = f"/proc/self/fd/{file}"
@@ -201,10 +206,10 @@ def _started(program: _Program, words: list[str], arena: int) -> subprocess.Pope
 
 
 @contextlib.contextmanager
-def _executable(program: _Program) -> Iterator[int]:
+def _executable(program: bytes) -> Iterator[int]:
     """A descriptor, for reading, of a file in memory with the program. What is open for writing does not run."""
     with os.fdopen(os.memfd_create("roller-emulator"), "wb") as writable:
-        writable.write(program.data)
+        writable.write(program)
         writable.flush()
         file = os.open(f"/proc/self/fd/{writable.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
     try:
