@@ -177,20 +177,24 @@ class Staging:
         return row, mul(add(mul(high, num(near)), low), num(self.width))
 
     def _digits(self, *radices: int) -> tuple[Expr, ...]:
-        """The number of a thread's item in mixed radix, least digit first. A digit that is the same in every round
-        does not mention it."""
+        """The number of a thread's item in mixed radix, least digit first: threads * round + thread. As far as the
+        radices allow, a digit mentions either the thread, which is the same in every round, or the round, which is a
+        constant once the loop is unrolled."""
         found: list[Expr] = []
         rest: Expr = ref(THREAD)
-        stride = self.threads  # by how much a round moves the rest; 0: it mentions the round already
+        stride = self.threads  # by how much a round moves the rest, which is less than that; 0: the rest knows rounds
         for radix in radices:
             if stride and stride % radix == 0:
                 whole = stride == radix
                 found.append(rest if whole else mod(rest, radix))
                 rest, stride = num(0) if whole else div(rest, radix), stride // radix
-                continue
-            rest, stride = add(mul(ref(".round"), num(stride)), rest), 0
-            found.append(mod(rest, radix))
-            rest = div(rest, radix)
+            elif stride and radix % stride == 0:
+                found.append(add(mul(mod(ref(".round"), radix // stride), num(stride)), rest))
+                rest, stride = div(ref(".round"), radix // stride), 0
+            else:
+                rest, stride = add(mul(ref(".round"), num(stride)), rest), 0
+                found.append(mod(rest, radix))
+                rest = div(rest, radix)
         return (*found, add(mul(ref(".round"), num(stride)), rest))
 
     def _placed(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
