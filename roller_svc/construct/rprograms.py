@@ -8,6 +8,7 @@ from heapq import nsmallest
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_contraction import CpuContraction
 from roller_svc.construct.cpu_nest import cpu_nest
+from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
@@ -18,6 +19,7 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.operand import operands
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
@@ -30,6 +32,7 @@ VISITS_PER_STAGE = 40
 ENOUGH = 8  # tiles after which padding need not grow
 SHRUNK = 3  # tiles that scale-out starts from
 RANKED = 36  # rPrograms that `rank` puts before the model
+RANKED_MATRIX = 64  # the same of a matrix unit, whose tiles differ in stages too
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,22 @@ class Shape:
 
 def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
     """Aligned rPrograms of a group, unranked, and how they were found (ROLLER, OSDI 2022, §3)."""
-    return _construct(group, problem(group.space, hw, unit), limit)
+    return _construct(group, _prepared(group, hw, unit), limit)
 
 
 def rank(
     group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
 ) -> tuple[tuple[Candidate, ...], Construction]:
     """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
-    prepared = problem(group.space, hw, unit)
-    construction = _construct(group, prepared, RANKED)
+    prepared = _prepared(group, hw, unit)
+    construction = _construct(group, prepared, RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED)
     model = Model(prepared)
     candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
     return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
+
+
+def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
+    return problem(group.space, hw, unit, operands(group) if unit.kind is UnitKind.MMA else None)
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
@@ -76,6 +83,8 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
 
 
 def _rules(group: KernelGroup, p: Problem) -> Rules:
+    if p.machine.unit.kind is UnitKind.MMA:
+        return MmaContraction(p)
     if p.machine.unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
         raise NoCandidateError(
             f"{p.machine.unit.name} of {p.machine.hw.id}: no rules for units of kind {p.machine.unit.kind.value}",

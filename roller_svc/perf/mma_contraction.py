@@ -43,29 +43,34 @@ CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest p
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One staged step of one block, in cycles of a core that runs nothing else.
+    """One staged step of one block, in cycles of a core.
 
-    `chain`: what its warps need one after another, however empty the core is. `latency`: from the request of a step's
-    first byte to its arrival.
+    `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
+    core works. `chain`: what its warps need one after another, however empty the core is. `latency`: from the request
+    of a step's first byte to its arrival.
     """
 
+    warps: int
     mma: float
     shared: float
     issue: float
+    port: float
     last_cache: float
     dram: float
     chain: float
     latency: float
 
-    def cycles(self, blocks: float, warps: int, ahead: int) -> float:
-        """t_k of so many blocks of a core, each with `warps` warps and `ahead` steps requested before their use."""
-        total = blocks * warps
+    def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
+        """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
+        the whole device over those that it had if all its cores held that many."""
+        total = blocks * self.warps
         uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
-        pipes = (self.mma * uneven, self.issue * uneven, self.shared, self.last_cache, self.dram)
+        memory = max(self.port, self.last_cache * working)
+        pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * working)
         longest = max(pipes)
         busy = blocks * (longest + LEAK * (sum(pipes) - longest))
         # Little's law: `ahead` steps are on their way for each block
-        arriving = (self.latency + blocks * max(self.last_cache, self.dram)) / ahead
+        arriving = (self.latency + blocks * max(pipes[3:])) / ahead
         return max(busy, self.chain, arriving)
 
 
@@ -76,17 +81,22 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     needs = block_needs(p, tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = block_steps(p, launch)
-    busy_cores = min(mach.cores, launch.grid)
     operand_bytes = _operand_bytes(p, launch, resident * mach.cores)
-    step = block_step(p, launch.block, tile, busy_cores)
-    step = replace(step, dram=operand_bytes / (launch.grid * steps) / _dram_share(mach, busy_cores))
-    warps = tile.threads // hw.limits.warp_size
-    ahead = steps_ahead(p, launch.stages)
-    waves, cycles = simt_waves(
-        launch.grid, resident, mach.cores, lambda blocks: steps * step.cycles(blocks, warps, ahead)
+    dram = operand_bytes / (launch.grid * steps) / _core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    step = replace(
+        block_step(p, launch.block, tile), dram=dram, latency=_latency_cycles(p, launch, operand_bytes, steps)
     )
+    ahead = steps_ahead(p, launch.stages)
+    at_once = resident * mach.cores
+
+    def block_cycles(blocks: float) -> float:
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        return steps * step.cycles(blocks, ahead, working)
+
+    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
-    edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile, busy_cores)
+    edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
     # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
     cycles += edges * (1 + (waves - 1) / resident)
     each = launch.grid * steps / mach.cores
@@ -135,7 +145,7 @@ def tile_count(p: Problem, block: Tile) -> int:
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
-def block_step(p: Problem, block: Tile, tile: MmaTile, busy_cores: int) -> Step:
+def block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
     """t_mma, t_smem, t_issue and t_l2 of one block; DRAM, which depends on how blocks follow each other, left out."""
     mach = p.machine
     a, b = _feeds(p)
@@ -148,11 +158,14 @@ def block_step(p: Problem, block: Tile, tile: MmaTile, busy_cores: int) -> Step:
     instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
     moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
     chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
+    last = mach.last_cache
     return Step(
+        warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
         shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
         issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / SCHEDULERS,
-        last_cache=moved / _last_cache_share(mach, busy_cores),
+        port=moved / CORE_L2_BYTES_PER_CYCLE,
+        last_cache=moved / _core_share(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach),
         dram=0.0,
         chain=chain + _shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
@@ -204,7 +217,7 @@ def _fragment_slots(p: Problem, tile: MmaTile) -> float:
     return math.prod(tile.warps) * tile.k_steps * slots
 
 
-def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile, busy_cores: int) -> float:
+def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile) -> float:
     """Sums through shared memory, then reads and writes of memory in vectors where n is contiguous there."""
     mach = p.machine
     points = tile.m * tile.n
@@ -216,7 +229,9 @@ def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile, busy_cores: int)
         together = mach.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
         slots += points * (LOAD_OPS[LoadKind.VECTOR] + address_ops(tensor)) / together
     written = 0.0 if launch.workspace_bytes else p.rest.total_bytes / launch.grid  # else the second launch has it
-    return through + slots / (mach.hw.limits.warp_size * SCHEDULERS) + written / _dram_share(mach, busy_cores)
+    port = CORE_L2_BYTES_PER_CYCLE
+    share = min(port, mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz))
+    return through + slots / (mach.hw.limits.warp_size * SCHEDULERS) + written / share
 
 
 def _operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:
@@ -231,21 +246,27 @@ def _operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:
     return batches * (a_bytes + b_bytes)
 
 
+def _latency_cycles(p: Problem, launch: Launch, operand_bytes: float, steps: int) -> float:
+    """Of one step's loads: the more of them no neighbour has asked for before, the nearer to that of DRAM."""
+    mach = p.machine
+    usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
+    last = mach.last_cache
+    if last is None or usual <= last.latency_cycles:
+        return usual
+    asked = launch.grid * steps * (p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block))
+    first = min(1.0, operand_bytes / asked)
+    return max(usual, last.latency_cycles + first * (mach.dram_latency_cycles - last.latency_cycles))
+
+
 def _read_again(mach: Machine, tensor_bytes: float, times: float, between_bytes: float) -> float:
     """Bytes that DRAM delivers of a tensor read so many times, `between_bytes` having passed before each repetition."""
     held = CACHE_SHARE * mach.last_cache.total_bytes / max(1.0, between_bytes) if mach.last_cache else 0.0
     return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, held)))
 
 
-def _last_cache_share(mach: Machine, busy_cores: int) -> float:
-    """Bytes a cycle that one of so many cores gets of the last cache."""
-    last = mach.last_cache
-    rate = last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s
-    return min(CORE_L2_BYTES_PER_CYCLE, rate / (busy_cores * mach.clock_hz))
-
-
-def _dram_share(mach: Machine, busy_cores: int) -> float:
-    return min(CORE_L2_BYTES_PER_CYCLE, mach.dram.bandwidth_bytes_per_s / (busy_cores * mach.clock_hz))
+def _core_share(bytes_per_s: float, mach: Machine) -> float:
+    """Bytes a cycle that each core gets of a bandwidth that all of them share."""
+    return bytes_per_s / (mach.cores * mach.clock_hz)
 
 
 def _shared_latency_cycles(mach: Machine) -> float:

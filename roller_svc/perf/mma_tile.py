@@ -95,8 +95,8 @@ class MmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        """The epilogue takes the pipeline's memory once that is done."""
-        return max(self.pipeline_bytes, self._epilogue_bytes(self.epilogue_fragments))
+        """The epilogue takes the pipeline's memory once that is done: more only where not one row of it fits."""
+        return max(self.pipeline_bytes, self._epilogue_bytes(1))
 
     def _epilogue_bytes(self, fragments: int) -> int:
         return self.warps[0] * ROWS * fragments * self.epilogue_row_words * WORD_BYTES
@@ -179,13 +179,16 @@ CHUNK_REGISTERS = CHUNK_BYTES // WORD_BYTES
 
 
 def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
-    """What a thread holds: sums, the fragments of two instructions along k, addresses, and what is on its way."""
-    fragments_m, fragments_n = tile.fragments
-    sums = ACCUMULATORS * fragments_m * fragments_n
-    operands = 2 * (A_WORDS * fragments_m + B_WORDS * fragments_n)
+    """What a thread holds: its share of the warp's tile, and what is on its way through registers."""
     on_the_way = sum(
         -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * CHUNK_REGISTERS
         for feed, staged in ((a, tile.a), (b, tile.b))
         if not feed.is_async
     )
-    return sums + operands + ADDRESS_REGISTERS + on_the_way
+    return warp_registers(*tile.fragments) + on_the_way
+
+
+def warp_registers(fragments_m: int, fragments_n: int) -> int:
+    """Of one thread: sums, the fragments of two instructions along k, addresses."""
+    sums = ACCUMULATORS * fragments_m * fragments_n
+    return sums + 2 * (A_WORDS * fragments_m + B_WORDS * fragments_n) + ADDRESS_REGISTERS

@@ -1,0 +1,236 @@
+"""ROLLER's rules for a contraction on a matrix unit: tiles of warps, tiles and staged steps of blocks, stages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.construct.align import EPSILONS, counts
+from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.mma_contraction import Step, block_needs, block_step, block_tile, steps_ahead
+from roller_svc.perf.mma_tile import COLUMNS, ROWS, WORD_BYTES, MmaTile, warp_registers
+from roller_svc.perf.occupancy import block_registers, blocks_per_core
+from roller_svc.perf.problem import Problem
+
+MAX_WARPS = 16  # of a block: beyond that its barriers cost more than its reuse saves
+MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
+K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
+MAX_BASES = 5
+FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
+MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
+PAIR = 16  # columns that one load of fragments brings
+SPILL_SLACK = 8  # registers short of the limit from which compilers spill
+LEAST_STAGES = 2
+WAYS = 2  # pipelines of one tile that are worth an estimate
+UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
+MAX_GRID = 2**31 - 1  # blocks of one launch
+
+
+@dataclass(frozen=True, slots=True)
+class MmaContraction:
+    problem: Problem
+    _tiles: dict[tuple[Tile, Tile], MmaTile] = field(default_factory=dict, compare=False)
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (self.problem.machine.hw.limits.warp_size,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        """A warp's tile, in whole instructions."""
+        p = self.problem
+        steps = self._steps({
+            p.m: _multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS_M),
+            p.n: _multiples(p.extent(p.n), COLUMNS, MAX_FRAGMENTS_N),
+        })  # fmt: skip
+        return Stage(
+            level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
+            look=self._warp_look, saturates=self._feeds_the_unit,
+        )  # fmt: skip
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Of each size the tile that reads least; from the largest down to one size below what fills the device."""
+        p = self.problem
+        best: dict[int, Tile] = {}
+        for tile in [*grown.large, *grown.border]:  # from the least traffic up
+            best.setdefault((at(tile, p.m) * at(tile, p.n)).bit_length(), tile)
+        chosen: list[Tile] = []
+        filled = False
+        for size in sorted(best, reverse=True):
+            chosen.append(best[size])
+            if filled:
+                break
+            points = at(best[size], p.m) * at(best[size], p.n) * SCHEDULERS
+            filled = p.outer_points >= FEW_WAVES * p.machine.cores * points
+        return chosen[-MAX_BASES:]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        axes = {p.k: self._k_steps()}
+        for axis in (p.m, p.n):
+            if axis is not None:
+                unit = base.thread[axis]
+                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_WARPS)]
+                axes[axis] = tuple(fitting or [unit])
+        return Stage(
+            level=p.machine.hw.block_level.name, names=self._names(), steps=self._steps(axes),
+            rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
+            saturates=lambda block: self._covers_its_loads(block, base),
+        )  # fmt: skip
+
+    def look(self, block: Tile, base: Base) -> Look:
+        """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
+        p = self.problem
+        warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
+        if warp_m % ROWS or warp_n % COLUMNS:
+            return Look(0, 0.0, "execution unit")
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        tile = self._tile(block, base)
+        traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
+        too_large = self._capacity_rule(tile)
+        return Look(tile.shared_bytes, traffic, too_large, "" if too_large else self._alignment_rule(block, tile))
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        """The fewest stages that cover the latency of loads, with as many blocks a core as that leaves room for."""
+        p, mach = self.problem, self.problem.machine
+        tile = self._tile(block, base)
+        tasks = spatial_grid(p, block) * split_k
+        step = block_step(p, block, tile)
+        steps = -(-p.extent(p.k) // (tile.k * split_k))
+        each = -(-tasks // mach.cores)
+        return [
+            Pipeline(stages, self._raster(block, resident * mach.cores))
+            for resident, stages in itertools.islice(self._stages(tile, step, each, steps), WAYS)
+        ]
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One warp with one pair of instructions."""
+        p = self.problem
+        one = tuple([1] * len(p.extents))
+        warp = replaced(replaced(one, p.m, ROWS), p.n, COLUMNS)
+        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > COLUMNS else COLUMNS), p.k, self._k_steps()[0])
+        return [(block, Base(warp, *self.lane_choices()))]
+
+    # register level ---------------------------------------------------------------------------------------------
+    def _warp_look(self, warp: Tile) -> Look:
+        """Bytes in registers; bytes of fragments read for one multiply-add."""
+        p = self.problem
+        m, n = at(warp, p.m), at(warp, p.n)
+        registers = warp_registers(m // ROWS, n // COLUMNS)
+        rule = "registers per thread" if registers > self._most_registers() else ""
+        size = self._operand_bytes()
+        return Look(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
+
+    def _feeds_the_unit(self, warp: Tile) -> bool:
+        """Multiply-adds take as long as reading their fragments."""
+        p, mach = self.problem, self.problem.machine
+        m, n = at(warp, p.m), at(warp, p.n)
+        fragments = (m + n) * self._operand_bytes()
+        return m * n / mach.fma_per_cycle >= fragments / mach.staged_bytes_per_cycle
+
+    # block level ------------------------------------------------------------------------------------------------
+    def _k_steps(self) -> Tile:
+        """Steps of 32, 64 and 128 bytes that the axis fills; the shortest only where loads go through registers, for
+        asynchronous copies of half a sector's neighbours cost as much as whole ones."""
+        p, size = self.problem, self._operand_bytes()
+        depth = p.extent(p.k) * size
+        fitting = [b for b in K_STEP_BYTES if b < 2 * depth]
+        longer = fitting[1:] if len(fitting) > 1 and self._asynchronous else fitting
+        return tuple([b // size for b in longer or K_STEP_BYTES[:1]])
+
+    def _capacity_rule(self, tile: MmaTile) -> str:
+        limits = self.problem.machine.hw.limits
+        if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
+            return "threads per block"
+        fewest = warp_registers(*tile.fragments)
+        if block_registers(tile.threads, fewest, limits) > limits.registers_per_core:
+            return "registers per core"
+        return "" if tile.shared_bytes <= limits.shared_bytes_per_block else "shared memory"
+
+    def _alignment_rule(self, block: Tile, tile: MmaTile) -> str:
+        """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
+        p, limits = self.problem, self.problem.machine.hw.limits
+        if tile.n % PAIR and p.extent(p.n) > COLUMNS:
+            return "fragment pairs"
+        registers = block_needs(p, tile).registers_per_thread
+        if registers > self._most_registers():
+            return "registers per thread"
+        if block_registers(tile.threads, registers, limits) > limits.registers_per_core:
+            return "registers per core"
+        return "grid size" if p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID else ""
+
+    def _covers_its_loads(self, block: Tile, base: Base) -> bool:
+        """A warp for each partition of a core, and multiply-adds that take as long as the loads from the last cache;
+        or so few blocks that the estimate must say which tile fills the device best."""
+        p, mach = self.problem, self.problem.machine
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        if spatial_grid(p, block) < FEW_WAVES * mach.cores:
+            shorter = p.m if m < n else p.n
+            return max(m, n) <= MAX_ASPECT * min(m, n) or at(block, shorter) >= p.extent(shorter)
+        if (m // at(base.thread, p.m)) * (n // at(base.thread, p.n)) < SCHEDULERS:
+            return False
+        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth
+
+    # stages and order -------------------------------------------------------------------------------------------
+    def _stages(self, tile: MmaTile, step: Step, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
+        """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages."""
+        hw = self.problem.machine.hw
+        limits = hw.limits
+        each = tile.pipeline_bytes // LEAST_STAGES
+        for resident in range(min(most_blocks, blocks_per_core(block_needs(self.problem, tile), hw)), 0, -1):
+            room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
+            fitting = min(room, limits.shared_bytes_per_block) // each
+            busy = step.cycles(resident, UNLIMITED)
+            needed = 1 + math.ceil((step.latency + resident * step.last_cache) / busy)
+            if not self._asynchronous:
+                needed = LEAST_STAGES
+            yield resident, max(LEAST_STAGES, min(fitting, needed, steps))
+            if needed <= fitting:
+                return
+
+    def _raster(self, block: Tile, at_once: int) -> int:
+        """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the
+        design notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
+        p = self.problem
+        m, n = at(block, p.m), at(block, p.n)
+        grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
+        last = p.machine.last_cache
+        held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
+        if held or grid_m * grid_n <= at_once:
+            return 1
+        tall = min(grid_m, max(1, round(math.sqrt(at_once * n / m))))
+        return -(-grid_m // -(-grid_m // tall))
+
+    # parts ------------------------------------------------------------------------------------------------------
+    @property
+    def _asynchronous(self) -> bool:
+        return steps_ahead(self.problem, LEAST_STAGES + 1) > 1
+
+    def _most_registers(self) -> int:
+        return self.problem.machine.hw.limits.max_registers_per_thread - SPILL_SLACK
+
+    def _operand_bytes(self) -> int:
+        return self.problem.feeds[0].dtype.bytes if self.problem.feeds else 1
+
+    def _tile(self, block: Tile, base: Base) -> MmaTile:
+        key = (block, base.thread)
+        known = self._tiles.get(key)
+        if known is None:
+            known = self._tiles[key] = block_tile(self.problem, block, base.thread, LEAST_STAGES)
+        return known
+
+    def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
+        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])
+
+
+def _multiples(extent: int, granule: int, most: int) -> Tile:
+    """Whole instructions along one axis of a warp's tile."""
+    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], most)])
