@@ -183,7 +183,7 @@ def emit_function(
     shared, dynamic = _shared_declarations(list(walker.rooms.values()))
     parameters = ", ".join(_parameter(a) for a in args)
     text = (
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n{tree.name}({parameters}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, {tree.resident})\n{tree.name}({parameters}) {{\n'
         + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
     )
     return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,

@@ -190,12 +190,14 @@ class ScheduleTree:
 
     `raster`: thread blocks with neighbouring numbers take that many values of the last block loop but one before the
     innermost moves on, so that blocks that run together share what they read; 1: the innermost varies fastest.
+    `resident`: blocks that a core shall hold at once: the compiler gives threads no more registers than that leaves.
     """
 
     name: str
     body: tuple[Node, ...]
     zeroed: tuple[str, ...] = ()
     raster: int = 1
+    resident: int = 1
 
 
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
