@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
+from roller_svc import hardware
+from roller_svc.bench import lint
+from roller_svc.bench.cases import performance_cases
 from roller_svc.bench.construct import bench_construct
 from roller_svc.bench.published import TARGET, bench_published
-from roller_svc.cli import show
-from roller_svc.errors import ArgumentError
+from roller_svc.cli import options as common
+from roller_svc.cli import progress, show
+from roller_svc.cli.journal import Journal
+from roller_svc.errors import ArgumentError, RollerError
+from roller_svc.farm.action import generator_digest
+from roller_svc.farm.lanes import spread
+from roller_svc.settings import settings
+from roller_svc.toolchain.sass import disassembler
 
 TARGETS = ("nvidia-v100-sxm2", "nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "local")
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "public.json"
+
+LINT_COLUMNS = (
+    "target", "kernels", "unspilled", "C75xx", "on tensor cores", "compile median", "p95", "findings", "errors",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     construct = kinds.add_parser(
         "construct", help="seconds from a program to its ranked candidates", allow_abbrev=False
     )
-    construct.add_argument("--cases", metavar="FILE", help="a corpus; default: the public one, in a checkout")
-    construct.add_argument("--target", action="append", default=[], metavar="ID", help="a device; may be repeated")
-    construct.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    _add_cases(construct)
+
+    machine_code = kinds.add_parser(
+        "lint", help="what the compiled CUDA kernels have and lack, and how long they compile", allow_abbrev=False
+    )
+    _add_cases(machine_code)
+    machine_code.add_argument(
+        "--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time"
+    )
+    machine_code.add_argument(
+        "--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+        help="worker processes; 1 times the compiler on a quiet core (default: %(default)s)",
+    )  # fmt: skip
+    machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
+    machine_code.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
 
     model = kinds.add_parser("model", help="what the model expects beside published times", allow_abbrev=False)
     model.add_argument("--published", metavar="FILE", required=True, help="operators with the times others measured")
@@ -30,18 +59,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
 
 
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the public one, in a checkout")
+    parser.add_argument("--target", action="append", default=[], metavar="ID", help="a device; may be repeated")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
 def execute(options: argparse.Namespace) -> int:
-    if options.kind == "model":
-        results = bench_published(Path(options.published), options.target)
-        shown = show.table(("class", "median |log ratio|"), _model_rows(results))
-    else:
-        results = bench_construct(_cases(options.cases), tuple(options.target) or TARGETS)
-        shown = show.table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
+    match options.kind:
+        case "model":
+            results = bench_published(Path(options.published), options.target)
+            shown = show.table(("class", "median |log ratio|"), _model_rows(results))
+        case "lint":
+            results = _lint(options)
+            shown = show.table(LINT_COLUMNS, _lint_rows(results))
+        case _:
+            results = bench_construct(_cases(options.cases), tuple(options.target) or TARGETS)
+            shown = show.table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
     if options.json:
         show.as_json(results)
     else:
         print(shown)
     return 0
+
+
+def _lint(options: argparse.Namespace) -> dict[str, Any]:
+    """Every case on every target, in worker processes; rows are kept on disk until all are there."""
+    common.check_positive(options, "every", "jobs", "timeout")
+    disassembler()  # without one every row would say so
+    path = _cases(options.cases)
+    cases = [case for case in performance_cases(path) if zlib.crc32(case.id.encode()) % options.every == 0]
+    results = {}
+    for target in tuple(options.target) or lint.TARGETS:
+        lint.check_target(hardware.load(target))
+        parts = [path.read_text(encoding="utf-8"), target, options.every, generator_digest()]
+        run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
+        done = {row["id"]: row for row in journal.rows()}
+        tasks = [lint.LintTask(case, target) for case in cases if case.id not in done]
+        found = spread(lint.lint_case, tasks, options.jobs, options.timeout)
+        for task, answer in progress.shown(found, len(tasks), target):
+            row = lint.failed(task, answer) if isinstance(answer, RollerError) else answer
+            journal.add([row])
+            done[row["id"]] = row
+        rows = [done[case.id] for case in cases]
+        results[target] = lint.summary(rows) | {"cases": rows}
+        journal.drop()
+    return {"targets": results}
 
 
 def _cases(given: str | None) -> Path:
@@ -61,3 +125,15 @@ def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
 def _model_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     figures = {"overall": results["overall"]} | results["classes"]
     return [(name, f"{one['median_abs_log_ratio']:.3f}") for name, one in figures.items()]
+
+
+def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (
+            target, one["kernels"], show.share(one["zero_spill_share"]), one["c75xx"],
+            f"{show.share(one['tensor_core_share'])} of {one['half_contractions']}",
+            show.duration(one["compile_median_s"]), show.duration(one["compile_p95_s"]),
+            ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
+        )
+        for target, one in results["targets"].items()
+    ]  # fmt: skip

@@ -8,16 +8,15 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 
 from roller_svc import corpus
 from roller_svc.cli import options as common
 from roller_svc.cli import progress, show
+from roller_svc.cli.journal import Journal
 from roller_svc.corpus import Row, Task
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
-from roller_svc.farm.lanes import ThreadLanes
+from roller_svc.farm.lanes import spread
 from roller_svc.settings import settings
 
 BAD_SHOWN = 40
@@ -38,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    for name in ("seeds", "every", "jobs", "timeout"):
-        if getattr(options, name) <= 0:
-            raise ArgumentError(f"--{name} must be positive", code="invalid-option")
+    common.check_positive(options, "seeds", "every", "jobs", "timeout")
     text = common.text_file(options.file)
     try:
         document = json.loads(text)
@@ -49,11 +46,11 @@ def execute(options: argparse.Namespace) -> int:
     cases = corpus.cases_of(document, small=options.small, every=options.every)
     began = time.monotonic()
     journal = Journal(settings().store / "corpus" / f"{_run_id(options, text)}.jsonl", keep=options.resume)
-    done = {row.id: row for row in journal.rows()}
+    done = {row["id"]: Row(**row) for row in journal.rows()}
     left = [case for case in cases if case.id not in done]
     tasks = corpus.tasks_of(left, options.target, emulate=options.emulate, seeds=options.seeds)
     for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
-        journal.add(rows)
+        journal.add(row.as_json() for row in rows)
         done |= {row.id: row for row in rows}
     found = [done[case.id] for case in cases]
     totals = corpus.summary(found) | {"target": options.target, "seconds": time.monotonic() - began}
@@ -65,50 +62,10 @@ def execute(options: argparse.Namespace) -> int:
     return 1 if totals["wrong"] or totals["error"] else 0
 
 
-class Journal:
-    """Rows on disk as they come, so that an interrupted run can go on."""
-
-    def __init__(self, path: Path, *, keep: bool) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not keep:
-            self.drop()
-
-    def add(self, rows: tuple[Row, ...]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row.as_json()) + "\n" for row in rows))
-
-    def rows(self) -> list[Row]:
-        """What can be read of it: the last line may be cut short."""
-        found = []
-        for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else ():
-            try:
-                found.append(Row(**json.loads(line)))
-            except (ValueError, TypeError):
-                continue
-        return found
-
-    def drop(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
 def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Row, ...]]:
     """Rows as they come, one task after the other in each of the worker processes."""
-    lanes = ThreadLanes(corpus.judge, options.timeout)
-
-    def one(task: Task) -> tuple[Row, ...]:
-        try:
-            return lanes.call(task)
-        except RollerError as error:
-            return corpus.failed(task, error)
-
-    pool = ThreadPoolExecutor(options.jobs)
-    try:
-        for future in as_completed([pool.submit(one, task) for task in tasks]):
-            yield future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        lanes.close(at_once=True)
+    for task, answer in spread(corpus.judge, tasks, options.jobs, options.timeout):
+        yield corpus.failed(task, answer) if isinstance(answer, RollerError) else answer
 
 
 def _run_id(options: argparse.Namespace, text: str) -> str:

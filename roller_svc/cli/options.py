@@ -117,6 +117,12 @@ def device_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"hardware": hardware.load_yaml(text_file(options.hardware), options.hardware)}
 
 
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) <= 0:
+            raise ArgumentError(f"--{name} must be positive", code="invalid-option")
+
+
 def _extents(text: str, shape: str) -> list[int]:
     try:
         return [int(extent) for extent in shape.split(",")] if shape.strip() else []

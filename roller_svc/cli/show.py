@@ -28,6 +28,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
+def share(part: float | None) -> str:
+    return "-" if part is None else f"{part:.1%}"
+
+
 def size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":

@@ -8,7 +8,8 @@ import resource
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -120,6 +121,27 @@ class ThreadLanes(Generic[T, R]):
             lanes, self._all = self._all, []
         for lane in lanes:
             lane.close(at_once=at_once)
+
+
+def spread(
+    work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float
+) -> Iterator[tuple[T, R | RollerError]]:
+    """Every task with its result, or with the error that ended it, as they come, in `jobs` worker processes."""
+    lanes: ThreadLanes[T, R] = ThreadLanes(work, timeout_s)
+
+    def one(task: T) -> tuple[T, R | RollerError]:
+        try:
+            return task, lanes.call(task)
+        except RollerError as error:
+            return task, error
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(one, task) for task in tasks]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        lanes.close(at_once=True)
 
 
 class _Raised:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from roller_svc.errors import BuildError, CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
-from roller_svc.farm.lanes import Lane, ThreadLanes
+from roller_svc.farm.lanes import Lane, ThreadLanes, spread
 
 
 def work(task: str) -> str:
@@ -93,3 +93,10 @@ def test_threads_share_no_worker() -> None:
     lanes = ThreadLanes(work, timeout_s=60.0)
     assert lanes.call("on") == "ON"
     lanes.close()
+
+
+def test_tasks_are_spread_over_workers() -> None:
+    found = dict(spread(work, ["a", "fail", "b", "die", "c"], jobs=2, timeout_s=60.0))
+    assert {task: found[task] for task in "abc"} == {"a": "A", "b": "B", "c": "C"}
+    assert isinstance(found["fail"], CompileError)
+    assert isinstance(found["die"], FarmError)

@@ -1,0 +1,160 @@
+"""Case file, targets → what the compiled kernels of every case have and lack: spills, warnings, instructions, time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller_svc.artifact import kept
+from roller_svc.ask import build_request
+from roller_svc.bench.cases import BenchCase
+from roller_svc.errors import ArgumentError, RollerError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.kernel import Language
+from roller_svc.ir.report import BuildReport, BuildRequest
+from roller_svc.pipeline import build_kernel
+from roller_svc.toolchain.lint import FindingKind, Lint, LintedLaunch, lint
+
+Json = dict[str, Any]
+
+TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-l40s")  # sm_80 and sm_89
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+# A contraction of halves with at least these extents is expected on tensor cores.
+LEAST_M = LEAST_N = 64
+LEAST_K = 32
+TENSOR_CORE_FAMILIES = ("HMMA", "HGMMA")
+
+
+@dataclass(frozen=True, slots=True)
+class LintTask:
+    case: BenchCase
+    target: str
+
+
+def lint_case(task: LintTask) -> Json:
+    """One row: the case's kernel built as the model chooses it, disassembled and looked at; or its `error`."""
+    case = task.case
+    try:
+        request = build_request(
+            case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model"
+        )
+        report, found = built_and_linted(request)
+    except RollerError as failure:
+        return failed(task, failure)
+    return {"id": case.id, "cls": case.cls, **lint_json(report, found), "error": None}
+
+
+def failed(task: LintTask, error: RollerError) -> Json:
+    """The row of a case that came to no kernel."""
+    return {"id": task.case.id, "cls": task.case.cls, "error": f"{error.code}: {error.message}"}
+
+
+def built_and_linted(request: BuildRequest) -> tuple[BuildReport, Lint]:
+    """A build and the lint of its winner. Raises the build's error, ArgumentError where the kernel is not CUDA."""
+    report = build_kernel(request)
+    compiled = kept(report).compiled
+    if compiled.source.language is not Language.CUDA:
+        raise not_cuda(report.hardware)
+    return report, lint(compiled, report.winner.plan, report.groups, report.hardware)
+
+
+def check_target(hw: HardwareSpec) -> None:
+    """Raises ArgumentError for devices whose kernels are not CUDA."""
+    if hw.family is not Family.CUDA:
+        raise not_cuda(hw)
+
+
+def not_cuda(hw: HardwareSpec) -> ArgumentError:
+    return ArgumentError(
+        f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
+        hint="--target nvidia-...: roller targets lists the devices",
+    )  # fmt: skip
+
+
+def lint_json(report: BuildReport, found: Lint) -> Json:
+    """What was found in one program's kernels: all together, then launch by launch."""
+    counts: Counter[str] = Counter()
+    for one in found.launches:
+        counts.update(dict(one.code.counts))
+    halves = half_contractions(report.groups)
+    compiled = kept(report).compiled
+    return {
+        "kernels": len(found.launches),
+        "unit": report.winner.plan.main.program.unit.name,
+        "registers": max(one.resources.registers_per_thread for one in found.launches),
+        "spill_bytes": sum(one.resources.spill_bytes for one in found.launches),
+        "c75xx": found.count(FindingKind.WARNING),
+        "half_contractions": len(halves),
+        "tensor_core_contractions": sum(
+            found.launches[compiled.source.main_launch(group.name)].code.count(*TENSOR_CORE_FAMILIES) > 0
+            for group in halves
+        ),
+        "instructions": dict(sorted(counts.items())),
+        "launches": [_launch_json(one) for one in found.launches],
+        "compile_seconds": compiled.compile_seconds,
+        "findings": [{"kind": f.kind.value, "launch": f.launch, "message": f.message} for f in found.findings],
+    }
+
+
+def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
+    """Contractions of float16 or bfloat16 factors that are large enough for tensor cores."""
+    return tuple(
+        group for group in groups
+        if group.kind is GroupKind.CONTRACTION and group.factors is not None
+        and _given(group.factors.a).dtype in HALVES and _given(group.factors.b).dtype in HALVES
+        and _extent(group, AxisRole.M) >= LEAST_M and _extent(group, AxisRole.N) >= LEAST_N
+        and _extent(group, AxisRole.K) >= LEAST_K
+    )  # fmt: skip
+
+
+def summary(rows: Sequence[Json]) -> Json:
+    """The figures of one target; None where there is nothing to take a share or a median of."""
+    built = [row for row in rows if row["error"] is None]
+    seconds = sorted(row["compile_seconds"] for row in built)
+    launches = [launch for row in built for launch in row["launches"]]
+    unspilled = sum(launch["spill_bytes"] == 0 for launch in launches)
+    halves = sum(row["half_contractions"] for row in built)
+    on_tensor_cores = sum(row["tensor_core_contractions"] for row in built)
+    return {
+        "kernels": len(launches),
+        "zero_spill_share": unspilled / len(launches) if launches else None,
+        "c75xx": sum(row["c75xx"] for row in built),
+        "half_contractions": halves,
+        "tensor_core_share": on_tensor_cores / halves if halves else None,
+        "compile_median_s": statistics.median(seconds) if seconds else None,
+        "compile_p95_s": seconds[math.ceil(0.95 * len(seconds)) - 1] if seconds else None,
+        "errors": len(rows) - len(built),
+        "findings": dict(sorted(Counter(finding["kind"] for row in built for finding in row["findings"]).items())),
+    }
+
+
+def _launch_json(one: LintedLaunch) -> Json:
+    planned = one.planned
+    needs = planned.needs if planned is not None else None
+    return {
+        "name": one.launch.name,
+        "unit": planned.unit.name if planned is not None else None,
+        "registers_per_thread": one.resources.registers_per_thread,
+        "shared_bytes": one.resources.shared_bytes,
+        "spill_bytes": one.resources.spill_bytes,
+        "planned_registers_per_thread": needs.registers_per_thread if needs is not None else None,
+        "planned_shared_bytes": needs.shared_bytes if needs is not None else None,
+        "instructions": one.code.instructions,
+        "counts": dict(one.code.counts),
+    }
+
+
+def _given(factor: Expr) -> Expr:
+    """The factor as the program has it, before it is converted to the type of the sum."""
+    return _given(factor.arg) if isinstance(factor, Cast) and factor.implicit else factor
+
+
+def _extent(group: KernelGroup, role: AxisRole) -> int:
+    return math.prod(axis.extent for axis in group.space.role(role))

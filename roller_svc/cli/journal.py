@@ -1,0 +1,35 @@
+"""Rows on disk as they come, so that an interrupted run can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """A file of JSON objects, one a line."""
+
+    def __init__(self, path: Path, *, keep: bool) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not keep:
+            self.drop()
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What can be read of it: the last line may be cut short."""
+        found = []
+        for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else ():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return found
+
+    def drop(self) -> None:
+        self._path.unlink(missing_ok=True)

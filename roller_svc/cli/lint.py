@@ -1,0 +1,53 @@
+"""roller lint: what a program's CUDA kernels have and lack, as machine code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from roller_svc.ask import spec_of
+from roller_svc.bench.lint import built_and_linted, check_target, lint_json
+from roller_svc.cli import options as common
+from roller_svc.cli import show
+from roller_svc.ir.printer import text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_program(parser)
+    common.add_device(parser)
+    common.add_build(parser, "model")
+
+
+def execute(options: argparse.Namespace) -> int:
+    request = common.request_of(options)
+    check_target(spec_of(request))
+    report, found = built_and_linted(request)
+    facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, found)}
+    if options.json:
+        show.as_json(facts)
+    else:
+        print(summary(facts))
+    return 0
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """Launch by launch what there is, then what is wrong."""
+    lines = [facts["expression"], f"for {facts['target']}, compiled in {show.duration(facts['compile_seconds'])}:"]
+    for launch in facts["launches"]:
+        lines += ["", _resources(launch), "  " + ", ".join(f"{name} {n}" for name, n in launch["counts"].items())]
+    lines.append("")
+    lines += [f"{f['launch'] or 'all'}: {f['kind']}: {f['message']}" for f in facts["findings"]] or ["no findings"]
+    return "\n".join(lines)
+
+
+def _resources(launch: Mapping[str, Any]) -> str:
+    registers, shared = (
+        f"{launch[name]}{'' if (planned := launch[f'planned_{name}']) is None else f' (planned {planned})'}"
+        for name in ("registers_per_thread", "shared_bytes")
+    )
+    unit = "" if launch["unit"] is None else f" on {launch['unit']}"
+    return (
+        f"{launch['name']}{unit}: {launch['instructions']} instructions, registers {registers},"
+        f" shared bytes {shared}, spilled bytes {launch['spill_bytes']}"
+    )
