@@ -71,13 +71,18 @@ def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
 
 def refusal(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
     """Why the matrix unit cannot compute the contraction; '' where it can."""
-    if unit.kind is not UnitKind.MMA:
-        return f"no rules for units of kind {unit.kind.value}"
     if group.kind is not GroupKind.CONTRACTION:
         return "no contraction"
-    if group.space.compute_dtype is not unit.acc_dtype:
-        return f"sums in {group.space.compute_dtype.value}, the unit in {unit.acc_dtype.value}"
-    for name, operand in zip("ab", operands(group), strict=True):
+    return unfit(unit, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
+
+
+def unfit(unit: ComputeUnit, sums: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool) -> str:
+    """The same for a contraction of those factors whose sums are of that type."""
+    if unit.kind is not UnitKind.MMA:
+        return f"no rules for units of kind {unit.kind.value}"
+    if sums is not unit.acc_dtype:
+        return f"sums in {sums.value}, the unit in {unit.acc_dtype.value}"
+    for name, operand in zip("ab", factors, strict=True):
         if not _takes(unit.in_dtype, operand.dtype):
             return f"operand {name} is {operand.dtype.value}, the unit takes {unit.in_dtype.value}"
         if operand.dtype is DType.FLOAT32 and not allow_tf32:
@@ -154,36 +159,48 @@ def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
 
 def contiguous_run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
     """How many neighbours along the axis lie side by side under one guard, from an aligned one on; a power of two."""
-    member = lead.members[-1]
-    run = LONGEST_RUN
+    address = _address(load.index, type_.shape)
+    if address is None:
+        return 1
+    extent, merged = _contiguous_members(address, guard, lead)
+    still = [c for name, c in address.coeffs if name not in merged] + [address.offset]
+    run = LONGEST_RUN if merged else 1
     while run > 1:
-        aligned = member.extent % run == 0 and _is_aligned(load.index, type_.shape, member.name, run)
-        if aligned and (guard is None or _is_uniform(guard, member.name, run)):
+        aligned = extent % run == 0 and not any(c % run for c in still)
+        if aligned and (guard is None or _is_uniform(guard, lead.members[-1].name, run)):
             return run
         run //= 2
     return 1
 
 
-def _is_aligned(index: tuple[Expr, ...], shape: tuple[int, ...], moving: str, run: int) -> bool:
-    """Whether the address moves by one as `moving` does, and is a multiple of `run` wherever `moving` is."""
+def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
+    """Offset in elements; an index that is no sum stands for each of its axes as something apart. None where such an
+    axis also is an ordinary one."""
+    coeffs: dict[str, int] = {}
+    offset = 0
     for d, place in enumerate(index):
         stride = math.prod(shape[d + 1 :])
         known = affine(place)
         if known is None:
-            if moving in axes_of(place) or stride % run:
-                return False
+            coeffs |= {f"{name} in {d}": stride for name in axes_of(place)}
             continue
-        along = known.coeff(moving) * stride
-        if along not in (0, 1) or (along == 1) != (d == _last_wide(shape)):
-            return False
-        if any(c * stride % run for c in _still(known, moving)):
-            return False
-    return True
+        offset += known.offset * stride
+        for name, c in known.coeffs:
+            coeffs[name] = coeffs.get(name, 0) + c * stride
+    opaque = {name.split(" in ")[0] for name in coeffs if " in " in name}
+    return None if opaque & coeffs.keys() else Affine(tuple(coeffs.items()), offset)
 
 
-def _last_wide(shape: tuple[int, ...]) -> int:
-    """The dimension in which elements lie side by side."""
-    return next((d for d in range(len(shape) - 1, -1, -1) if shape[d] > 1), len(shape) - 1)
+def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> tuple[int, frozenset[str]]:
+    """The innermost members that walk memory as one axis: (its extent, their names)."""
+    extent, merged = 1, frozenset[str]()
+    for member in reversed(lead.members):
+        if address.coeff(member.name) != extent or (merged and guard is not None and member.name in axes_of(guard)):
+            break
+        extent, merged = extent * member.extent, merged | {member.name}
+        if guard is not None and member.name in axes_of(guard):
+            break  # the guard may change where this member wraps
+    return extent, merged
 
 
 def _is_uniform(cond: Expr, moving: str, run: int) -> bool:

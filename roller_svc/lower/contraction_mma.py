@@ -102,10 +102,7 @@ class _Kernel:
         """A slot filled before the loop begins."""
         nodes: tuple[Node, ...] = ()
         for staging in (self.a, self.b):
-            if staging.is_async:
-                nodes += staging.copies(step, slot)
-            else:
-                nodes += staging.registers((*staging.fetches(step), *staging.stores(slot)))
+            nodes += staging.copies(step, slot) if staging.is_async else staging.moves(step, slot)
         return nodes
 
     def _committed(self) -> tuple[Node, ...]:
@@ -114,7 +111,7 @@ class _Kernel:
     def _step(self) -> tuple[Node, ...]:
         """Waits for its own tiles, begins those of a later step in the slot that the step before has left, multiplies.
 
-        What goes through registers is loaded before the multiplications and stored behind them.
+        What goes through registers is loaded before the multiplications, if there is room for it, and stored behind.
         """
         ahead = self.tile.stages - 1
         later = add(ref("k.step"), num(ahead))
@@ -124,18 +121,20 @@ class _Kernel:
         for staging in (self.a, self.b):
             if staging.is_async:
                 begin += staging.copies(later, slot)
-            else:
+            elif staging.is_prefetched:
                 begin += staging.fetches(later)
                 end += staging.stores(slot)
+            else:
+                end += staging.moves(later, slot)
         wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
         nodes: tuple[Node, ...] = (*wait, Barrier(), *self._if_any(later, begin), *self._committed(), self._multiply())
-        nodes += self._if_any(later, end) if end else ()
+        nodes += self._if_any(later, end)
         for staging in (self.b, self.a):
             nodes = staging.registers(nodes)
         return nodes
 
     def _if_any(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return (Branch(less(step, num(self._steps)), nodes),)
+        return (Branch(less(step, num(self._steps)), nodes),) if nodes else ()
 
     def _multiply(self) -> Node:
         """Fragments of a step along k are loaded while those of the one before are multiplied."""
@@ -271,7 +270,8 @@ def _a_fragment(room: StagedOperand, row: Expr, k_step: Expr, half: Expr) -> tup
         return (LoadMatrix(A, index, 4, SHARED_A, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(4):
-        at = (ref(".slot"), add(k, add(mod(lane, 4), num(word // 2 * 4))), add(row, add(div(lane, 4), num(word % 2 * 8))))
+        k_row, along = add(mod(lane, 4), num(word // 2 * 4)), add(div(lane, 4), num(word % 2 * 8))
+        at = (ref(".slot"), add(k, k_row), add(row, along))
         words += (LoadMatrix(A, (*index, num(word)), 1, SHARED_A, at, transposed=True),)
     return _rounded(room, index, 4, words)
 
@@ -291,7 +291,8 @@ def _b_fragments(
         return (LoadMatrix(B, index, 2 * count, SHARED_B, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(2 * count):
-        at = (ref(".slot"), add(k, add(mod(lane, 4), num(word % 2 * 4))), add(column, add(div(lane, 4), num(word // 2 * 8))))
+        k_row, along = add(mod(lane, 4), num(word % 2 * 4)), add(div(lane, 4), num(word // 2 * 8))
+        at = (ref(".slot"), add(k, k_row), add(column, along))
         words += (LoadMatrix(B, (*index, num(word)), 1, SHARED_B, at, transposed=True),)
     return _rounded(room, index, 2 * count, words)
 

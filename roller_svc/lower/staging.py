@@ -14,6 +14,8 @@ from roller_svc.lower.fused_axis import decoded
 from roller_svc.perf.mma_tile import LoadClass, LoadKind, StagedOperand
 
 THREAD = ".thread"
+# Elements of a step that a thread holds in registers: wide loads leave them packed, single ones take an address each.
+MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Staging:
         return self.load.kind is LoadKind.ASYNC
 
     @property
+    def is_prefetched(self) -> bool:
+        """Held in registers while the step before is multiplied: what is gathered bit by bit takes too many."""
+        return not self.is_async and self._rounds * self._together <= MAX_PREFETCHED[self.load.kind]
+
+    @property
     def fetched(self) -> str:
         """Registers between memory and the room."""
         return f"{self.room}.fetched"
@@ -55,8 +62,8 @@ class Staging:
         return ceil_div(self._items, self.threads)
 
     def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Room for what is on its way, around the nodes that fetch and store it; none for asynchronous copies."""
-        if self.is_async:
+        """Room for what is held in registers, around the nodes that fetch and store it."""
+        if not self.is_prefetched:
             return body
         return (Storage(self.fetched, self.staged.dtype, (self._rounds, self._together), Scope.REGISTER, body),)
 
@@ -70,21 +77,29 @@ class Staging:
 
     def fetches(self, step: Expr) -> tuple[Node, ...]:
         """Loads into registers."""
-        if self.load.kind is LoadKind.VECTOR:
-            body: tuple[Node, ...] = (self._vectors(step),)
-        else:
-            element = Compute(self.fetched, (ref(".round"), ref(".lane")), self._value(self.operand.factor))
-            body = (Loop(".lane", self._together, LoopKind.UNROLL, self._placed(step, (element,), ref(".lane"))),)
-        return self._each_item(body)
+        return self._each_item(self._loads(step, ref(".round")))
 
     def stores(self, slot: Expr) -> tuple[Node, ...]:
         """What was fetched, into the slot."""
-        index = (slot, ref(".row"), add(ref(".element"), ref(".lane")))
-        value = Load(self.fetched, (ref(".round"), ref(".lane")), self.staged.dtype)
-        return self._each_item((Loop(".lane", self._together, LoopKind.VECTOR, (Compute(self.room, index, value),)),))
+        return self._each_item(self._into(slot, ref(".round")))
+
+    def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """From memory into the slot, one item after the other."""
+        body = Storage(self.fetched, self.staged.dtype, (1, self._together), Scope.REGISTER,
+                       (*self._loads(step, num(0)), *self._into(slot, num(0))))  # fmt: skip
+        return self._each_item((body,), LoopKind.SERIAL)
 
     # parts ----------------------------------------------------------------------------------------------------------
-    def _each_item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _loads(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+        """Memory to registers; `held`: number of the item among those that there is room for."""
+        return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
+
+    def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
+        index = (slot, ref(".row"), add(ref(".element"), ref(".lane")))
+        value = Load(self.fetched, (held, ref(".lane")), self.staged.dtype)
+        return (Loop(".lane", self._together, LoopKind.VECTOR, (Compute(self.room, index, value),)),)
+
+    def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
         """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
         per_row = self.staged.row // self._together
         if self.staged.along_k == self.operand.along_k:
@@ -96,7 +111,7 @@ class Staging:
         if self._items % self.threads:
             nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
-        return (Loop(".round", self._rounds, LoopKind.UNROLL, nodes),)
+        return (Loop(".round", self._rounds, kind, nodes),)
 
     def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
@@ -115,15 +130,27 @@ class Staging:
             less(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
         )
 
-    def _vectors(self, step: Expr) -> Node:
+    def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+        """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
+        lead = (self.k if self.staged.along_k else self.axis).members[-1]
+        value = self._value(self.operand.factor)
+        alike = lead.extent % self._together == 0
+        if alike:
+            value = substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))})
+        nodes: tuple[Node, ...] = (Compute(self.fetched, (held, ref(".lane")), value),)
+        if alike:
+            return self._placed(step, (Loop(".lane", self._together, LoopKind.UNROLL, nodes),))
+        return (Loop(".lane", self._together, LoopKind.UNROLL, self._placed(step, nodes, ref(".lane"))),)
+
+    def _vectors(self, step: Expr, held: Expr) -> tuple[Node, ...]:
         """Wide loads: within one the innermost axis just counts on, and no guard changes."""
         width = self.load.elements
         lead = (self.k if self.operand.along_k else self.axis).members[-1].name
         value = substitute(self._value(self.operand.factor), {lead: add(ref(lead), ref(".lane"))})
-        index = (ref(".round"), add(mul(ref(".vector"), num(width)), ref(".lane")))
+        index = (held, add(mul(ref(".vector"), num(width)), ref(".lane")))
         nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
         nodes = self._placed(step, nodes, mul(ref(".vector"), num(width)))
-        return Loop(".vector", self._together // width, LoopKind.UNROLL, nodes)
+        return (Loop(".vector", self._together // width, LoopKind.UNROLL, nodes),)
 
     def _value(self, factor: Expr) -> Expr:
         """The factor inside of the tensor, 0 outside, in the staged type."""
