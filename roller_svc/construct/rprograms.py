@@ -14,6 +14,7 @@ from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.simt_contraction import SimtContraction
 from roller_svc.construct.simt_nest import SimtNest
+from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.split import may_split
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.estimate import Candidate, Construction
@@ -93,6 +94,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
     if p.machine.simt:
         if p.is_contraction:
             return SimtContraction(p)
+        if p.space.walks_rows:
+            return SimtReduction(p)
         reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)
         return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER, reductions=reductions)
     if p.is_contraction:

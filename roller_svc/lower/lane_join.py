@@ -15,7 +15,7 @@ from roller_svc.lower.rows import acc_name, register, wrapped
 from roller_svc.lower.thread_rows import LANE, POINT, ThreadRows
 
 WARP = 32  # threads that shuffles reach; a row of more lanes is made of whole warps
-SLOT, TOTAL = ".slot", ".total"
+FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
 
 def lane_rooms(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
@@ -56,8 +56,8 @@ def _neighbours(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
         Compute(acc, rows.elements, Load(room, (slot, point, mod(ref(LANE), warps)), dtype)),
         LaneReduce(acc, rows.elements, combine, warps),
     )
-    first = equal(mod(ref(LANE), WARP), num(0))
-    return (*nodes, Branch(first, put), Barrier(), *rows.each(take, vector=False))
+    put = (Let(FIRST, mod(ref(LANE), WARP), (Branch(equal(ref(FIRST), num(0)), put),)),)
+    return (*nodes, *put, Barrier(), *rows.each(take, vector=False))
 
 
 def _apart(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:

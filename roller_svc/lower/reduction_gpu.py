@@ -54,7 +54,7 @@ def _held(group: KernelGroup, rows: ThreadRows, walks: dict[str, RowWalk | None]
     if not all(walk.is_whole and walk.steps_like == walking[0][1].steps_like for _, walk in walking):
         return {}
     kept = row_tensors(group)
-    elements = {ref.name for ref in rows.elements}
+    elements = {element.name for element in rows.elements}
     seen: dict[Load, int] = {}
     for statement, walk in walking:
         body = _walked(statement, rows, walk, rows.read_at).apply(statement.body)

@@ -92,10 +92,10 @@ def row_walk(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) 
     axes = inner_axes(statement, outer)
     if not axes:
         return None
-    inner = program.space.role(AxisRole.INNER)[0]
-    run = program.thread[inner.name]
+    (inner,) = program.space.role(AxisRole.INNER)
     # the axis whose neighbours are neighbours in memory goes last
     axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
+    run = program.thread[inner.name]
     run = run if axes[-1].extent % run == 0 else 1
     return RowWalk(axes, run, program.lanes, max(1, ceil_div(program.block[inner.name], program.lanes * run)))
 

@@ -51,8 +51,8 @@ def _divided(kind: OpKind, terms: Linear, by: int, places: Mapping[str, int]) ->
     """floor(x / by) or x mod by: multiples of `by` leave the division, and so does what is too small to matter."""
     whole: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
     rest: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
-    low = {t: c for t, c in rest.items() if t is None or (isinstance(t, AxisRef) and t.name in places)}
-    high = {t: c for t, c in rest.items() if t not in low}
+    low: Linear = {t: c for t, c in rest.items() if t is None or (isinstance(t, AxisRef) and t.name in places)}
+    high: Linear = {t: c for t, c in rest.items() if t not in low}
     unit = math.gcd(by, *high.values())
     fits = _within(low, unit, places)
     if not fits:
@@ -65,6 +65,6 @@ def _divided(kind: OpKind, terms: Linear, by: int, places: Mapping[str, int]) ->
 
 def _within(low: Linear, unit: int, places: Mapping[str, int]) -> bool:
     first, last = span(low, places)
-    return 0 <= first and last < unit
+    return first >= 0 and last < unit
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, least, less, mul, num, ref
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import AxisRef, Expr
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Axis
 from roller_svc.ir.rprogram import RProgram
@@ -55,7 +55,7 @@ class ThreadRows:
         return tuple(sorted(wide, key=lambda a: a.name == self.vector))
 
     @property
-    def elements(self) -> tuple[Expr, ...]:
+    def elements(self) -> tuple[AxisRef, ...]:
         """Which of the thread's rows this one is."""
         return tuple(ref(_element(a)) for a in self.several)
 

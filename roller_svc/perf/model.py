@@ -22,6 +22,7 @@ from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.simt_contraction import simt_contraction
 from roller_svc.perf.simt_nest import simt_nest
+from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
 
 Factors = tuple[Operand, Operand]
@@ -86,6 +87,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
     if p.machine.unit.kind is UnitKind.MMA:
         return mma_contraction(p, launch)
     if p.machine.simt:
+        if p.space.walks_rows:
+            return simt_reduction(p, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 
