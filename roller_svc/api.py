@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
+from roller_svc import toolchain
 from roller_svc.artifact import kept, plan_of
 from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k
 from roller_svc.backends import emulated
@@ -142,6 +143,20 @@ class Kernel:
                 self._runner = on_device(self.parts.compiled, self.runtime)
             return self._runner
 
+    def ptx(self) -> str:
+        """The PTX of a CUDA kernel, made anew from its text."""
+        return toolchain.ptx(self._cuda("PTX").source)
+
+    def sass(self) -> str:
+        """The machine code of a CUDA kernel in words; takes nvdisasm, which `[cuda]` brings."""
+        return toolchain.sass_text(self._cuda("SASS").binary)
+
+    def _cuda(self, what: str) -> CompiledKernel:
+        compiled = self.parts.compiled
+        if compiled.source.language is not Language.CUDA or not compiled.binary:
+            raise ArgumentError(f"only a compiled CUDA kernel has {what}", code="unknown-artifact")
+        return compiled
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write text, binary and metadata.json: enough to launch the kernel without this project."""
         return saved.save(self.parts, folder)
@@ -161,14 +176,19 @@ def compile(  # noqa: PLR0913 - the name and the options that interface.md gives
     runtime: str = "auto",
     allow_tf32: bool = False,
     hardware: HardwareSpec | str | None = None,
+    family: str | None = None,
+    tiles: Mapping[str, int] | None = None,
     **unknown: Never,
 ) -> Kernel:
-    """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`."""
+    """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`.
+
+    `family` ("simt", "mma") and `tiles` ({"split_k": 4}) narrow down what is chosen from.
+    """
     if unknown:
         raise ArgumentError(f"compile has no option {next(iter(unknown))!r}", code="invalid-option")
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
-        allow_tf32=allow_tf32, hardware=hardware,
+        allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles,
     )  # fmt: skip
     return Kernel.of(build_kernel(request))
 
@@ -179,12 +199,13 @@ def estimate(
     targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
+    allow_tf32: bool = False,
 ) -> dict[str, list[Estimate]]:
     """The model's best plans for every target, best first; no compiler and no device is touched."""
     count = checked_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
-    item = Item(expression, inputs, outputs)
+    item = Item(expression, inputs, outputs, allow_tf32)
     found = [plans_of(item, target, count) for target in targets]
     return {spec.id: [Estimate.of(plan) for plan in plans] for spec, plans in found}
 

@@ -19,21 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_server(parser)
     parser.add_argument("--save", metavar="DIR", help="write text, binary and metadata.json there")
     parser.add_argument("--source", action="store_true", help="show the kernel's text")
+    parser.add_argument("--ptx", action="store_true", help="show a CUDA kernel's PTX; with --save, keep it too")
+    parser.add_argument("--sass", action="store_true", help="show a CUDA kernel's machine code; likewise")
 
 
 def execute(options: argparse.Namespace) -> int:
     server = common.server_of(options)
     kernel = remote.kernel(options, server) if server else built(options)
     facts = facts_of(kernel)
+    listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
     if options.save:
-        kernel.save(options.save)
+        folder = kernel.save(options.save)
+        for kind, listing in listings.items():
+            (folder / f"kernel.{kind}").write_text(listing, encoding="utf-8")
         facts["saved"] = options.save
     if options.json:
-        show.as_json(facts | {"source": kernel.source})
+        show.as_json(facts | {"source": kernel.source} | listings)
         return 0
     print(summary(facts))
-    if options.source:
-        print(f"\n{kernel.source}")
+    for text in ([kernel.source] if options.source else []) + list(listings.values()):
+        print(f"\n{text}")
     return 0
 
 

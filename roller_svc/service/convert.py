@@ -24,12 +24,14 @@ def build_request_of(body: CompileBody) -> BuildRequest:
         select=body.options.select,
         runtime=body.options.runtime,
         allow_tf32=body.options.allow_tf32,
+        family=body.options.family,
+        tiles=body.options.tiles,
         **device,
     )
 
 
-def item_of(body: ProgramBody) -> Item:
-    return Item(body.expression, plain_inputs(body), body.outputs)
+def item_of(body: ProgramBody, *, allow_tf32: bool) -> Item:
+    return Item(body.expression, plain_inputs(body), body.outputs, allow_tf32)
 
 
 def plain_inputs(body: ProgramBody) -> dict[str, object]:
@@ -57,6 +59,6 @@ def operation_json(operation: Operation) -> Json:
 def kernel_answer(facts: Json) -> Json:
     """A kernel's facts with links to its files in place of their names."""
     base = f"/v1/kernels/{quote(str(facts['digest']), safe=':')}"
-    kinds = [SOURCE, BINARY, METADATA, *(["ptx"] if facts["language"] == "cuda" else []), "bundle"]
+    kinds = [SOURCE, BINARY, METADATA, *(["ptx", "sass"] if facts["language"] == "cuda" else []), "bundle"]
     shown = {key: value for key, value in facts.items() if key != "files"}
     return shown | {"links": {kind: f"{base}/{kind}" for kind in kinds}}

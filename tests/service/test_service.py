@@ -248,7 +248,8 @@ def test_files_of_a_kernel(client: Client) -> None:
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as archive:
         assert sorted(archive.namelist()) == ["kernel.c", "kernel.so", "metadata.json"]
     assert client.get(answer["links"]["bundle"]).content == bundle.content
-    problem(client.get(f"/v1/kernels/{digest}/sass"), 404, "no-disassembler")
+    problem(client.get(f"/v1/kernels/{digest}/sass"), 404, "unknown-artifact")
+    problem(client.get(f"/v1/kernels/{digest}/ptx"), 404, "unknown-artifact")
     problem(client.get(f"/v1/kernels/{digest}/nothing"), 404, "unknown-artifact")
 
 

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
 from roller_svc import toolchain
-from roller_svc.errors import UnknownKernelError
-from roller_svc.farm.build import unpacked
+from roller_svc.errors import ToolchainMissingError, UnknownKernelError
+from roller_svc.farm.build import BINARY, unpacked
 from roller_svc.farm.jobs import Operation
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.kernel import Language
@@ -30,6 +30,7 @@ _MEDIA_TYPES = {
     "source": "text/plain; charset=utf-8",
     "header": "text/plain; charset=utf-8",
     "ptx": "text/plain; charset=utf-8",
+    "sass": "text/plain; charset=utf-8",
     "metadata": "application/json",
     "binary": "application/octet-stream",
     "bundle": "application/zip",
@@ -69,7 +70,7 @@ async def kernel(digest: str, request: Request) -> Response:
 async def kernel_file(
     digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """One file of a kernel: source, binary, ptx, metadata, header, or bundle, a zip that roller_svc.load reads."""
+    """A file of a kernel: source, binary, ptx, sass, metadata, header, or bundle, a zip that roller_svc.load reads."""
     state = state_of(request)
     _facts(state.store, digest)
     # A digest's files never change, and the scope is private where a key was needed to see them.
@@ -114,9 +115,7 @@ def _content(state: State, digest: str, kind: str) -> bytes:
         case "ptx":
             return _ptx(state.store, digest)
         case "sass":
-            raise UnknownKernelError(
-                "this service has no disassembler; take the binary and use nvdisasm", code="no-disassembler"
-            )
+            return _sass(state.store, digest)
     content = state.store.file(digest, kind)
     if content is None:
         kinds = ", ".join([*state.store.kinds(digest), "bundle"])
@@ -140,10 +139,23 @@ def _bundle(store: Store, digest: str) -> bytes:
 
 
 def _ptx(store: Store, digest: str) -> bytes:
-    source = unpacked(_facts(store, digest), _files(store, digest)).compiled.source
-    if source.language is not Language.CUDA:
-        raise UnknownKernelError(
-            f"kernel {digest} is {source.language.value}; only CUDA has PTX", code="unknown-artifact"
-        )
-    text = toolchain.ptx(source)
-    return text if isinstance(text, bytes) else text.encode()
+    _check_cuda(store, digest, "PTX")
+    return toolchain.ptx(unpacked(_facts(store, digest), _files(store, digest)).compiled.source).encode()
+
+
+def _sass(store: Store, digest: str) -> bytes:
+    """Made when it is asked for: the binary is what is kept."""
+    _check_cuda(store, digest, "SASS")
+    binary = store.file(digest, BINARY)
+    if not binary:
+        raise UnknownKernelError(f"kernel {digest} was not compiled: it has no SASS", code="unknown-artifact")
+    try:
+        return toolchain.sass_text(binary).encode()
+    except ToolchainMissingError as missing:
+        raise UnknownKernelError(f"no SASS: {missing.message}", code="no-disassembler") from missing
+
+
+def _check_cuda(store: Store, digest: str, what: str) -> None:
+    language = _facts(store, digest)["language"]
+    if language != Language.CUDA.value:
+        raise UnknownKernelError(f"kernel {digest} is {language}; only CUDA has {what}", code="unknown-artifact")
