@@ -13,6 +13,7 @@ from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_gri
 from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.simt_contraction import SimtContraction
+from roller_svc.construct.simt_map import SimtMap
 from roller_svc.construct.simt_nest import SimtNest
 from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.split import may_split
@@ -94,6 +95,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
     if p.machine.simt:
         if p.is_contraction:
             return SimtContraction(p)
+        if p.map is not None:
+            return SimtMap(p, p.map)
         if p.space.walks_rows:
             return SimtReduction(p)
         reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)

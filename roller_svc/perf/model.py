@@ -21,6 +21,7 @@ from roller_svc.perf.mma_contraction import mma_contraction, tile_count
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.simt_contraction import simt_contraction
+from roller_svc.perf.simt_map import simt_map
 from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
@@ -89,6 +90,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
     if p.machine.simt:
         if p.space.walks_rows:
             return simt_reduction(p, launch)
+        if p.map is not None:
+            return simt_map(p, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 

@@ -11,6 +11,7 @@ from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
 from roller_svc.perf.machine import Machine, machine
+from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_tile import Feed, feeds
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
@@ -64,6 +65,7 @@ class Problem:
     floor_s: float
     elem_bytes: int  # of a staged or computed value
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
+    map: MapSpace | None = None  # of a map on a SIMT machine
 
     @property
     def extents(self) -> Tile:
@@ -109,6 +111,7 @@ def problem(
         floor_s=max(flops / unit.flops_per_s, compulsory / _outer_bandwidth(mach, compulsory)),
         elem_bytes=space.compute_dtype.bytes,
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
+        map=map_space(space) if mach.simt and is_map(space) else None,
     )
 
 

@@ -1,0 +1,138 @@
+"""ROLLER's rules for a map on a SIMT machine: whole vectors a thread, warps along the row, tiles to turn on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.map_tile import MapSpace
+from roller_svc.perf.occupancy import block_registers
+from roller_svc.perf.problem import Problem
+from roller_svc.perf.simt_map import MapTile, map_registers
+
+BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
+MAX_VECTORS = 16
+MAX_WASTE_OF = 8  # of so many lanes, or so many vectors of a row, one may have nothing to do
+LINE_BYTES = 128  # what a warp's access is served in at once
+MIN_THREADS, MAX_THREADS = 64, 512
+MAX_BASES = 6
+MAX_GRID = 2**31 - 1  # blocks of one launch
+
+
+@dataclass(frozen=True, slots=True)
+class SimtMap:
+    problem: Problem
+    map: MapSpace
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=tuple([self._thread_steps(i) for i in range(len(p.extents))]),
+            rank=self._rank(),
+            look=lambda t: self._measured(t, self._thread_rule(t)),
+            saturates=lambda _tile: True,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """From one vector to several."""
+        return sorted(grown.large, key=math.prod)[:MAX_BASES]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
+            rank=self._rank(),
+            look=lambda t: self.look(t, base),
+            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
+        )
+
+    def look(self, block: Tile, base: Base) -> Look:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        threads = self._threads(block, base)
+        if threads > min(MAX_THREADS, limits.max_threads_per_block):
+            return self._measured(block, "threads per block")
+        tile = MapTile.of(p, block, base.thread)
+        if tile.shared_bytes > limits.shared_bytes_per_block:
+            return self._measured(block, "shared memory")
+        if block_registers(threads, map_registers(p, tile, limits), limits) > limits.registers_per_core:
+            return self._measured(block, "registers per core")
+        idle = -threads % limits.warp_size
+        if idle * MAX_WASTE_OF > threads:
+            return self._measured(block, "", "execution unit")
+        huge = p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
+        return self._measured(block, "", "grid size" if huge else "")
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One point a thread, a warp along the row."""
+        one = tuple([1] * len(self.problem.extents))
+        return [(replaced(one, self.map.row, self.problem.machine.hw.limits.warp_size), Base(one)), (one, Base(one))]
+
+    def _thread_steps(self, axis: int) -> Tile:
+        """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
+        p, m = self.problem, self.map
+        if axis == m.row:
+            least = math.gcd(m.width, 1 << (self._fair.bit_length() - 1))
+            narrowest = min([a.bytes for a in m.accesses])
+            most = max(1, BYTES_IN_FLIGHT // narrowest)
+            extent = p.extents[axis]
+            even = [s for s in powers(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
+            return tuple([s for s in even if s >= least]) or (even[-1],)
+        turned = any(a.run == axis for a in m.crossing)
+        return powers(min(4, p.extents[axis])) if turned else (1,)
+
+    @property
+    def _fair(self) -> int:
+        """Points of each thread when every scheduler of the device has one warp."""
+        machine = self.problem.machine
+        return max(1, self.problem.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
+
+    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+        """Second alignment: lines of memory, whole or as much of them as there is, wherever a tensor lies along."""
+        p, unit, extent = self.problem, base.thread[axis], self.problem.extents[axis]
+        fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
+        along = [a.bytes for a in self.map.accesses if a.run == axis]
+        if not along:
+            return fitting
+        line = LINE_BYTES // min(along) if self.map.crossing else p.machine.hw.limits.warp_size * unit
+        return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
+
+    def _thread_rule(self, thread: Tile) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        points = math.prod(thread)
+        if points > max(self._fair, math.gcd(thread[self.map.row], self.map.width)):
+            return "parallelism"
+        if points // self.map.vector(thread) > MAX_VECTORS:
+            return "vectors per thread"
+        fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
+        return "" if fits or points == 1 else "registers per thread"
+
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
+
+    def _threads(self, block: Tile, base: Base) -> int:
+        return math.prod([b // t for b, t in zip(block, base.thread, strict=True)])
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])
+
+    def _rank(self) -> Tile:
+        """Without reuse the row grows first, then the other axes from the inside out."""
+        count = len(self.problem.extents)
+        return tuple([-1 if i == self.map.row else count - i for i in range(count)])
