@@ -199,6 +199,7 @@ def estimate(
     targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
+    *,
     allow_tf32: bool = False,
 ) -> dict[str, list[Estimate]]:
     """The model's best plans for every target, best first; no compiler and no device is touched."""

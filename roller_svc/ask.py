@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
+from roller_svc.ir.demands import TILE_FIELDS, KernelFamily
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, Select
 from roller_svc.lang.input_types import kind_of, shown, tensor_types, whole_number
@@ -29,6 +30,8 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
     runtime: object = "auto",
     allow_tf32: object = False,
     hardware: object = None,
+    family: object = None,
+    tiles: object = None,
 ) -> BuildRequest:
     """The request, or an InputError that names the option at fault."""
     request = BuildRequest(
@@ -41,6 +44,8 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
         runtime=one_of(RuntimeChoice, "runtime", runtime),
         allow_tf32=checked_flag("allow_tf32", allow_tf32),
         hardware=checked_hardware(hardware),
+        family=None if family is None else one_of(KernelFamily, "family", family),
+        tiles=checked_tiles(tiles),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(spec_of(request))
@@ -60,6 +65,8 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "runtime": request.runtime.value,
         "allow_tf32": request.allow_tf32,
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
+        "family": None if request.family is None else request.family.value,
+        "tiles": dict(request.tiles),
     }
 
 
@@ -93,6 +100,23 @@ def checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be true or false, not {shown(value)}", code="invalid-option")
     return value
+
+
+def checked_tiles(value: object) -> tuple[tuple[str, int], ...]:
+    """{'split_k': 4} → (('split_k', 4),), by name."""
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
+        raise ArgumentError(
+            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {shown(value)}", code="invalid-option"
+        )
+    numbers = {field: whole_number(number) for field, number in value.items()}
+    for field, number in numbers.items():
+        if number is None or number < 0:
+            raise ArgumentError(
+                f"tiles: {field} must be a whole number, not {shown(value[field])}", code="invalid-option"
+            )
+    return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
 
 
 def checked_outputs(value: object) -> tuple[str, ...] | None:

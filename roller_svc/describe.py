@@ -51,6 +51,9 @@ def program_json(program: RProgram, levels: tuple[str, str]) -> Json:
         "tiles": tiles_json(program, levels),
         "lanes": program.lanes,
         "split_k": program.split_k,
+        "stages": program.stages,
+        "raster": program.raster,
+        "stream_k": program.stream_k,
         "grid": program.grid,
         "threads": program.threads,
         "padding": program.padding,
@@ -145,6 +148,7 @@ def construction_json(construction: Construction) -> Json:
         "programs": len(construction.programs),
         "tiles_visited": construction.tiles_visited,
         "rejections": dict(construction.rejections),
+        "refusals": list(construction.refusals),
         "trace": [step_json(step) for step in construction.trace[:TRACE_STEPS]],
         "trace_steps": len(construction.trace),
     }
@@ -179,6 +183,8 @@ def _report(report: BuildReport) -> Json:
             "select": report.request.select.value,
             "runtime": report.request.runtime.value,
             "allow_tf32": report.request.allow_tf32,
+            "family": report.request.family.value if report.request.family else None,
+            "tiles": dict(report.request.tiles),
         },
         "groups": [
             {

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc import hardware
-from roller_svc.ask import checked_expression, checked_outputs, checked_target, checked_top_k
+from roller_svc.ask import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
 from roller_svc.describe import Json, error_json, plan_json
 from roller_svc.errors import RollerError
+from roller_svc.ir.demands import Demands
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
 from roller_svc.lang.input_types import tensor_types
@@ -22,6 +23,7 @@ class Item:
     expression: object
     inputs: Mapping[str, object] | None
     outputs: Sequence[str] | None = None
+    allow_tf32: object = False
 
 
 def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
@@ -35,7 +37,8 @@ def plans_of(item: Item, target: str | HardwareSpec, top_k: int) -> tuple[Hardwa
     spec = target if isinstance(target, HardwareSpec) else hardware.load(checked_target(target))
     expression = checked_expression(item.expression)
     outputs = checked_outputs(item.outputs)
-    return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs=outputs, top_k=top_k)
+    demands = Demands(checked_flag("allow_tf32", item.allow_tf32))
+    return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs, top_k, demands)
 
 
 def candidates_json(index: int, spec: HardwareSpec, plans: Iterable[Plan]) -> Json:

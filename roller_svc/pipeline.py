@@ -10,27 +10,29 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
-from roller_svc.construct import rank
+from roller_svc.construct import rank, rank_units
 from roller_svc.construct.partition import partition, stored_types
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.errors import BuildError, ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir import printer
+from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction
-from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, RuntimeChoice, Select
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lower import lower
+from roller_svc.perf.stream_k import partial_tiles
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain import availability, compile_source
 
@@ -56,7 +58,7 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     clock.lap("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.lap("hardware")
-    groups, ranked, constructions = ranked_groups(program, hw, request.top_k + SPARE_PLANS)
+    groups, ranked, constructions = ranked_groups(program, hw, request.top_k + SPARE_PLANS, request.demands)
     trace("construct", constructions)
     plans = best_plans(ranked, request.top_k + SPARE_PLANS)
     shortlist: tuple[Plan, ...] = trace("shortlist", plans[: request.top_k])
@@ -74,36 +76,46 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     attempts = _best_first(attempts, shortlist)
     if attempts[0].error is not None:
         raise attempts[0].error
+    notes = (*notes, *_unit_notes(groups, constructions))
     report = BuildReport(request, program, hw, groups, constructions, attempts, notes, clock.laps)
     trace("report", report)
     return report
 
 
 def estimate_program(
-    expression: str, inputs: Inputs, spec: HardwareSpec, outputs: tuple[str, ...] | None = None, top_k: int = 1
-) -> tuple[Plan, ...]:
+    expression: str, inputs: Inputs, spec: HardwareSpec, outputs: tuple[str, ...] | None = None, top_k: int = 1,
+    demands: Demands = NO_DEMANDS,
+) -> tuple[Plan, ...]:  # fmt: skip
     """What the model says of the best plans, best first. Builds nothing, opens no device."""
-    return estimate_checked(parse(expression, dict(inputs), outputs), spec, top_k)
+    return estimate_checked(parse(expression, dict(inputs), outputs), spec, top_k, demands)
 
 
-def estimate_checked(program: TensorProgram, spec: HardwareSpec, top_k: int = 1) -> tuple[Plan, ...]:
+def estimate_checked(
+    program: TensorProgram, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
+) -> tuple[Plan, ...]:
     """The same for a program that is parsed already."""
-    _, ranked, _ = ranked_groups(program, spec, top_k)
+    _, ranked, _ = ranked_groups(program, spec, top_k, demands)
     return best_plans(ranked, top_k)
 
 
 def ranked_groups(
-    program: TensorProgram, hw: HardwareSpec, top_k: int
+    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
 ) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
     """Kernel groups, for each its candidates best first, and how they were constructed."""
     groups = partition(program, hw)
-    ranked, constructions = [], []
-    for group in groups:
-        unit = hw.unit_for(group.space.compute_dtype)
-        candidates, construction = rank(group, hw, unit, top_k)
-        ranked.append(candidates)
-        constructions.append(construction)
-    return groups, tuple(ranked), tuple(constructions)
+    addressed = [g for g in groups if g.kind is GroupKind.CONTRACTION] or groups
+    others = Demands(demands.allow_tf32)
+    found = [rank_units(group, hw, top_k, demands if group in addressed else others) for group in groups]
+    return groups, tuple(candidates for candidates, _ in found), tuple(construction for _, construction in found)
+
+
+def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Construction, ...]) -> tuple[str, ...]:
+    """Of each contraction that none of the device's matrix units takes, why."""
+    return tuple(
+        f"{group.name} is not on a matrix unit: {'; '.join(construction.refusals)}"
+        for group, construction in zip(groups, constructions, strict=True)
+        if construction.refusals and all(p.unit.kind is not UnitKind.MMA for p in construction.programs)
+    )
 
 
 def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
@@ -144,7 +156,12 @@ def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...]
 def _pieces(
     group: KernelGroup, program: RProgram, hw: HardwareSpec
 ) -> Iterable[tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]]:
-    """The group as it is, or its halves where its reduction is split."""
+    """The group as it is, with room for partial tiles where its steps are streamed, or its halves where its reduction
+    is split."""
+    if program.stream_k:
+        workspace = partial_tiles(group.name, program)
+        yield replace(group, stored=(*group.stored, workspace)), program, (workspace,)
+        return
     if program.split_k == 1 or not may_split(group):
         yield group, program, ()
         return
@@ -165,7 +182,8 @@ def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
         thread = ", ".join(f"{name}={extent}" for name, extent in tiles.thread.extents)
         lines.append(
             f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
-            f"lanes {tiles.lanes}, split_k {tiles.split_k}, unit {tiles.unit.name}"
+            f"lanes {tiles.lanes}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
+            f"unit {tiles.unit.name}"
         )
     lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
     return "\n".join(lines)

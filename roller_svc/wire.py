@@ -37,6 +37,8 @@ class OptionsBody(Body):
     select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
     allow_tf32: bool = False
     runtime: Name = "auto"
+    family: Name | None = Field(None, description="simt or mma: what contractions on a GPU run on; default: the faster")
+    tiles: dict[Name, int] = Field({}, description="values that lanes, split_k, stages, raster or stream_k must have")
 
 
 class CompileBody(ProgramBody):
@@ -57,6 +59,7 @@ class EstimateBody(Body):
     items: list[ProgramBody] = Field(min_length=1)
     targets: list[Name] = Field(min_length=1, max_length=TARGETS_MOST)
     top_k: int = 1
+    allow_tf32: bool = False
 
 
 class ProblemItem(BaseModel):

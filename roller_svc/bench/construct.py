@@ -11,7 +11,7 @@ from typing import Any
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.construct import rank
+from roller_svc.construct import rank_units
 from roller_svc.construct.partition import partition
 from roller_svc.errors import RollerError
 from roller_svc.ir.group import KernelGroup
@@ -66,5 +66,5 @@ def _row(case: BenchCase, program: TensorProgram | RollerError, hw: HardwareSpec
 
 def _ranked(group: KernelGroup, hw: HardwareSpec) -> tuple[int, int]:
     """Tiles visited and rPrograms built for one kernel group."""
-    _, construction = rank(group, hw, hw.unit_for(group.space.compute_dtype), TOP_K)
+    _, construction = rank_units(group, hw, TOP_K)
     return construction.tiles_visited, len(construction.programs)

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-k", type=int, default=1, metavar="K", help="plans for each device (default: %(default)s)"
     )
+    parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
     common.add_server(parser)
 
 
@@ -39,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _computed(options: argparse.Namespace) -> list[dict[str, Any]]:
     """In this process. What is wrong with the program or a device's name is an error here, not a row."""
-    item = Item(common.expression_of(options), common.inputs_of(options), options.output or None)
+    item = Item(common.expression_of(options), common.inputs_of(options), options.output or None, options.allow_tf32)
     count = checked_top_k(options.top_k)
     specs = [hardware.load_yaml(common.text_file(name), name) for name in options.hardware]
     found = [plans_of(item, target, count) for target in ([*options.target, *specs] or ["local"])]
@@ -52,6 +53,7 @@ def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
         raise ArgumentError(message, code="invalid-option")
     item = remote.program_fields(options)
     body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
+    body |= {"allow_tf32": options.allow_tf32}
     with remote.connected(server) as service:
         answers = service.estimates(remote.checked(EstimateBody, body))
     for answer in answers:

@@ -50,7 +50,7 @@ def on_paper(request: BuildRequest, missing: ToolchainMissingError) -> BuildRepo
     """How it would go on a device that nothing compiles for here."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
     spec = spec_of(request)
-    groups, ranked, constructions = ranked_groups(program, spec, request.top_k)
+    groups, ranked, constructions = ranked_groups(program, spec, request.top_k, request.demands)
     attempts = tuple(Attempt(plan, None, None, None, None) for plan in best_plans(ranked, request.top_k))
     return BuildReport(request, program, spec, groups, constructions, attempts, (missing.message,))
 
@@ -104,6 +104,7 @@ def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
         lines.append(
             "  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items())
         )
+    lines += [f"  refused: {refusal}" for refusal in construction["refusals"]]
     return lines
 
 

@@ -45,7 +45,16 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         help="measure: time the candidates; model: trust the ranking (default: %(default)s)",
     )
     parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
+    add_family(parser)
     parser.add_argument("--emulate", action="store_true", help="run a CUDA kernel on the CPU")
+
+
+def add_family(parser: argparse.ArgumentParser) -> None:
+    """For experiments: a part of what there is to choose from."""
+    parser.add_argument("--family", metavar="NAME", help="what contractions on a GPU run on: simt or mma")
+    parser.add_argument(
+        "--tiles", metavar="split_k=4,stages=3", help="values that lanes, split_k, stages, raster or stream_k must have"
+    )
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +109,19 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         select=options.select,
         runtime=runtime_of(options),
         allow_tf32=options.allow_tf32,
+        family=options.family,
+        tiles=tiles_of(options),
         **device_of(options),
     )
+
+
+def tiles_of(options: argparse.Namespace) -> dict[str, int]:
+    """--tiles split_k=4,stages=3 → {"split_k": 4, "stages": 3}."""
+    parts = [part.partition("=") for part in (options.tiles or "").split(",") if part.strip()]
+    try:
+        return {name.strip(): int(value) for name, _, value in parts}
+    except ValueError as failure:
+        raise ArgumentError(f"--tiles {options.tiles}: expected NAME=NUMBER,...", code="invalid-option") from failure
 
 
 def runtime_of(options: argparse.Namespace) -> str:

@@ -80,5 +80,7 @@ def _body(options: argparse.Namespace) -> CompileBody:
         "select": options.select,
         "runtime": common.runtime_of(options),
         "allow_tf32": options.allow_tf32,
+        "family": options.family,
+        "tiles": common.tiles_of(options),
     }
     return checked(CompileBody, program_fields(options) | device | {"options": choice})

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from roller_svc.construct.rprograms import construct, rank
+from roller_svc.construct.rprograms import construct, rank, rank_units
 
-__all__ = ["construct", "rank"]
+__all__ = ["construct", "rank", "rank_units"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
@@ -17,7 +18,9 @@ from roller_svc.construct.simt_map import SimtMap
 from roller_svc.construct.simt_nest import SimtNest
 from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.split import may_split
+from roller_svc.construct.units import units_for
 from roller_svc.errors import NoCandidateError
+from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
@@ -57,10 +60,63 @@ def rank(
 ) -> tuple[tuple[Candidate, ...], Construction]:
     """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
     prepared = _prepared(group, hw, unit)
-    construction = _construct(group, prepared, RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED)
+    construction = _construct(group, prepared, _limit(unit))
     model = Model(prepared)
     candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
     return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
+
+
+def rank_units(
+    group: KernelGroup, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+) -> tuple[tuple[Candidate, ...], Construction]:
+    """`rank` over all units that may compute the group, their constructions put together."""
+    units = units_for(group, hw, demands)
+    best: list[Candidate] = []
+    found: list[Construction] = []
+    failures: list[NoCandidateError] = []
+    for unit in units.taken:
+        prepared = _prepared(group, hw, unit)
+        least_s = prepared.floor_s + hw.limits.launch_overhead_s
+        if len(best) == top_k and best[-1].estimate.seconds <= least_s:
+            continue  # nothing that this unit computes can be among the best
+        try:
+            construction = _construct(group, prepared, _limit(unit))
+        except NoCandidateError as failure:
+            failures.append(failure)
+            continue
+        found.append(construction)
+        model = Model(prepared)
+        wanted = [program for program in construction.programs if demands.admits(program)]
+        candidates = [Candidate(program, model.estimate(program)) for program in wanted]
+        best = nsmallest(top_k, [*best, *candidates], key=lambda c: c.estimate.seconds)
+    if not found:
+        raise failures[0]
+    if not best:
+        raise _unmet(group, demands, [p for c in found for p in c.programs])
+    return tuple(best), _together(found, units.refusals)
+
+
+def _together(found: list[Construction], refusals: tuple[str, ...]) -> Construction:
+    rejections: Counter[str] = Counter()
+    for construction in found:
+        rejections.update(dict(construction.rejections))
+    return Construction(
+        tuple(p for c in found for p in c.programs), tuple(step for c in found for step in c.trace),
+        sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals,
+    )  # fmt: skip
+
+
+def _unmet(group: KernelGroup, demands: Demands, programs: list[RProgram]) -> NoCandidateError:
+    """What there would have been for each field that is asked for."""
+    offered = (
+        f"{field} = {value} (there are {', '.join(map(str, sorted({getattr(p, field) for p in programs})))})"
+        for field, value in demands.tiles
+    )
+    return NoCandidateError(f"no tiles of {group.name} have {' and '.join(offered)}", rejections={"demanded tiles": 1})
+
+
+def _limit(unit: ComputeUnit) -> int:
+    return RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED
 
 
 def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:

@@ -28,6 +28,8 @@ def action_digest(request: BuildRequest) -> str:
         "select": request.select.value,
         "runtime": request.runtime.value,
         "allow_tf32": request.allow_tf32,
+        "family": request.family.value if request.family else None,
+        "tiles": request.tiles,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(),
     }

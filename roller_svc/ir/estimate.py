@@ -55,9 +55,11 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """All that construction found for one group on one device and unit, unranked, and how it got there."""
+    """All that construction found for one group on one device, unranked, and how it got there. `refusals` say which
+    matrix units cannot compute the group and why: 'unit: reason'."""
 
     programs: tuple[RProgram, ...]
     trace: tuple[TraceStep, ...]
     tiles_visited: int
     rejections: tuple[tuple[str, int], ...] = ()
+    refusals: tuple[str, ...] = ()

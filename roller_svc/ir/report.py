@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import BuildError
+from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -25,7 +26,7 @@ class RuntimeChoice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """`hardware` stands in place of the spec named `target` where it is given."""
+    """`hardware` stands in place of the spec named `target` where it is given; `family` and `tiles`: see Demands."""
 
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
@@ -36,6 +37,12 @@ class BuildRequest:
     runtime: RuntimeChoice = RuntimeChoice.AUTO
     allow_tf32: bool = False
     hardware: HardwareSpec | None = None
+    family: KernelFamily | None = None
+    tiles: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def demands(self) -> Demands:
+        return Demands(self.allow_tf32, self.family, self.tiles)
 
 
 @dataclass(frozen=True, slots=True)

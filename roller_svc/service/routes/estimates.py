@@ -28,7 +28,7 @@ async def estimates(body: EstimateBody, request: Request) -> dict[str, Any]:
             f"{count} estimates asked for, {state.settings.items_most} are the most", code="too-many-items"
         )
     top_k = checked_top_k(body.top_k)
-    items = [item_of(one) for one in body.items]
+    items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
     loop = asyncio.get_running_loop()
     answers = await loop.run_in_executor(state.compute, estimates_json, items, body.targets, top_k)
     for answer in answers:

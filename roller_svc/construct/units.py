@@ -1,0 +1,83 @@
+"""Kernel group, device → the units that may compute it, the most promising first, and why matrix units may not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.errors import NoCandidateError
+from roller_svc.ir.demands import Demands, KernelFamily
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
+from roller_svc.ir.operand import Operand, operands, unfit
+from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
+
+# Matrix units off: their kernels are not generated yet.
+MATRIX_UNITS = False
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """`refusals`: 'unit: reason' of each matrix unit that cannot compute the group; none where it is no contraction."""
+
+    taken: tuple[ComputeUnit, ...]
+    refusals: tuple[str, ...] = ()
+
+
+def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
+    """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
+    plain = hw.unit_for(group.space.compute_dtype)
+    if group.kind is not GroupKind.CONTRACTION or hw.family is Family.CPU:
+        if demands.family is not None:
+            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
+        return Units((plain,))
+    if demands.family is KernelFamily.SIMT:
+        return Units((plain,))
+    taken, refusals = _matrix_units(group, hw, allow_tf32=demands.allow_tf32)
+    if demands.family is KernelFamily.MMA:
+        if not taken:
+            reasons = "; ".join(refusals) or f"{hw.id} has no matrix units"
+            raise NoCandidateError(f"{group.name} cannot run on matrix units: {reasons}", rejections={"mma": 1})
+        return Units(taken, refusals)
+    return Units((*taken, plain) if MATRIX_UNITS else (plain,), refusals)
+
+
+def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
+    return f"{hw.id} has one family of kernels" if hw.family is Family.CPU else f"a {group.kind.value} has one family"
+
+
+def _matrix_units(
+    group: KernelGroup, hw: HardwareSpec, *, allow_tf32: bool
+) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
+    """The fastest unit that takes the group, and, if that must be fed element by element, the next that need not."""
+    fitting, refusals = [], []
+    factors = operands(group)
+    for unit in hw.units:
+        if unit.kind in (UnitKind.FMA, UnitKind.VECTOR):
+            continue
+        reason = _shape_refusal(unit) or unfit(unit, group.space.compute_dtype, factors, allow_tf32=allow_tf32)
+        if reason:
+            refusals.append(f"{unit.name}: {reason}")
+        else:
+            fitting.append(unit)
+    fitting.sort(key=lambda u: -u.flops_per_s)
+    gathered = [_gathered(unit, factors, hw) for unit in fitting]
+    easier = [unit for unit, count in zip(fitting, gathered, strict=True) if count < gathered[0]]
+    return (*fitting[:1], *easier[:1]), tuple(refusals)
+
+
+def _shape_refusal(unit: ComputeUnit) -> str:
+    """Why fragments of 16 x 8 results over 32 bytes of k are not made of whole instructions of the unit."""
+    if unit.kind is not UnitKind.MMA:
+        return f"no rules for units of kind {unit.kind.value}"
+    if unit.acc_dtype.bytes != WORD_BYTES:
+        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
+    granules = (ROWS, COLUMNS, STEP_BYTES // unit.in_dtype.bytes)
+    if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
+        shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
+        return f"instructions of {shape} do not make up fragments of {whole}"
+    return ""
+
+
+def _gathered(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
+    """Operands that the unit must be fed element by element."""
+    return sum(feed.load.kind is LoadKind.ELEMENT for feed in feeds(unit, factors, hw.arch))

@@ -1,0 +1,38 @@
+"""What a caller allows and asks of kernels, beyond that they are right and fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.rprogram import RProgram
+
+TILE_FIELDS = ("lanes", "split_k", "stages", "raster", "stream_k")  # of an RProgram
+
+
+class KernelFamily(Enum):
+    """What a contraction on a GPU may run on."""
+
+    SIMT = "simt"  # multiply-adds of single threads
+    MMA = "mma"  # instructions of warps on matrix units
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """`allow_tf32`: float32 products may be rounded to tf32.
+
+    `family` and `tiles` narrow down what is chosen from, for tests and experiments: the family of every contraction,
+    and values that fields of its rProgram (TILE_FIELDS) must have. In a program without contractions, `tiles` holds for
+    every kernel.
+    """
+
+    allow_tf32: bool = False
+    family: KernelFamily | None = None
+    tiles: tuple[tuple[str, int], ...] = ()
+
+    def admits(self, program: RProgram) -> bool:
+        """Whether the rProgram has the tiles that are asked for."""
+        return all(getattr(program, field) == value for field, value in self.tiles)
+
+
+NO_DEMANDS = Demands()
