@@ -60,9 +60,9 @@ BACKENDS = (
 )
 
 
-def emulated(compiled: CompiledKernel, seed: int | None = None) -> EmulatorModule:
+def emulated(compiled: CompiledKernel, seed: int | None = None, *, races: bool = False) -> EmulatorModule:
     """A CUDA kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
-    return EmulatorModule(compiled, compile_cxx, seed=seed)
+    return EmulatorModule(compiled, compile_cxx, seed=seed, races=races)
 
 
 def backend_for(hw: HardwareSpec) -> Backend:

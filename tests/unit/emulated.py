@@ -15,9 +15,9 @@ def cuda(text: str, buffers: tuple[Buffer, ...], *launches: LaunchSpec) -> Kerne
     return KernelSource("kernel", Language.CUDA, SM_80, text, buffers, launches)
 
 
-def module(source: KernelSource, seed: int = 0) -> EmulatorModule:
+def module(source: KernelSource, seed: int = 0, *, races: bool = False) -> EmulatorModule:
     """The emulator needs no binary."""
-    return emulated(CompiledKernel(source, b"", "", ()), seed)
+    return emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
 
 
 def wrappers(*names: str) -> str:

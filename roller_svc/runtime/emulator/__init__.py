@@ -8,6 +8,8 @@ import functools
 import itertools
 import mmap
 import os
+import re
+import shutil
 import subprocess
 import time
 import zlib
@@ -39,6 +41,9 @@ _CHECKS = (
     "-fsanitize=bounds,shift,integer-divide-by-zero,signed-integer-overflow,alignment,null",
     "-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern",
 )  # fmt: skip
+# Every access that other threads might see becomes a call, which races.h judges; lines for the addresses it reports.
+_WATCHED = ("-fsanitize=thread", "-g1")
+_WATCHED_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
 _ARENA_ALIGNMENT_BYTES = 64
 _FAULT, _OUT_OF_RANGE = 3, 5
 _BUSY_TRIES = 50
@@ -61,16 +66,20 @@ class EmulatorModule:
         compile_cxx: CxxCompiler,
         *,
         seed: int | None = None,
+        races: bool = False,
         limits: EmulatorLimits | None = None,
     ) -> None:
         """`seed`: of the order in which threads run, 0 for their own; odd ones run blocks backwards. None: each call
-        has an order of its own, which follows from its inputs and from how many calls went before."""
+        has an order of its own, which follows from its inputs and from how many calls went before.
+        `races`: two accesses of a byte that nothing orders are a fault too, in whatever order they come; slower.
+        """
         if compiled.source.language is not Language.CUDA:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
         self.source: KernelSource = compiled.source
         self.seed = seed
         self.limits = limits or EmulatorLimits()
-        self.program = _built(compiled.source, compile_cxx)
+        self.races = races
+        self.program = _built(compiled.source, compile_cxx, races)
         self._calls = itertools.count()
 
     def seed_of(self, binding: Binding) -> int:
@@ -142,10 +151,11 @@ class EmulatorCall:
 
 
 @functools.lru_cache(maxsize=64)
-def _built(source: KernelSource, compile_cxx: CxxCompiler) -> bytes:
+def _built(source: KernelSource, compile_cxx: CxxCompiler, races: bool) -> bytes:  # noqa: FBT001
     """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
+    flags = (*_FLAGS, *_CHECKS, *(_WATCHED if races else ()))
     files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
-    built = compile_cxx(source.name, files, (*_FLAGS, *_CHECKS, "-c", "program.cpp", "-o", "output"))
+    built = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
     objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
     return compile_cxx(source.name, objects, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
 
@@ -165,7 +175,8 @@ def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
 
 def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
     source, limits = module.source, module.limits
-    memory = limits.memory_bytes + 2 * sum(b.bytes for b in source.buffers)
+    copies = 2 + (_WATCHED_BYTES_PER_BYTE if module.races else 0)
+    memory = limits.memory_bytes + copies * sum(b.bytes for b in source.buffers)
     words = [str(seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
     process = _started(module.program, words, arena)
     try:
@@ -178,13 +189,35 @@ def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
             process.communicate()
     if process.returncode == 0:
         return
-    message = text.strip()
+    message = _with_lines(text.strip(), module.program)
     if process.returncode == _OUT_OF_RANGE:
         check, value = (int(word) for word in message.split())
         raise range_error(source, check, value)
     if process.returncode == _FAULT:
         raise WrongAnswerError(f"the emulator stopped {source.name}, seed {seed}: {message}", code="emulator-fault")
     raise LaunchError(f"{source.name} in the emulator: exit {process.returncode}: {message}")
+
+
+def _with_lines(message: str, program: bytes) -> str:
+    """The message, `@address@` in it being the line of the kernel's text that the code there comes from."""
+    addresses = re.findall(r"@([0-9a-f]+)@", message)
+    tool = shutil.which("addr2line")
+    for address in addresses:
+        line = _line_of(tool, program, int(address, 16)) if tool else None
+        message = message.replace(f"@{address}@", f"line {line}" if line else "a line unknown")
+    return message
+
+
+def _line_of(addr2line: str, program: bytes, address: int) -> str | None:
+    """Of a call that returns to `address`. Behind code that was inlined the outermost line of the kernel counts."""
+    with _executable(program) as file:
+        command = [addr2line, "-i", "-e", f"/proc/self/fd/{file}", hex(address - 1)]
+        found = subprocess.run(
+            command, pass_fds=(file,), capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
+    # the compiler calls the text now by the name of its #line, now by that of the file it is in
+    lines = re.findall(r"(?:kernel\.cu|program\.cpp):(\d+)", found.stdout)
+    return lines[-1] if lines else None
 
 
 def _started(program: bytes, words: list[str], arena: int) -> subprocess.Popen[str]:

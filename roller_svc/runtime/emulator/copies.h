@@ -5,6 +5,11 @@
 namespace {
 
 void land(const Copy &copy) {
+  if (races_watched) {
+    uint32_t where = IS_LINE | static_cast<uint32_t>(copy.line);
+    if (copy.inside) watch(current->thread, copy.from, copy.bytes, READ, where);
+    watch_landing(current->thread, copy.to, copy.bytes, where);
+  }
   if (copy.inside)
     memcpy(copy.to, copy.from, copy.bytes);
   else
@@ -40,6 +45,7 @@ void emulator::copy(void *shared, const void *memory, unsigned int bytes, bool i
   if (inside && reinterpret_cast<uintptr_t>(from) % bytes)
     report(FAULT, "line %d: copies %u bytes from an address that is no multiple of %u", line, bytes, bytes);
   if (inside) check_source(from, bytes, line);
+  if (races_watched) watch(current->thread, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(line));
   memset(to, POISON, bytes);
   append(current->copies, {to, from, bytes, inside, current->copies.group, line});
 }

@@ -4,17 +4,15 @@
 // whoever comes last lets the others go on. A seed shuffles the order in which threads start and go on; an odd one lets
 // warps take turns at every collective, an even one lets a warp run on to the barrier.
 #pragma once
-#include "memory.h"
+#include "races.h"
 #include "switch.h"
-
-#include <stdlib.h>
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace {
 
 constexpr unsigned WARP = emulator::WARP;
-constexpr unsigned MOST_WARPS = MOST_THREADS / WARP;
+static_assert(MOST_WARPS == MOST_THREADS / WARP, "warps of the largest block");
 // Stacks begin at as many different cache sets, or those of a warp would displace each other.
 constexpr unsigned STACK_COLOURS = 32;
 constexpr size_t STACK_COLOUR_BYTES = 320;
@@ -120,6 +118,7 @@ void complete_barrier() {
            waiting[i]->thread, waiting[i]->line);
   }
   if (waiting_count < threads) stuck();
+  order_threads();
   shuffle(waiting, waiting_count);
   for (unsigned i = 0; i < waiting_count; i++) run_last(waiting[i]);
   waiting_count = 0;
@@ -227,6 +226,7 @@ template <class Work> void meet(Work work) {
 }
 
 void begin_block() {
+  order_block();
   threads = blockDim.x * blockDim.y * blockDim.z;
   started = finished = 0;
   for (unsigned i = 0; i < threads; i++) order[i] = i;
@@ -256,10 +256,24 @@ unsigned int emulator::lane() { return current->thread % WARP; }
 
 unsigned int emulator::lanes() { return warp().lanes; }
 
+namespace {
+
+void need_whole_mask(const char *what, unsigned mask, int width, int line) {
+  if (mask != emulator::WHOLE_WARP || width != emulator::WARP)
+    report(FAULT, "line %d: %s of mask %#x and width %d: the emulator knows whole warps only", line, what, mask, width);
+}
+
+}  // namespace
+
+void emulator::sync_warp(unsigned int mask, int line) {
+  need_whole_mask("__syncwarp", mask, WARP, line);
+  entered("__syncwarp", line);
+  meet([](Exchange &) { order_warp(current->thread / WARP); });
+}
+
 const emulator::Votes &emulator::exchanged(const char *what, unsigned int mask, int width, unsigned long long value,
                                            int line) {
-  if (mask != WHOLE_WARP || width != static_cast<int>(WARP))
-    report(FAULT, "line %d: %s of mask %#x and width %d: the emulator knows whole warps only", line, what, mask, width);
+  need_whole_mask(what, mask, width, line);
   Exchange &exchange = entered(what, line);
   if (!warp().arrived) memset(&exchange.votes, POISON, sizeof exchange.votes);
   exchange.votes.of[lane()] = value;

@@ -16,6 +16,7 @@ struct Votes {
 
 // Every lane of the caller's warp gives a value and gets all of them; `lane` is where the caller's own is.
 const Votes &exchanged(const char *what, unsigned int mask, int width, unsigned long long value, int line);
+void sync_warp(unsigned int mask, int line);
 unsigned int lane();
 unsigned int lanes();  // a warp's; the last one of a block may have fewer than 32
 
@@ -82,7 +83,7 @@ inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away fr
 
 // warps -----------------------------------------------------------------------------------------------------------------
 inline void __syncwarp(unsigned int mask = emulator::WHOLE_WARP, EMULATOR_LINE) {
-  emulator::exchanged("__syncwarp", mask, emulator::WARP, 0, line);
+  emulator::sync_warp(mask, line);
 }
 inline unsigned int __ballot_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
   const auto &votes = emulator::exchanged("__ballot_sync", mask, emulator::WARP, predicate != 0, line);

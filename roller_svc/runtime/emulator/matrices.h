@@ -137,8 +137,12 @@ void emulator::load_matrix(unsigned int *words, const void *row, int count, bool
     if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
   }
   exchange.rows[lane()] = at;
-  meet([count](Exchange &full) {
-    for (int i = 0; i < 8 * count; i++) memcpy(full.a[0] + 4 * i, full.rows[i], 16);
+  meet([count, line](Exchange &full) {
+    unsigned first = current->thread / WARP * WARP;
+    for (int i = 0; i < 8 * count; i++) {
+      if (races_watched) watch(first + i, full.rows[i], 16, READ, IS_LINE | static_cast<uint32_t>(line));
+      memcpy(full.a[0] + 4 * i, full.rows[i], 16);
+    }
   });
   auto *halves = reinterpret_cast<const unsigned short *>(exchange.a);
   unsigned g = lane() / 4, t = lane() % 4;

@@ -8,6 +8,7 @@
 // range, 4 the run itself failed; what happened is on stderr.
 #include "copies.h"
 #include "matrices.h"
+#include "sanitizer.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -29,6 +30,7 @@ void run_block() {
 
 void run_launch(unsigned seed) {
   for (const int *i = launch->zeroed; *i >= 0; i++) memset(regions[*i].data, 0, regions[*i].buffer->bytes);
+  order_launch();
   gridDim = launch->grid;
   blockDim = launch->block;
   unsigned long size = 1ul * blockDim.x * blockDim.y * blockDim.z;
