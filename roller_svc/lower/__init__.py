@@ -42,5 +42,5 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
     if group.kind is GroupKind.CONTRACTION:
         if family is Family.CPU:
             return lower_contraction_cpu(group, program)
-        return lower_contraction_gpu(group, program, hw.arch)
+        return lower_contraction_gpu(group, program, hw)
     return (lower_nest_cpu if family is Family.CPU else lower_nest_gpu)(group, program)

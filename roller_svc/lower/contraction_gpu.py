@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
-from roller_svc.ir.hardware import Arch
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.operand import operands
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
@@ -33,11 +33,13 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
-from roller_svc.lower.reduction_steps import ReductionSteps, reduction_steps
-from roller_svc.lower.simt_staging import CHUNK_BYTES, THREAD, WARP, Staging
+from roller_svc.lower.reduction_steps import ReductionSteps
+from roller_svc.lower.simt_staging import THREAD, WARP, Staging
+from roller_svc.perf.compiled import planned_needs
+from roller_svc.perf.occupancy import blocks_per_core
+from roller_svc.perf.simt_tile import neighbours, simt_feeds
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
-ASYNC_COPIES = Arch("sm_", 80)  # the first that has cp.async
 # Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a row
 # of k, and 8 columns of 16 bytes are all banks once.
 WARP_SHAPES = ((4, 8), (8, 4), (2, 16), (16, 2), (1, 32), (32, 1))
@@ -45,18 +47,20 @@ WARP_SHAPES = ((4, 8), (8, 4), (2, 16), (16, 2), (1, 32), (32, 1))
 UNROLLED = 512
 
 
-def lower_contraction_gpu(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
     view = View.of(group, program)
-    a, b = operands(group)
-    steps = reduction_steps(view.k, program.block[view.k.name], (a, b))
-    types, may_copy = dict(group.inputs), arch.prefix == ASYNC_COPIES.prefix and arch >= ASYNC_COPIES
+    feeds = simt_feeds(program.space, operands(group), hw.arch)
+    rows, types = program.block[view.k.name], dict(group.inputs)
+    steps = ReductionSteps(view.k, rows, feeds.inner_member(rows))
     stagings = tuple(
-        Staging(room, factor, axis, program.block[axis.name], steps, program.threads, view.dtype, types, may_copy)
-        for room, factor, axis in ((SHARED_A, a, view.m), (SHARED_B, b, view.n))
+        Staging(room, feed, axis, program.block[axis.name], steps, program.threads, types)
+        for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
     )
     kernel = _Kernel(view, program, steps, stagings)
-    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster),)
+    needs = planned_needs(group, program, hw)
+    resident = 1 if needs is None else blocks_per_core(needs, hw)
+    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class _Kernel:
 
     def _group(self, axis: TileAxis) -> int:
         """Neighbours in a thread's tile: as many as one access moves."""
-        return math.gcd(self._thread(axis), max(1, CHUNK_BYTES // self.view.dtype.bytes))
+        return neighbours(self._thread(axis), self.view.dtype.bytes)
 
     @property
     def _buffers(self) -> int:
@@ -240,8 +244,8 @@ class _Kernel:
 def _interleaved(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:
     """Row and column of a lane in its warp: bit 0 moves along the columns, bit 1 along the rows.
 
-    Then two lanes of every four read the same 16 bytes, whichever factor they read, and shared memory answers half a
-    warp at once instead of a quarter.
+    Then lanes n and n ^ 1, or n and n ^ 2, read the same 16 bytes, whichever factor they read, and shared memory takes
+    two turns for a warp instead of four (NVIDIA's developer forum, "Unexpected shared memory bank conflict").
     """
     if min(height, width) == 1:
         return div(lane, width), mod(lane, width)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from roller_svc.ir.build import add, ceil_div, div, mod, mul, num
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.operand import Operand
 from roller_svc.ir.program import Axis
 from roller_svc.lower.fused_axis import member_values
 
@@ -16,7 +15,7 @@ from roller_svc.lower.fused_axis import member_values
 @dataclass(frozen=True, slots=True)
 class ReductionSteps:
     """`rows` points a step. `inner`: the member of the axis along which they lie, all others standing still; None:
-    consecutive points of the fused axis, which every thread must take apart for itself.
+    consecutive points of the fused axis.
 
     A sum may be walked in any order. With `inner`, the others move fastest from step to step: a window's steps read the
     same elements again, out of a near cache.
@@ -35,8 +34,8 @@ class ReductionSteps:
         return self.axis.extent % self.rows > 0
 
     @property
-    def is_taken_apart(self) -> bool:
-        """Whether each row takes divisions to find."""
+    def is_fused(self) -> bool:
+        """Whether a row is a place on several axes."""
         return self.inner is None and len(self.axis.members) > 1
 
     def position(self, step: Expr, row: Expr) -> Expr:
@@ -51,10 +50,3 @@ class ReductionSteps:
         standing = math.prod(a.extent for a in others.members)
         values = member_values(others, mod(step, standing))
         return values | {self.inner.name: add(mul(div(step, standing), num(self.rows)), row)}
-
-
-def reduction_steps(axis: TileAxis, rows: int, factors: tuple[Operand, Operand]) -> ReductionSteps:
-    """Along the innermost member where its extent allows; along another one only where no factor is contiguous along
-    the fused axis, for that order would be lost."""
-    members = axis.members[-1:] if any(f.along_k for f in factors) else axis.members[::-1]
-    return ReductionSteps(axis, rows, next((a for a in members if a.extent % rows == 0), None))

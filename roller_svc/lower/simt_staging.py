@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.ir.affine import affine
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
@@ -20,11 +19,9 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.fused_axis import member_values
 from roller_svc.lower.reduction_steps import ReductionSteps
+from roller_svc.perf.simt_tile import K_NEIGHBOURS, SimtFeed, fused_stride, staged_row
 
 THREAD = ".thread"
-CHUNK_BYTES = 16  # the widest access
-LEAST_COPY_BYTES = 4  # of cp.async (PTX ISA)
-K_NEIGHBOURS = 8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
 WARP = 32
 ROUNDS_TOGETHER = 8  # copies of one thread in a row: more only make the code longer
 
@@ -34,50 +31,29 @@ class Staging:
     """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
 
     room: str
-    operand: Operand
+    feed: SimtFeed
     axis: TileAxis
     columns: int
     steps: ReductionSteps
     threads: int
-    dtype: DType  # in shared memory
     types: Mapping[str, TensorType]
-    may_copy: bool  # whether the device copies asynchronously
-
-    # what moves ------------------------------------------------------------------------------------------------------
-    @property
-    def is_direct(self) -> bool:
-        """Whether memory holds what is staged, bit for bit."""
-        return self.operand.source is not None and self.operand.stored is self.dtype
 
     @property
     def is_async(self) -> bool:
-        return self.may_copy and self.is_direct and self._copied * self.dtype.bytes >= LEAST_COPY_BYTES
+        return self.feed.is_async(self.columns)
 
     @property
     def width(self) -> int:
         """Elements that a thread moves at once."""
-        return self._copied if self.is_async else self._loaded
+        return self.feed.width(self.columns, self.steps.rows, self.steps.inner)
 
     @property
-    def _copied(self) -> int:
-        """By one copy: columns that are neighbours in memory, but one row only, for it is scattered."""
-        return 1 if self.operand.along_k else self._neighbours(self.dtype.bytes, self.columns)
+    def operand(self) -> Operand:
+        return self.feed.operand
 
     @property
-    def _loaded(self) -> int:
-        if self.operand.source is None:
-            return 1
-        if not self.operand.along_k:
-            return self._neighbours(max(self.operand.stored.bytes, self.dtype.bytes), self.columns)
-        lies_along = self.steps.inner in (None, self.steps.axis.members[-1])
-        return self._neighbours(self.operand.stored.bytes, self._k_group) if lies_along else 1
-
-    def _neighbours(self, element_bytes: int, most: int) -> int:
-        return math.gcd(self.operand.run, max(1, CHUNK_BYTES // element_bytes), most)
-
-    @property
-    def _k_group(self) -> int:
-        return math.gcd(K_NEIGHBOURS, self.steps.rows)
+    def dtype(self) -> DType:
+        return self.feed.dtype
 
     # shared memory ---------------------------------------------------------------------------------------------------
     def storage(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -167,12 +143,12 @@ class Staging:
     def _place(self) -> tuple[Expr, Expr]:
         """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
         if self.operand.along_k:
-            near, group = self._k_group // self.width, num(self._k_group)
-            low, column, high = self._digits(near, self.columns)
-            return add(mul(high, group), mul(low, num(self.width))), column
+            group = math.gcd(K_NEIGHBOURS, self.steps.rows)
+            low, column, high = self._digits(group // self.width, self.columns)
+            return add(mul(high, num(group)), mul(low, num(self.width))), column
         across = self.columns // self.width
         # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
-        near = math.gcd(across, WARP) if self.steps.is_taken_apart else across
+        near = math.gcd(across, WARP) if self.steps.inner is None and self.feed.divided else across
         low, row, high = self._digits(near, self.steps.rows)
         return row, mul(add(mul(high, num(near)), low), num(self.width))
 
@@ -219,49 +195,22 @@ class Staging:
         if self.operand.source is None:
             return None
         source = _moved(self.operand.source, {self._lead: add(ref(self._lead), lane)})
-        source = collapsed(source, self.axis, ref(".place"), self.types) or source
-        if self.steps.is_taken_apart:
-            position = self.steps.position(step, ref(".row"))
-            source = collapsed(source, self.steps.axis, position, self.types) or source
+        shape = self.types[source.tensor].shape
+        source = _collapsed(source, self.axis, ref(".place"), shape)
+        if self.steps.is_fused:
+            source = _collapsed(source, self.steps.axis, self.steps.position(step, ref(".row")), shape)
         return source
 
 
-def staged_row(columns: int, element_bytes: int) -> int:
-    """Elements from one row of a staged tile to the next: an odd number of 16-byte chunks.
-
-    Eight rows' chunks then begin in eight different groups of four banks: what a warp scatters from eight neighbours
-    along k, four columns or more of each, meets every bank once.
-    """
-    chunk = max(1, CHUNK_BYTES // element_bytes)
-    return (ceil_div(columns, chunk) | 1) * chunk
-
-
-def collapsed(load: Load, axis: TileAxis, position: Expr, types: Mapping[str, TensorType]) -> Load | None:
-    """The load at a position of the fused axis, where its address is linear in that; None where it is not.
+def _collapsed(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...]) -> Load:
+    """The load at a position of the fused axis; as it is, where its address is not linear in that.
 
     Only the address counts: the last index takes all of the movement and may exceed its dimension.
     """
-    if len(axis.members) == 1:
-        return None
-    shape = types[load.tensor].shape
-    names = {a.name for a in axis.members}
-    moves = dict.fromkeys(names, 0)
-    for d, place in enumerate(load.index):
-        if not names & axes_of(place):
-            continue
-        known = affine(place)
-        if known is None:
-            return None
-        for name in names:
-            moves[name] += known.coeff(name) * math.prod(shape[d + 1 :])
-    step, stride = moves[axis.members[-1].name], 1
-    if step == 0:
-        return None
-    for member in reversed(axis.members):
-        if moves[member.name] != step * stride:
-            return None
-        stride *= member.extent
-    still = _moved(load, dict.fromkeys(names, num(0)))
+    step = fused_stride(load, axis, shape) if len(axis.members) > 1 else None
+    if not step:
+        return load
+    still = _moved(load, {a.name: num(0) for a in axis.members})
     return replace(still, index=(*still.index[:-1], add(still.index[-1], mul(position, num(step)))))
 
 
