@@ -1,0 +1,158 @@
+"""Staged tiles and fragments of a matrix contraction → its pipeline over the steps of k, sums left in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, less, mod, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    CommitCopies,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Mma,
+    Node,
+    Scope,
+    Storage,
+)
+from roller_svc.lower.mma_fragments import LANE, LANES, SLOT, A, B, a_fragment, b_fragments
+from roller_svc.lower.staging import THREAD, Staging
+from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
+
+SHARED_A, SHARED_B, ACC = ".a_shared", ".b_shared", ".acc"
+FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"))
+_STEP = AxisRef("k.step")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of k that one pass of the pipeline takes: `count` of them from `first` on, never more than `most`."""
+
+    first: Expr
+    count: Expr
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """`dtype`: of the sums. Copies of both operands stay `tile.stages - 1` steps ahead of the multiplications."""
+
+    dtype: DType
+    tile: MmaTile
+    a: Staging
+    b: Staging
+
+    def accumulators(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for a warp's sums around the nodes that use them."""
+        return (Storage(ACC, self.dtype, (*self.tile.fragments, 4), Scope.REGISTER, body),)
+
+    def threads(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The warps and lanes of a block."""
+        rows, columns = self.tile.warps
+        warp = add(mul(ref("m.warp"), num(columns)), ref("n.warp"))
+        body = (Let(THREAD, add(mul(warp, num(LANES)), ref(LANE)), body),)
+        for var, extent in ((LANE, LANES), ("n.warp", columns), ("m.warp", rows)):
+            body = (Loop(var, extent, LoopKind.THREAD, body),)
+        return body
+
+    def over_fragments(self, nodes: tuple[Node, ...]) -> Node:
+        columns = Loop(FRAGMENT[1].name, self.tile.fragments[1], LoopKind.UNROLL, nodes)
+        return Loop(FRAGMENT[0].name, self.tile.fragments[0], LoopKind.UNROLL, (columns,))
+
+    def run(self, steps: Steps) -> tuple[Node, ...]:
+        """The sums over those steps, from zero. No copy is under way when it ends, but shared memory is still read."""
+        ahead = self.tile.stages - 1
+        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
+        nodes: tuple[Node, ...] = (self.over_fragments((clear,)),)
+        for step in range(ahead):
+            nodes += self._if_any(num(step), steps, self._filled(add(steps.first, num(step)), num(step)))
+            nodes += self._committed()
+        limit = None if isinstance(steps.count, Const) else steps.count
+        nodes += (Loop(_STEP.name, steps.most, LoopKind.SERIAL, self._step(steps), limit),)
+        for staging in (self.b, self.a):
+            room = staging.staged
+            shape = (self.tile.stages, room.rows, room.row)
+            storage = Storage(staging.room, room.dtype, shape, Scope.SHARED, nodes, room.pad, room.swizzled)
+            nodes = (storage,)
+        return nodes
+
+    def _filled(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """A slot filled before the loop begins."""
+        nodes: tuple[Node, ...] = ()
+        for staging in (self.a, self.b):
+            nodes += staging.copies(step, slot) if staging.is_async else staging.moves(step, slot)
+        return nodes
+
+    def _committed(self) -> tuple[Node, ...]:
+        return (CommitCopies(),) if self.a.is_async or self.b.is_async else ()
+
+    def _step(self, steps: Steps) -> tuple[Node, ...]:
+        """Waits for its own tiles, begins those of a later step in the slot that the step before has left, multiplies.
+
+        What goes through registers is loaded before the multiplications, if there is room for it, and stored behind.
+        """
+        ahead = self.tile.stages - 1
+        later = add(_STEP, num(ahead))
+        step, slot = add(steps.first, later), mod(later, self.tile.stages)
+        begin: tuple[Node, ...] = ()
+        end: tuple[Node, ...] = ()
+        for staging in (self.a, self.b):
+            if staging.is_async:
+                begin += staging.copies(step, slot)
+            elif staging.is_prefetched:
+                begin += staging.fetches(step)
+                end += staging.stores(slot)
+            else:
+                end += staging.moves(step, slot)
+        wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *self._if_any(later, steps, begin), *self._committed(),
+                                   self._multiply(), *self._if_any(later, steps, end))  # fmt: skip
+        for staging in (self.b, self.a):
+            nodes = staging.registers(nodes)
+        return nodes
+
+    @staticmethod
+    def _if_any(step: Expr, steps: Steps, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes where there is such a step, counted from the first."""
+        return (Branch(less(step, steps.count), nodes),) if nodes else ()
+
+    def _multiply(self) -> Node:
+        """Fragments of a step along k are loaded while those of the one before are multiplied."""
+        tile = self.tile
+        nodes = self._fragments(num(0), num(0))
+        for step in range(tile.k_steps):
+            if step + 1 < tile.k_steps:
+                nodes += self._fragments(num(step + 1), num((step + 1) % 2))
+            half = num(step % 2)
+            product = Mma(
+                ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype
+            )
+            nodes += (self.over_fragments((product,)),)
+        buffers = min(2, tile.k_steps)
+        nodes = (Storage(B, DType.UINT32, (buffers, tile.fragments[1], 2), Scope.REGISTER, nodes),)
+        nodes = (Storage(A, DType.UINT32, (buffers, tile.fragments[0], 4), Scope.REGISTER, nodes),)
+        return Let(SLOT, mod(_STEP, tile.stages), nodes)
+
+    def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
+        tile = self.tile
+        rows = add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(ROWS)))
+        a = a_fragment(SHARED_A, tile.a, rows, k_step, (half, FRAGMENT[0]))
+        nodes: tuple[Node, ...] = (Loop("m.fragment", tile.fragments[0], LoopKind.UNROLL, a),)
+        first = mul(ref("n.warp"), num(tile.warp_n))
+        pairs, rest = divmod(tile.fragments[1], 2)
+        pair = mul(ref(".pair"), num(2))
+        columns = add(first, mul(pair, num(COLUMNS)))
+        if pairs:
+            two = b_fragments(SHARED_B, tile.b, columns, k_step, (half, pair), 2)
+            nodes += (Loop(".pair", pairs, LoopKind.UNROLL, two),)
+        if rest:
+            last = num(tile.fragments[1] - 1)
+            nodes += b_fragments(SHARED_B, tile.b, add(first, mul(last, num(COLUMNS))), k_step, (half, last), 1)
+        return nodes

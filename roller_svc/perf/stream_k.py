@@ -1,0 +1,56 @@
+"""Stream-K: all steps of all tiles, dealt out evenly to a fixed number of blocks (Osama et al., PPoPP 2023)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.group import AxisRole
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.rprogram import RProgram
+
+# A block's run of steps begins in one tile and ends in another: of all others it has the whole.
+PARTS_OF_BLOCK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Block i has the steps from i * share on; step s belongs to tile s / steps. `grid`: tiles along batch, m, n."""
+
+    blocks: int
+    grid: tuple[int, ...]
+    steps: int
+
+    @property
+    def tiles(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def share(self) -> int:
+        """Steps of a block; the last one may have fewer."""
+        return -(-self.tiles * self.steps // self.blocks)
+
+    @property
+    def visits(self) -> int:
+        """Most tiles that one block works on."""
+        return min(self.tiles, (self.share + 2 * self.steps - 2) // self.steps)
+
+    @property
+    def parts(self) -> int:
+        """Most blocks that work on one tile."""
+        return min(self.blocks, (self.steps + 2 * self.share - 2) // self.share)
+
+
+def stream(program: RProgram) -> Stream:
+    """Of an rProgram with `stream_k` blocks."""
+    space, block = program.space, program.block
+    grid = tuple(-(-axis.extent // block[axis.name]) for axis in space.spatial)
+    return Stream(program.stream_k, grid, program.steps)
+
+
+def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
+    """Workspace for sums of tiles that a block has only part of: [block, 0 for the tile that it begins with and 1 for
+    the one that it ends with, row, column]."""
+    (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
+    tile = (program.block[m.name], program.block[n.name])
+    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k, PARTS_OF_BLOCK, *tile))
