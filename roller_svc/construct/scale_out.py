@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from roller_svc.construct.rules import Base, Rules, spatial_grid
 from roller_svc.construct.scale_up import Log
+from roller_svc.construct.split import piece_length
 from roller_svc.ir.estimate import TraceStep
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -84,7 +85,8 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
 def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
     """The longest reduced axis is the one that is cut: no part of it may be left without work."""
     longest = max(m.extent for i in p.reduced for m in p.space.axes[i].members)
-    if (split - 1) * -(-longest // split) >= longest:
+    steps = {axis.name: extent for axis, extent in zip(p.space.axes, block, strict=True)}
+    if (split - 1) * piece_length(p.space, p.machine.unit, steps, split) >= longest:
         return False
     if p.k is None:
         return p.inner_points // split >= MIN_INNER

@@ -6,6 +6,7 @@ statements, so that nothing below construction knows of splitting.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.construct.contraction import as_contraction
@@ -13,6 +14,7 @@ from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
 
@@ -34,12 +36,25 @@ def may_split(group: KernelGroup) -> bool:
     )
 
 
+def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
+    """Points of the longest reduced axis in one piece.
+
+    Of a matrix unit in whole steps where that axis is k's innermost: then neighbours along k lie in each piece as they
+    do in the whole, and move together as before.
+    """
+    longest = max((m for axis in space.reduced for m in axis.members), key=lambda m: m.extent)
+    length = ceil_div(longest.extent, split_k)
+    inner = space.reduced[-1]
+    step = block[inner.name] if unit.kind is UnitKind.MMA and inner.members[-1] == longest else 1
+    return ceil_div(length, step) * step
+
+
 def split_group(group: KernelGroup, program: RProgram) -> Halves:
     """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
     first = group.statements[0]
     tensor = f"{first.output}.partial"
     longest = max(first.reduced, key=lambda a: a.extent)
-    length = ceil_div(longest.extent, program.split_k)
+    length = piece_length(group.space, program.unit, program.block.as_dict(), program.split_k)
     pieces = ceil_div(longest.extent, length)
     piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
     type_ = TensorType(first.accumulator, (pieces, *first.type.shape))
