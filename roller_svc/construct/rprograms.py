@@ -23,7 +23,7 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import operands
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
@@ -120,7 +120,8 @@ def _limit(unit: ComputeUnit) -> int:
 
 
 def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
-    return problem(group.space, hw, unit, operands(group) if unit.kind is UnitKind.MMA else None)
+    is_staged = group.kind is GroupKind.CONTRACTION and hw.family is not Family.CPU
+    return problem(group.space, hw, unit, operands(group) if is_staged else None)
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
@@ -153,8 +154,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
             return SimtContraction(p)
         if p.map is not None:
             return SimtMap(p, p.map)
-        if p.space.walks_rows:
-            return SimtReduction(p)
+        if p.rows is not None:
+            return SimtReduction(p, p.rows)
         reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)
         return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER, reductions=reductions)
     if p.is_contraction:

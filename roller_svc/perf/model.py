@@ -88,8 +88,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
     if p.machine.unit.kind is UnitKind.MMA:
         return mma_contraction(p, launch)
     if p.machine.simt:
-        if p.space.walks_rows:
-            return simt_reduction(p, launch)
+        if p.rows is not None:
+            return simt_reduction(p, p.rows, launch)
         if p.map is not None:
             return simt_map(p, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)

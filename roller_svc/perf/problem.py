@@ -13,6 +13,8 @@ from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, foo
 from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_tile import Feed, feeds
+from roller_svc.perf.row_space import RowSpace, row_space
+from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
 DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
@@ -65,7 +67,9 @@ class Problem:
     floor_s: float
     elem_bytes: int  # of a staged or computed value
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
+    simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
+    rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
 
     @property
     def extents(self) -> Tile:
@@ -78,7 +82,7 @@ class Problem:
 def problem(
     space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None
 ) -> Problem:
-    """Prepare a space for many estimates. A matrix unit's tiles also depend on how its operands lie: `factors`."""
+    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`."""
     touched = footprint(space, hw.dram.transaction_bytes)
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     place = {a.role: i for i, a in enumerate(space.axes)}
@@ -111,7 +115,9 @@ def problem(
         floor_s=max(flops / unit.flops_per_s, compulsory / _outer_bandwidth(mach, compulsory)),
         elem_bytes=space.compute_dtype.bytes,
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
+        simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
+        rows=row_space(space, touched, hw) if mach.simt and space.walks_rows else None,
     )
 
 
