@@ -11,9 +11,6 @@ from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand, operands, unfit
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
 
-# Matrix units off: their kernels are not generated yet.
-MATRIX_UNITS = False
-
 
 @dataclass(frozen=True, slots=True)
 class Units:
@@ -38,7 +35,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
             reasons = "; ".join(refusals) or f"{hw.id} has no matrix units"
             raise NoCandidateError(f"{group.name} cannot run on matrix units: {reasons}", rejections={"mma": 1})
         return Units(taken, refusals)
-    return Units((*taken, plain) if MATRIX_UNITS else (plain,), refusals)
+    return Units((*taken, plain), refusals)
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
