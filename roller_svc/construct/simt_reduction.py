@@ -36,8 +36,9 @@ class SimtReduction:
         if not self.rows.along:
             return tuple([n for n in APART_LANES if n <= chunks])
         all_of_it = powers(chunks)[-1]
-        choices = {max(1, min(limits.max_threads_per_block, all_of_it // n)) for n in CHUNKS_A_LANE}
-        return tuple(sorted(choices | {min(all_of_it, limits.warp_size)}, reverse=True))
+        most = 1 << (limits.max_threads_per_block.bit_length() - 1)
+        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_A_LANE}
+        return tuple(sorted(choices | {min(all_of_it, limits.warp_size, most)}, reverse=True))
 
     def thread_stage(self, lanes: int) -> Stage:
         p = self.problem

@@ -117,8 +117,32 @@ def check_simt_contraction(group: KernelGroup, program: RProgram, hw: HardwareSp
             assert padded <= max(axis.extent * (1 + EPSILONS[-1]), 4 * thread)
 
 
+def check_simt_rows(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
+    space, limits = group.space, hw.limits
+    (inner,) = space.reduced
+    run, chunk = program.thread[inner.name], program.thread[inner.name] * program.lanes
+    assert inner.members[-1].extent % run == 0
+    assert run & (run - 1) == 0
+    assert run <= 16
+    assert program.block[inner.name] % chunk == 0
+    assert program.block[inner.name] < inner.extent + chunk
+    assert program.lanes & (program.lanes - 1) == 0
+    assert program.threads <= limits.max_threads_per_block
+    if program.lanes > 1:
+        assert program.threads % limits.warp_size == 0
+    assert program.grid // program.split_k <= 2**31 - 1
+    for axis in space.spatial:
+        assert program.thread[axis.name] <= max(8, hw.vector_bytes)
+        if program.threads > limits.warp_size:
+            padded = math.ceil(axis.extent / program.block[axis.name]) * program.block[axis.name]
+            assert padded <= max(axis.extent * (1 + EPSILONS[-1]), program.thread[axis.name])
+
+
 def check_simt_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
     space, limits = group.space, hw.limits
+    if space.walks_rows:
+        check_simt_rows(group, program, hw)
+        return
     for axis in space.reduced:
         assert program.block[axis.name] == axis.extent
         assert program.thread[axis.name] == 1
