@@ -28,6 +28,9 @@ SPILL_SLACK = 8  # registers short of the limit from which compilers spill
 LEAST_STAGES = 2
 WAYS = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
+STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win
+LEAST_SHARE = 4  # staged steps of a block
+MOST_SHARERS = 4  # blocks that work on one tile, as a rule: one block joins all of them
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -101,10 +104,12 @@ class MmaContraction:
         step = block_step(p, block, tile)
         steps = -(-p.extent(p.k) // (tile.k * split_k))
         each = -(-tasks // mach.cores)
-        return [
-            Pipeline(stages, self._raster(block, resident * mach.cores))
-            for resident, stages in itertools.islice(self._stages(tile, step, each, steps), WAYS)
-        ]
+        ways = list(itertools.islice(self._stages(tile, step, each, steps), WAYS))
+        found = [Pipeline(stages, self._raster(block, resident * mach.cores)) for resident, stages in ways]
+        if split_k == 1:
+            resident, stages = ways[0]
+            found += [Pipeline(stages, 1, blocks) for blocks in _streams(tasks, steps, resident * mach.cores)]
+        return found
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One warp with one pair of instructions."""
@@ -119,7 +124,7 @@ class MmaContraction:
         """Bytes in registers; bytes of fragments read for one multiply-add."""
         p = self.problem
         m, n = at(warp, p.m), at(warp, p.n)
-        registers = warp_registers(m // ROWS, n // COLUMNS)
+        registers = math.ceil(warp_registers(m // ROWS, n // COLUMNS))
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
         return Look(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
@@ -145,7 +150,7 @@ class MmaContraction:
         limits = self.problem.machine.hw.limits
         if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
-        fewest = warp_registers(*tile.fragments)
+        fewest = math.ceil(warp_registers(*tile.fragments))
         if block_registers(tile.threads, fewest, limits) > limits.registers_per_core:
             return "registers per core"
         return "" if tile.shared_bytes <= limits.shared_bytes_per_block else "shared memory"
@@ -229,6 +234,17 @@ class MmaContraction:
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])
+
+
+def _streams(tiles: int, steps: int, at_once: int) -> Tile:
+    """Blocks for stream-K, as many as the device holds, where whole tiles would leave the last wave much emptier."""
+    waves = -(-tiles // at_once)
+    if tiles >= STREAM_BELOW * waves * at_once or at_once > MOST_SHARERS * tiles:
+        return ()
+    if tiles * steps < LEAST_SHARE * at_once:
+        return ()
+    share = -(-tiles * steps // at_once)
+    return (-(-tiles * steps // share),)
 
 
 def _multiples(extent: int, granule: int, most: int) -> Tile:

@@ -98,7 +98,8 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     together = min(resident, -(-launch.grid // mach.cores))
     edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
     # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
-    cycles += edges * (1 + (waves - 1) / resident)
+    runs = tile_count(p, launch.block) / launch.grid if launch.stream_k else float(waves - 1)
+    cycles += edges * (1 + runs / resident)
     each = launch.grid * steps / mach.cores
     parts = [
         ("mma", mach.seconds(each * step.mma)),
