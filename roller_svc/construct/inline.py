@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, children, rewrite, walk
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, rewrite, substitute, walk
 from roller_svc.ir.inlining import plain, value_of
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
 
@@ -35,6 +36,23 @@ def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
         else:
             kept.append(new)
     return tuple(kept)
+
+
+def squeezed(statement: TensorExpr) -> TensorExpr:
+    """The statement without its axes of one point, but for its last reduced one: keepdims makes them, and rows that
+    differ in nothing else share a loop nest."""
+    if statement.kind is StatementKind.SCATTER:
+        return statement
+    unit = {a.name for a in statement.spatial if a.extent == 1}
+    long = [a for a in statement.reduced if a.extent > 1]
+    unit |= {a.name for a in statement.reduced if a.extent == 1 and (long or a is not statement.reduced[-1])}
+    if not unit:
+        return statement
+    zero: dict[str, Expr] = {name: Const(0, DType.INT32) for name in unit}
+    return replace(
+        statement, axes=tuple(a for a in statement.axes if a.name not in unit),
+        index=tuple(substitute(i, zero) for i in statement.index), body=substitute(statement.body, zero),
+    )  # fmt: skip
 
 
 def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:

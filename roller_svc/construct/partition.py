@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from roller_svc.construct.axis_fusion import fuse_axes
 from roller_svc.construct.contraction import Contraction, as_contraction
-from roller_svc.construct.inline import inlined
+from roller_svc.construct.inline import inlined, squeezed
 from roller_svc.construct.space import contraction_space, nest_space
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
+# A contraction with fewer rows, or columns, than this is bound by memory: a matrix unit would idle, and so would tiles.
+STREAMED_ROWS = 8
 # Rows below this many times the cores, with long rows, are better split over the device one statement at a time.
 ROWS_PER_CORE = 1
 LONG_ROW = 1 << 16
@@ -38,7 +40,7 @@ class _Draft:
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
-    statements = inlined(program)
+    statements = tuple(squeezed(s) for s in inlined(program))
     drafts = _drafts(statements, hw)
     read_by = _readers(drafts)
     wanted = {o.tensor for o in program.outputs}
@@ -63,7 +65,7 @@ def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft
     done: set[str] = set()  # written by groups before the one that grows
     written = {s.output for s in statements}
     while pending:
-        draft = _Draft((pending[0],), as_contraction(pending[0]))
+        draft = _Draft((pending[0],), _contraction(pending[0], hw))
         rest: list[TensorExpr] = []
         for statement in pending[1:]:
             available = {t for t in statement.reads_tensors if t not in written or t in done or t in draft.written}
@@ -76,6 +78,20 @@ def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft
         done |= draft.written
         pending = rest
     return drafts
+
+
+def _contraction(statement: TensorExpr, hw: HardwareSpec) -> Contraction | None:
+    """The reading of a statement that gets tiles of its own: on a GPU a thin product is rows to be streamed, unless its
+    rows are windows."""
+    found = as_contraction(statement)
+    if found is None or hw.family is Family.CPU:
+        return found
+    thin = min(math.prod(a.extent for a in axes) for axes in (found.m, found.n)) < STREAMED_ROWS
+    reduced, spatial = ({a.name for a in axes} for axes in (statement.reduced, statement.spatial))
+    windows = any(
+        (used := axes_of(index)) & reduced and used & spatial for load in statement.reads for index in load.index
+    )
+    return None if thin and not windows else found
 
 
 def _readers(drafts: list[_Draft]) -> list[set[str]]:
@@ -99,7 +115,7 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec) -> _Draft | 
         return None
     if statement.kind is StatementKind.REDUCE and any(a.kind is AxisKind.SPATIAL for a in inner):
         return None  # a row of results for each point, not one: it wants a nest of its own
-    if draft.contraction is None and as_contraction(statement) is not None:
+    if draft.contraction is None and _contraction(statement, hw) is not None:
         return None
     rows = math.prod(a.extent for a in draft.outer)
     row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))

@@ -87,7 +87,7 @@ def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
         return ""
 
     def score(axis: TileAxis) -> tuple[float, int, int]:
-        inner = axis.members[-1].name
+        inner = axis.members[-1]
         total = sum(_contiguity(access, inner) * access.tensor_bytes for access in accesses)
         if axis.role is AxisRole.INNER:
             total *= min(1.0, axis.members[-1].extent / SHORT_ROW)
@@ -96,15 +96,21 @@ def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
     return max(wide, key=score).name
 
 
-def _contiguity(access: TileAccess, axis: str) -> float:
+def _contiguity(access: TileAccess, axis: Axis) -> float:
     """1: neighbours along the axis are neighbours in memory; 0: the axis does not move it; -1: they are apart."""
-    used = [(d, dict(dim.coeffs).get(axis, 0)) for d, dim in enumerate(access.dims) if axis in dict(dim.coeffs)]
+    used = [
+        (d, c) for d, dim in enumerate(access.dims) for name, c in dim.coeffs if name == axis.name
+    ]
     if not used:
         return 0.0
     last = [d for d, dim in enumerate(access.dims) if dim.size > 1]
     d, coeff = used[-1]
-    if len(used) == 1 and (not last or d >= last[-1]) and not access.dims[d].opaque:
-        return 1.0 if abs(coeff) == 1 else 0.25
+    dim = access.dims[d]
+    if len(used) == 1 and (not last or d >= last[-1]):
+        if not dim.opaque:
+            return 1.0 if abs(coeff) == 1 else 0.25
+        if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # an element for some neighbours: packed values
+            return 1.0
     return -1.0
 
 
