@@ -82,6 +82,10 @@ def test_copies_of_8_and_16_bytes() -> None:
         ("@copy_async_4(&s[i], &a[i + 1], true);", "copies 4 bytes at byte 128 of A, which has 128 bytes"),
         ("if (i < 9)@ copy_async_16(&s[4 * i], &a[4 * i], true);", "copies 16 bytes at byte 128 of A"),
         ("@copy_async_4(&s[i], &s[i + 1], true);", "from an address in no buffer"),
+        (
+            "__shared__ float t[32];\n@copy_async_4(&t[i + 1], &a[i], true); c[i] = t[i];",
+            "beyond the end of a shared array",
+        ),
         ("@copy_async_4(&c[i], &a[i], true);", "outside the block's shared memory"),
         ("float local[1];\n@copy_async_4(local, &a[i], false);", "outside the block's shared memory"),
         ("extern __shared__ unsigned char d[];\n@copy_async_4(&d[4 * i], &a[i], true);", "outside the block's shared"),
@@ -113,6 +117,7 @@ FRAGMENTS = "float d[4] = {}; unsigned int x[4] = {}; const int i = (int)threadI
     ("body", "message"),
     [
         ("@load_matrix_4(w, &s[8 * i + 4]);", "a row of ldmatrix at no multiple of 16"),
+        ("@load_matrix_4(w, &s[8 * i + 16]); c[i] = (float)s[i];", "a row of ldmatrix leaves its shared array"),
         ("@load_matrix_4(w, a);", "lies outside the block's shared memory"),
         ("@load_matrix_1(w, i < 7 ? &s[8 * i] : nullptr);", "lies outside the block's shared memory"),
     ],
@@ -232,6 +237,7 @@ def test_vectors_are_aligned(place: str) -> None:
         + "__align__(16) float local[8];\nif (i == 0)@ *(float4 *)PLACE = make_float4(1, 2, 3, 4);\nc[i] = local[2];"
     )
     assert "not aligned" in fault(body.replace("PLACE", place))
+    assert "null pointer" in fault("float *p = nullptr;\n@*p = a[0];")
 
 
 def test_alignments_are_cuda_s() -> None:

@@ -36,10 +36,11 @@ void check_source(const unsigned char *from, unsigned bytes, int line) {
 
 }  // namespace
 
-void emulator::copy(void *shared, const void *memory, unsigned int bytes, bool inside, int line) {
+void emulator::copy(void *shared, unsigned long room, const void *memory, unsigned int bytes, bool inside, int line) {
   auto *to = static_cast<unsigned char *>(shared);
   auto *from = static_cast<const unsigned char *>(memory);
   if (!in_shared(to, bytes)) report(FAULT, "line %d: copies to an address outside the block's shared memory", line);
+  if (room < bytes) report(FAULT, "line %d: copies %u bytes beyond the end of a shared array", line, bytes);
   if (reinterpret_cast<uintptr_t>(to) % bytes)
     report(FAULT, "line %d: copies %u bytes to a shared address that is no multiple of %u", line, bytes, bytes);
   if (inside && reinterpret_cast<uintptr_t>(from) % bytes)

@@ -20,22 +20,23 @@ void sync_warp(unsigned int mask, int line);
 unsigned int lane();
 unsigned int lanes();  // a warp's; the last one of a block may have fewer than 32
 
-void copy(void *shared, const void *memory, unsigned int bytes, bool inside, int line);
+// `room`: bytes from there to the end of the array, as far as the compiler knows.
+void copy(void *shared, unsigned long room, const void *memory, unsigned int bytes, bool inside, int line);
 void await(unsigned int pending);
-void load_matrix(unsigned int *words, const void *row, int count, bool transposed, int line);
+void load_matrix(unsigned int *words, const void *row, unsigned long room, int count, bool transposed, int line);
 
 }  // namespace emulator
 
 // cp.async --------------------------------------------------------------------------------------------------------------
-inline void copy_async_4(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
-  emulator::copy(shared, memory, 4, inside, line);
-}
-inline void copy_async_8(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
-  emulator::copy(shared, memory, 8, inside, line);
-}
-inline void copy_async_16(void *shared, const void *memory, bool inside, EMULATOR_LINE) {
-  emulator::copy(shared, memory, 16, inside, line);
-}
+#define EMULATOR_ROOM(at) __builtin_dynamic_object_size(at, 0)
+#define EMULATOR_COPY(name, bytes) \
+  __forceinline__ void name(void *shared, const void *memory, bool inside, EMULATOR_LINE) { \
+    emulator::copy(shared, EMULATOR_ROOM(shared), memory, bytes, inside, line); \
+  }
+EMULATOR_COPY(copy_async_4, 4)
+EMULATOR_COPY(copy_async_8, 8)
+EMULATOR_COPY(copy_async_16, 16)
+#undef EMULATOR_COPY
 void commit_copies();
 template <int PENDING> inline void await_copies() {
   static_assert(PENDING >= 0, "a number of groups");
@@ -44,8 +45,8 @@ template <int PENDING> inline void await_copies() {
 
 // ldmatrix --------------------------------------------------------------------------------------------------------------
 #define EMULATOR_LOAD_MATRIX(name, count, transposed) \
-  inline void name(unsigned int *words, const void *row, EMULATOR_LINE) { \
-    emulator::load_matrix(words, row, count, transposed, line); \
+  __forceinline__ void name(unsigned int *words, const void *row, EMULATOR_LINE) { \
+    emulator::load_matrix(words, row, EMULATOR_ROOM(row), count, transposed, line); \
   }
 EMULATOR_LOAD_MATRIX(load_matrix_1, 1, false)
 EMULATOR_LOAD_MATRIX(load_matrix_2, 2, false)
@@ -54,6 +55,7 @@ EMULATOR_LOAD_MATRIX(load_matrix_1_transposed, 1, true)
 EMULATOR_LOAD_MATRIX(load_matrix_2_transposed, 2, true)
 EMULATOR_LOAD_MATRIX(load_matrix_4_transposed, 4, true)
 #undef EMULATOR_LOAD_MATRIX
+#undef EMULATOR_ROOM
 
 // mma: d += a x b -------------------------------------------------------------------------------------------------------
 #define EMULATOR_MMA(name, type) void name(type *d, const unsigned int *a, const unsigned int *b, EMULATOR_LINE);

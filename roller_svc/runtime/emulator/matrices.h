@@ -127,13 +127,15 @@ EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float, E5m2, E5m2, 4, 2)
 
 // Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of row g;
 // transposed, those of column g.
-void emulator::load_matrix(unsigned int *words, const void *row, int count, bool transposed, int line) {
+void emulator::load_matrix(unsigned int *words, const void *row, unsigned long room, int count, bool transposed,
+                           int line) {
   const char *what = transposed ? "ldmatrix.trans" : "ldmatrix";
   need_whole_warp(what, line);
   Exchange &exchange = entered(what, line);
   auto *at = static_cast<const unsigned char *>(row);
   if (static_cast<int>(lane()) < 8 * count) {
     if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
+    if (room < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
     if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
   }
   exchange.rows[lane()] = at;

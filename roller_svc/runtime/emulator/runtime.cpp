@@ -106,7 +106,11 @@ EMULATOR_CHECK(mul_overflow, "signed multiplication overflows")
 EMULATOR_CHECK(negate_overflow, "signed negation overflows")
 EMULATOR_CHECK(divrem_overflow, "integer division by zero, or one that overflows")
 EMULATOR_CHECK(shift_out_of_bounds, "a shift by a negative amount or by as many bits as there are")
-EMULATOR_CHECK(type_mismatch_v1, "a pointer that is null or not aligned as its type needs")
+
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(const Site *site, uintptr_t pointer) {
+  const char *what = pointer ? "a pointer that is not aligned as its type needs" : "a null pointer";
+  report(FAULT, "line %u, column %u: %s", site->line, site->column, what);
+}
 
 int main(int count, char **words) {
   if (count != 5) failed("reading the command line");
