@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,14 +18,16 @@ from roller_svc import hardware
 from roller_svc.backends import emulated
 from roller_svc.codegen.dialect import CUDA
 from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.instructions import instruction
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, LaunchSpec, Role
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
 from roller_svc.pipeline import best_plans, generate, ranked_groups
+from roller_svc.runtime import emulator
 from roller_svc.runtime.emulator import EmulatorLimits, EmulatorModule
-from roller_svc.runtime.emulator.text import without_wrappers
+from roller_svc.runtime.emulator.text import TWINS, without_wrappers
 from roller_svc.toolchain import compile_cxx
 
 pytestmark = pytest.mark.emulator
@@ -259,6 +262,14 @@ extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
     np.testing.assert_array_equal(found["W"], exact)
     with np.errstate(over="ignore", invalid="ignore"):
         np.testing.assert_array_equal(found["N"], floats.astype(np.float16))
+
+
+@pytest.mark.parametrize("name", sorted(TWINS - {"shared_address"}))
+def test_every_wrapper_that_goes_has_a_twin(name: str) -> None:
+    headers = "".join(path.read_text() for path in Path(emulator.__file__).parent.glob("*.h"))
+    assert re.search(rf"\b{name}\b", headers)
+    found = instruction(name) or helper(name, CUDA)
+    assert name not in without_wrappers(found.text).partition("//")[0]
 
 
 def test_an_asm_without_a_twin_is_refused() -> None:
