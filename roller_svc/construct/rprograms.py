@@ -17,6 +17,7 @@ from roller_svc.construct.simt_contraction import SimtContraction
 from roller_svc.construct.simt_map import SimtMap
 from roller_svc.construct.simt_nest import SimtNest
 from roller_svc.construct.simt_reduction import SimtReduction
+from roller_svc.construct.simt_window import SimtWindow
 from roller_svc.construct.split import may_split
 from roller_svc.construct.units import units_for
 from roller_svc.errors import NoCandidateError
@@ -30,6 +31,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.model import Model
 from roller_svc.perf.problem import Problem, problem
+from roller_svc.perf.window_tile import is_windowed
 
 LIMIT = 64
 MAX_VISITS = 2000
@@ -137,6 +139,8 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     if group.kind is not GroupKind.SCATTER and may_split(group):
         shapes = _with_splits(p, shapes, limit)
     shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
+    if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
+        shapes = [s for s in shapes if not s.pipeline.stream_k]
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
@@ -154,6 +158,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
             return SimtContraction(p)
         if p.map is not None:
             return SimtMap(p, p.map)
+        if p.windows is not None and is_windowed(group):
+            return SimtWindow(p, p.windows)
         if p.rows is not None:
             return SimtReduction(p, p.rows)
         reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)

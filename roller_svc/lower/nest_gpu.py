@@ -26,6 +26,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
+from roller_svc.lower.window_gpu import lower_window_gpu, slides_windows
 
 LANE, THREAD = ".lane", ".thread"
 
@@ -36,6 +37,8 @@ def lower_nest_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree,
         return lower_reduction_gpu(group, program)
     if is_map_group(group):
         return lower_map_gpu(group, program)
+    if slides_windows(group, program):
+        return lower_window_gpu(group, program)
     order = _thread_order(group, program)
     body = _rows(group, program)
     for axis in reversed(group.outer):

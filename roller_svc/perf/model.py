@@ -24,6 +24,7 @@ from roller_svc.perf.simt_contraction import simt_contraction
 from roller_svc.perf.simt_map import simt_map
 from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.simt_reduction import simt_reduction
+from roller_svc.perf.simt_window import simt_window
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
 
 Factors = tuple[Operand, Operand]
@@ -92,6 +93,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
             return simt_reduction(p, p.rows, launch)
         if p.map is not None:
             return simt_map(p, launch)
+        if p.windows is not None and launch.lanes == launch.split_k == 1:
+            return simt_window(p, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 

@@ -15,6 +15,7 @@ from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_tile import Feed, feeds
 from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
+from roller_svc.perf.window_tile import WindowSpace, window_space
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
 DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
@@ -69,6 +70,7 @@ class Problem:
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
     simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
+    windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
 
     @property
@@ -117,6 +119,7 @@ def problem(
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
+        windows=window_space(space) if mach.simt and not is_contraction and not space.walks_rows else None,
         rows=row_space(space, touched, hw) if mach.simt and space.walks_rows else None,
     )
 

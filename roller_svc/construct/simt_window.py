@@ -1,0 +1,131 @@
+"""ROLLER's rules for windowed reductions on a SIMT machine: neighbouring outputs a thread, warps along the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid, spread
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.ir.program import AxisKind
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import block_registers
+from roller_svc.perf.problem import Problem
+from roller_svc.perf.simt_window import window_registers
+from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
+
+MAX_OUTPUTS = 8  # of a thread along one window
+MIN_THREADS, MAX_THREADS = 64, 512
+MAX_BASES = 6
+MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
+MAX_GRID = 2**31 - 1  # blocks of one launch
+
+
+@dataclass(frozen=True, slots=True)
+class SimtWindow:
+    problem: Problem
+    windows: WindowSpace
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=tuple([self._thread_steps(i) for i in range(len(p.extents))]),
+            rank=self._rank(),
+            look=lambda t: self._measured(t, self._thread_rule(t)),
+            saturates=lambda _tile: True,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """From one output, or vector of them, to the tiles that read each input least often."""
+        return spread(sorted(grown.large, key=math.prod), MAX_BASES)
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
+            rank=self._rank(),
+            look=lambda t: self.look(t, base),
+            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
+        )
+
+    def look(self, block: Tile, base: Base) -> Look:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        threads = self._threads(block, base)
+        if threads > min(MAX_THREADS, limits.max_threads_per_block):
+            return self._measured(block, "threads per block")
+        registers = window_registers(p, self.windows, base.thread, limits)
+        if block_registers(threads, registers, limits) > limits.registers_per_core:
+            return self._measured(block, "registers per core")
+        if -threads % limits.warp_size * MAX_WASTE_OF > threads:
+            return self._measured(block, "", "execution unit")
+        huge = p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
+        return self._measured(block, "", "grid size" if huge else "")
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One output a thread, a warp along the row."""
+        p = self.problem
+        one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
+        thread = tuple([1] * len(p.extents))
+        return [
+            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), Base(thread)), (one, Base(thread))
+        ]  # fmt: skip
+
+    def _thread_steps(self, axis: int) -> Tile:
+        p, windows = self.problem, self.windows
+        if any(w.axis == axis for w in windows.windows):
+            return powers(min(MAX_OUTPUTS, p.extents[axis]))
+        if axis == windows.row:
+            return powers(math.gcd(windows.map.width, p.extents[axis]))
+        return (1,)
+
+    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+        p = self.problem
+        if axis not in p.spatial:
+            return (p.extents[axis],)
+        unit = base.thread[axis]
+        fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
+        if axis == self.windows.row:
+            # second alignment: half a warp's worth of neighbours, or the whole axis
+            warp = p.machine.hw.limits.warp_size
+            fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
+        return fitting
+
+    def _thread_rule(self, thread: Tile) -> str:
+        p, limits, windows = self.problem, self.problem.machine.hw.limits, self.windows
+        outputs = math.prod([thread[i] for i in p.spatial])
+        least = p.machine.cores * limits.warp_size * SCHEDULERS
+        if outputs > 1 and p.outer_points < outputs * least:
+            return "parallelism"
+        if windows.slid(thread) and windows.unrolled(thread) > UNROLLED_STATEMENTS:
+            return "statements per thread"
+        fits = window_registers(p, windows, thread, limits) <= limits.max_registers_per_thread
+        return "" if fits or outputs == 1 else "registers per thread"
+
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        points = math.prod([tile[i] for i, a in enumerate(self.problem.space.axes) if a.kind is AxisKind.SPATIAL])
+        return Look(footprint_bytes, moved / points, too_large, misaligned)
+
+    def _threads(self, block: Tile, base: Base) -> int:
+        return math.prod([block[i] // base.thread[i] for i in self.problem.spatial])
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])
+
+    def _rank(self) -> Tile:
+        """The row grows first, then the other axes from the inside out."""
+        count = len(self.problem.extents)
+        return tuple([-1 if i == self.windows.row else count - i for i in range(count)])
