@@ -141,6 +141,8 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
+    if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
+        shapes = [s for s in shapes if not s.pipeline.stream_k]
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
