@@ -18,6 +18,7 @@ from roller_svc.backends import Backend, backend_for
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
 from roller_svc.construct import rank, rank_units
 from roller_svc.construct.partition import partition, stored_types
+from roller_svc.construct.row_reduction import column_tiles, joined_after, stored_first
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.errors import BuildError, ToolchainMissingError
 from roller_svc.front import parse
@@ -153,11 +154,16 @@ def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...]
     return with_program_indices(source, program)
 
 
-def _pieces(
-    group: KernelGroup, program: RProgram, hw: HardwareSpec
-) -> Iterable[tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]]:
+# A kernel group as it is lowered, with its tiles and the workspace that the program does not name.
+Piece = tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]
+
+
+def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
     """The group as it is, with room for partial tiles where its steps are streamed, or its halves where its reduction
     is split."""
+    if group.row_reduction is not None:
+        yield from _row_pieces(group, program, hw)
+        return
     if program.stream_k:
         workspace = partial_tiles(group.name, program)
         yield replace(group, stored=(*group.stored, workspace)), program, (workspace,)
@@ -167,9 +173,23 @@ def _pieces(
         return
     halves = split_group(group, program)
     yield halves.partial, halves.partial_program, (halves.workspace,)
-    space = halves.combining.space
-    candidates, _ = rank(halves.combining, hw, hw.unit_for(space.compute_dtype), 1)
-    yield halves.combining, candidates[0].program, ()
+    yield halves.combining, _best(halves.combining, hw), ()
+
+
+def _row_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
+    """A contraction whose rows are reduced: at once, where one tile has all of a row; else in two launches."""
+    tiles, on_matrix_unit = column_tiles(program), program.unit.kind is UnitKind.MMA
+    if on_matrix_unit and tiles == 1:
+        yield group, program, ()
+        return
+    launches = joined_after(group, program, tiles) if on_matrix_unit else stored_first(group, program)
+    yield launches.contraction, launches.program, launches.workspace
+    yield launches.rest, _best(launches.rest, hw), ()
+
+
+def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
+    candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
+    return candidates[0].program
 
 
 def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:

@@ -12,7 +12,8 @@ from roller_svc.construct.inline import inlined, squeezed
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.operand import value_dtype
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
 # A contraction with fewer rows, or columns, than this is bound by memory: a matrix unit would idle, and so would tiles.
@@ -20,6 +21,7 @@ STREAMED_ROWS = 8
 # Rows below this many times the cores, with long rows, are better split over the device one statement at a time.
 ROWS_PER_CORE = 1
 LONG_ROW = 1 << 16
+NARROW = 16  # bits of the operands that every matrix unit is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft
         rest: list[TensorExpr] = []
         for statement in pending[1:]:
             available = {t for t in statement.reads_tensors if t not in written or t in done or t in draft.written}
-            joined = _joined(draft, statement, hw) if available == set(statement.reads_tensors) else None
+            others = {t for s in pending[1:] if s is not statement for t in s.reads_tensors}
+            joined = _joined(draft, statement, hw, others) if available == set(statement.reads_tensors) else None
             if joined is None:
                 rest.append(statement)
             else:
@@ -103,10 +106,13 @@ def _readers(drafts: list[_Draft]) -> list[set[str]]:
     ]
 
 
-def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec) -> _Draft | None:
-    """The draft with the statement in it, where they can share one loop nest and it pays."""
+def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec, others: set[str]) -> _Draft | None:
+    """The draft with the statement in it, where they can share one loop nest and it pays. `others`: what is read by
+    statements still to come."""
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
+    if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
+        return None if draft.written & others else _with_row_reduction(draft, draft.contraction, statement, hw)
     names = _shared_axes(draft, statement)
     if names is None:
         return None
@@ -122,6 +128,45 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec) -> _Draft | 
     if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW:
         return None
     return _Draft((*draft.statements, _renamed(statement, names, draft)), draft.contraction)
+
+
+def _with_row_reduction(
+    draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: HardwareSpec
+) -> _Draft | None:
+    """A contraction's draft with a reduction over all of n: the epilogue of matrix units does it.
+
+    Where something else reads the results too, they are stored anyway, and a nest that reads them once does it all.
+    """
+    types = (value_dtype(contraction.a), value_dtype(contraction.b))
+    on_matrix_unit = any(u.kind is UnitKind.MMA for u in hw.units) and all(t is None or t.bits <= NARROW for t in types)
+    if not on_matrix_unit or any(s.kind is StatementKind.REDUCE for s in draft.statements[1:]):
+        return None
+    names: dict[str, str] = {}
+    for load in statement.reads:
+        if load.tensor in draft.written:
+            writer = next(s for s in draft.statements if s.output == load.tensor)
+            found = _renaming(writer.index, load.index)
+            if found is None or (names and found != names):
+                return None
+            names = found
+    extents = {a.name: a.extent for a in draft.outer}
+    if set(names.values()) != extents.keys() or any(
+        names.get(a.name) is None or extents[names[a.name]] != a.extent for a in statement.axes
+    ):
+        return None
+    if {names[a.name] for a in statement.reduced} != {a.name for a in contraction.n}:
+        return None
+    return _Draft((*draft.statements, _renamed(statement, names, draft)), contraction)
+
+
+def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[str, str] | None:
+    """Reader's axis → writer's, where both indices are bare axes."""
+    names: dict[str, str] = {}
+    for written, read in zip(written_at, read_at, strict=True):
+        if not isinstance(written, AxisRef) or not isinstance(read, AxisRef) or read.name in names:
+            return None
+        names[read.name] = written.name
+    return names
 
 
 def _shared_axes(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:

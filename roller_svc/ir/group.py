@@ -10,7 +10,10 @@ from enum import Enum
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
-from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
+
+# Number of a block's tile along n: an axis of what is computed for each of those tiles.
+COLUMN_TILE = "n.block"
 
 
 class GroupKind(Enum):
@@ -203,7 +206,8 @@ class KernelGroup:
     stored to memory: `stored` has its type there, `inputs` those of all tensors read from memory (views of the same
     dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
     statements[0] is the
-    sum and the rest is its epilogue, maps over the same outer axes.
+    sum and the rest is its epilogue: maps over the same outer axes, and on devices with matrix units perhaps one
+    reduction over all of n.
     """
 
     name: str
@@ -215,6 +219,13 @@ class KernelGroup:
     inputs: tuple[tuple[str, TensorType], ...]
     space: TileSpace
     factors: Factors | None = None
+
+    @property
+    def row_reduction(self) -> TensorExpr | None:
+        """The statement of a contraction's epilogue that reduces rows of its results, all of n."""
+        if self.kind is not GroupKind.CONTRACTION:
+            return None
+        return next((s for s in self.statements[1:] if s.kind is StatementKind.REDUCE), None)
 
     @property
     def anchor(self) -> TensorExpr:

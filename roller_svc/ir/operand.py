@@ -99,7 +99,7 @@ def _takes(unit: DType, operand: DType) -> bool:
 
 
 def _operand(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
-    dtype = _value_dtype(factor) or factor.dtype
+    dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
     if source is None or any(source.checked):
         return Operand(factor, dtype, None, None, dtype, _runs_along_k(factor, axis, k), 1)
@@ -109,18 +109,18 @@ def _operand(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, Tens
     return Operand(factor, dtype, source, guard, type_.dtype, along_k, run)
 
 
-def _value_dtype(expr: Expr) -> DType | None:
-    """Narrowest type with all of its values; None for 0, which every type has."""
+def value_dtype(expr: Expr) -> DType | None:
+    """Narrowest type with all of the expression's values; None for 0, which every type has."""
     match expr:
         case Const(value=0):
             return None
         case Select(then=then, otherwise=otherwise, dtype=dtype):
-            one, other = _value_dtype(then), _value_dtype(otherwise)
+            one, other = value_dtype(then), value_dtype(otherwise)
             if one is None or other is None or one is other:
                 return one or other
             return dtype
         case Cast(arg=arg, dtype=dtype):
-            inner = _value_dtype(arg)
+            inner = value_dtype(arg)
             return inner if inner is None or inner is dtype or inner in _HOLDS.get(dtype, ()) else dtype
         case Op(dtype=dtype):
             return dtype.compute if dtype in _FLOAT8 else dtype  # rounding a result to float8 would lose too much
@@ -134,12 +134,12 @@ def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
         case Load():
             return expr, None
         case Cast(arg=arg, dtype=dtype):
-            value = _value_dtype(arg)
+            value = value_dtype(arg)
             exact = value is None or value is dtype or value in _HOLDS.get(dtype, ())
             return _guarded_load(arg) if exact else (None, None)
         case Select(cond=cond, then=then, otherwise=otherwise):
             load, guard = _guarded_load(then)
-            if load is None or _value_dtype(otherwise) is not None or loads_of(cond):
+            if load is None or value_dtype(otherwise) is not None or loads_of(cond):
                 return None, None
             return load, cond if guard is None else Op(OpKind.LAND, (cond, guard), DType.INT8)
         case _:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
-from roller_svc.ir.build import ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, Factors, KernelGroup, TileAxis
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
+from roller_svc.ir.schedule import Compute, Loop, Node, Storage
 from roller_svc.lower.rows import RowReads, converted, local_name, register, row_dtype, row_tensors, wrapped
 
 
@@ -41,6 +40,12 @@ class View:
         storages, nodes = self._epilogue(sum_, at, (lanes,))
         return wrapped(storages, (replace(lanes, body=nodes),))
 
+    def results(self, sum_: Load) -> tuple[list[Storage], tuple[Node, ...]]:
+        """The epilogue's values at one output point in rooms of their own, nothing stored."""
+        storages, nodes = self._epilogue(sum_, {}, ())
+        kept = {storage.tensor for storage in storages}
+        return storages, tuple(node for node in nodes if isinstance(node, Compute) and node.tensor in kept)
+
     def _epilogue(
         self, sum_: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]
     ) -> tuple[list[Storage], tuple[Node, ...]]:
@@ -52,6 +57,8 @@ class View:
         storages: list[Storage] = []
         nodes: list[Node] = []
         for position, statement in enumerate(self.group.statements):
+            if statement is self.group.row_reduction:
+                continue
             value = converted(sum_ if position == 0 else reads.apply(statement.body), statement)
             if statement.output in rows:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *extents))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
-from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import contiguous_run
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.program import Combine, TensorExpr, identity
+from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
-from roller_svc.lower.mma_fragments import LANE
+from roller_svc.lower.mma_fragments import LANE, LANES
 from roller_svc.lower.mma_pipeline import ACC, SHARED_A, SHARED_B
+from roller_svc.lower.rows import RowReads, converted, row_tensors, wrapped
 from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import CHUNK_BYTES, COLUMNS, ROWS, MmaTile
 
-SUMS = ".sums"
+SUMS, PART = ".sums", ".part"
 UNROLLED_ROUNDS = 8  # its loads are under way together
 
 
@@ -30,10 +33,16 @@ class Epilogue:
         tile, dtype = self.tile, self.view.dtype
         together = tile.epilogue_fragments
         rounds = tile.fragments[0] // together
+        stored = dict(self.view.group.stored)
+        reduction = self.view.group.row_reduction
         nodes: tuple[Node, ...] = ()
         for number in range(rounds):
             nodes += (Barrier(),) if number else ()
-            nodes += (self._to_shared(number * together, together), Barrier(), *self._to_memory(number, together))
+            nodes += (self._to_shared(number * together, together), Barrier())
+            if any(s.output in stored for s in self.view.group.statements if s is not reduction):
+                nodes += self._to_memory(number, together)
+            if reduction is not None:
+                nodes += self._reduced(reduction, number, together)
         shape = (tile.warps[0] * together * ROWS, tile.n)
         pad = tile.epilogue_row_words - tile.n
         return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, over=(SHARED_A, SHARED_B)),)
@@ -55,10 +64,7 @@ class Epilogue:
         rows, per_row = tile.warps[0] * count * ROWS, tile.n // width
         total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
         nodes = self.outputs(total, width)
-        of_warp = count * ROWS
-        place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(".row"), of_warp), num(tile.warp_m)))
-        place = add(add(place, num(number * of_warp)), mod(ref(".row"), of_warp))
-        nodes = (Let("m.place", place, nodes),)
+        nodes = (Let("m.place", self._row_place(number, count), nodes),)
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
         nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
@@ -69,6 +75,44 @@ class Epilogue:
         rounds = ceil_div(items, tile.threads)
         kind = LoopKind.UNROLL if rounds <= UNROLLED_ROUNDS else LoopKind.SERIAL
         return (Loop(".round", rounds, kind, nodes),)
+
+    def _row_place(self, number: int, count: int) -> Expr:
+        """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
+        of_warp = count * ROWS
+        place = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), of_warp), num(self.tile.warp_m)))
+        return add(add(place, num(number * of_warp)), mod(ref(".row"), of_warp))
+
+    def _reduced(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
+        """A warp takes a row: each lane the columns that are its own, then the lanes join."""
+        tile, view = self.tile, self.view
+        rows, warps = tile.warps[0] * count * ROWS, tile.threads // LANES
+        combine = reduction.combine or Combine.SUM
+        inside_row = both(less(ref(".row"), num(rows)) if rows % warps else None, _inside(view.m, tile.m, "m.place"))
+        own = add(mul(ref(".column"), num(LANES)), ref(LANE))
+        inside = both(less(ref(".element"), num(tile.n)) if tile.n % LANES else None,
+                      both(inside_row, _inside(view.n, tile.n, "n.place")))  # fmt: skip
+        storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
+        value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
+        nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
+        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), wrapped(storages, nodes)))
+        nodes = (Branch(inside, nodes),) if inside is not None else nodes
+        nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
+        nodes = (Let(".element", own, nodes),)
+        result = Load(PART, (), reduction.accumulator)
+        store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, converted(result, reduction)),)
+        store = decoded(view.m, ref("m.place"), store)
+        first: Expr = equal(ref(LANE), num(0))
+        first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
+        nodes = (
+            Compute(PART, (), identity(combine, reduction.accumulator)),
+            Loop(".column", ceil_div(tile.n, LANES), LoopKind.SERIAL, nodes),
+            LaneReduce(PART, (), combine, LANES),
+            Branch(first, store),
+        )
+        nodes = (Storage(PART, reduction.accumulator, (), Scope.REGISTER, nodes),)
+        nodes = (Let("m.place", self._row_place(number, count), nodes),)
+        row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), LANES))
+        return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
 
     def outputs(self, total: Load, width: int) -> tuple[Node, ...]:
         """The epilogue's statements at m.place and `width` places from n.place on, where they are inside.
