@@ -22,6 +22,10 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
             exact = implicit or all(_fits(part, ranges) for part in walk(arg) if isinstance(part, Op))
             return inside if inside and exact and _holds(dtype, inside) else None
+        case Op(kind=OpKind.BITAND, args=(x, y)) if not expr.dtype.is_float:
+            # a mask that is no less than 0 bounds what is left of the other side, whatever that is
+            masks = [known for side in (x, y) if (known := range_of(side, ranges)) and known[0] >= 0]
+            return (0, min(high for _, high in masks)) if masks else None
         case Op(kind=kind, args=(x, y)):
             a, b = range_of(x, ranges), range_of(y, ranges)
             return _binary(kind, a, b) if a and b else None

@@ -50,6 +50,10 @@ _OURS_INTEGER = {
     OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
     OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
 }  # fmt: skip
+# integers up to here have no gaps between them: two to the number of significant bits
+_EXACT_INTEGERS = {
+    DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8,
+}  # fmt: skip
 _NEEDS_LIBRARY = {
     "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
     "isinf": ("fabs",),
@@ -335,7 +339,7 @@ class Scalar:
         text = self.value(arg)
         if dtype.is_float:
             wide = text if source is dtype.compute else f"({type_})({text})"
-            if implicit or not dtype.is_narrow_float or arg.dtype is dtype:
+            if implicit or not dtype.is_narrow_float or arg.dtype is dtype or self._is_exact(arg, dtype):
                 return wide
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(float)(_Float16)({wide})"
@@ -346,6 +350,11 @@ class Scalar:
         if source.is_float:
             return f"{self._helper(f'to_{SHORT[dtype]}')}({text})"
         return text if source is dtype else f"({type_})({text})"
+
+    def _is_exact(self, arg: Expr, dtype: DType) -> bool:
+        """Whether the type has every integer that the operand may be, so that nothing is rounded."""
+        known = None if arg.dtype.is_float else range_of(arg, self.ranges)
+        return known is not None and max(-known[0], known[1]) <= _EXACT_INTEGERS[dtype]
 
     # operators ------------------------------------------------------------------------------------------------------
     def _op(self, op: Op) -> str:
