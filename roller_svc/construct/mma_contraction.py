@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from roller_svc.construct.align import EPSILONS, counts
 from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.mma_contraction import Step, block_needs, block_step, block_tile, steps_ahead
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, WORD_BYTES, MmaTile, warp_registers
-from roller_svc.perf.occupancy import block_registers, blocks_per_core
+from roller_svc.perf.mma_contraction import LEAST_STAGES, block_step, mma_block, steps_ahead
+from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, warp_registers
+from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
 from roller_svc.perf.problem import Problem
 
 MAX_WARPS = 16  # of a block: beyond that its barriers cost more than its reuse saves
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
+LEAST_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
 FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
 MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
 PAIR = 16  # columns that one load of fragments brings
 SPILL_SLACK = 8  # registers short of the limit from which compilers spill
-LEAST_STAGES = 2
 WAYS = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win
@@ -37,7 +37,6 @@ MAX_GRID = 2**31 - 1  # blocks of one launch
 @dataclass(frozen=True, slots=True)
 class MmaContraction:
     problem: Problem
-    _tiles: dict[tuple[Tile, Tile], MmaTile] = field(default_factory=dict, compare=False)
 
     def lane_choices(self) -> tuple[int, ...]:
         return (self.problem.machine.hw.limits.warp_size,)
@@ -72,7 +71,7 @@ class MmaContraction:
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
-        axes = {p.k: self._k_steps()}
+        axes = {p.k: self._k_steps(base)}
         for axis in (p.m, p.n):
             if axis is not None:
                 unit = base.thread[axis]
@@ -91,20 +90,20 @@ class MmaContraction:
         if warp_m % ROWS or warp_n % COLUMNS:
             return Look(0, 0.0, "execution unit")
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-        tile = self._tile(block, base)
+        staged = mma_block(p, block, base.thread)
+        shared_bytes, threads = staged.tile.shared_bytes, staged.tile.threads
         traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
-        too_large = self._capacity_rule(tile)
-        return Look(tile.shared_bytes, traffic, too_large, "" if too_large else self._alignment_rule(block, tile))
+        too_large = self._capacity_rule(threads, shared_bytes, staged.tile.fragments)
+        misaligned = "" if too_large else self._alignment_rule(block, threads, staged.registers)
+        return Look(shared_bytes, traffic, too_large, misaligned)
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """The fewest stages that cover the latency of loads, with as many blocks a core as that leaves room for."""
         p, mach = self.problem, self.problem.machine
-        tile = self._tile(block, base)
         tasks = spatial_grid(p, block) * split_k
-        step = block_step(p, block, tile)
-        steps = -(-p.extent(p.k) // (tile.k * split_k))
+        steps = -(-p.extent(p.k) // (at(block, p.k) * split_k))
         each = -(-tasks // mach.cores)
-        ways = list(itertools.islice(self._stages(tile, step, each, steps), WAYS))
+        ways = list(itertools.islice(self._stages(block, base, each, steps), WAYS))
         found = [Pipeline(stages, self._raster(block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1:
             resident, stages = ways[0]
@@ -116,8 +115,9 @@ class MmaContraction:
         p = self.problem
         one = tuple([1] * len(p.extents))
         warp = replaced(replaced(one, p.m, ROWS), p.n, COLUMNS)
-        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > COLUMNS else COLUMNS), p.k, self._k_steps()[0])
-        return [(block, Base(warp, *self.lane_choices()))]
+        base = Base(warp, *self.lane_choices())
+        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > COLUMNS else COLUMNS), p.k, self._k_steps(base)[0])
+        return [(block, base)]
 
     # register level ---------------------------------------------------------------------------------------------
     def _warp_look(self, warp: Tile) -> Look:
@@ -137,33 +137,34 @@ class MmaContraction:
         return m * n / mach.fma_per_cycle >= fragments / mach.staged_bytes_per_cycle
 
     # block level ------------------------------------------------------------------------------------------------
-    def _k_steps(self) -> Tile:
-        """Steps of 32, 64 and 128 bytes that the axis fills; the shortest only where loads go through registers, for
-        asynchronous copies of half a sector's neighbours cost as much as whole ones."""
+    def _k_steps(self, base: Base) -> Tile:
+        """Of 32, 64 and 128 bytes the shortest in which a warp has enough to do between two barriers; shorter ones too
+        where loads go through registers, of which they take fewer."""
         p, size = self.problem, self._operand_bytes()
         depth = p.extent(p.k) * size
-        fitting = [b for b in K_STEP_BYTES if b < 2 * depth]
-        longer = fitting[1:] if len(fitting) > 1 and self._asynchronous else fitting
-        return tuple([b // size for b in longer or K_STEP_BYTES[:1]])
+        fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
+        fragments = (at(base.thread, p.m) // ROWS) * (at(base.thread, p.n) // COLUMNS)
+        long_enough = (b for b in fitting[1:] if b // STEP_BYTES * fragments >= LEAST_INSTRUCTIONS)
+        longest = next(long_enough, fitting[-1])
+        return tuple([b // size for b in fitting if (b < longest and not self._asynchronous) or b == longest])
 
-    def _capacity_rule(self, tile: MmaTile) -> str:
+    def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> str:
         limits = self.problem.machine.hw.limits
-        if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
+        if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
-        fewest = math.ceil(warp_registers(*tile.fragments))
-        if block_registers(tile.threads, fewest, limits) > limits.registers_per_core:
+        fewest = math.ceil(warp_registers(*fragments))
+        if block_registers(threads, fewest, limits) > limits.registers_per_core:
             return "registers per core"
-        return "" if tile.shared_bytes <= limits.shared_bytes_per_block else "shared memory"
+        return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"
 
-    def _alignment_rule(self, block: Tile, tile: MmaTile) -> str:
+    def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
         """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
         p, limits = self.problem, self.problem.machine.hw.limits
-        if tile.n % PAIR and p.extent(p.n) > COLUMNS:
+        if at(block, p.n) % PAIR and p.extent(p.n) > COLUMNS:
             return "fragment pairs"
-        registers = block_needs(p, tile).registers_per_thread
         if registers > self._most_registers():
             return "registers per thread"
-        if block_registers(tile.threads, registers, limits) > limits.registers_per_core:
+        if block_registers(threads, registers, limits) > limits.registers_per_core:
             return "registers per core"
         return "grid size" if p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID else ""
 
@@ -182,12 +183,15 @@ class MmaContraction:
         return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth
 
     # stages and order -------------------------------------------------------------------------------------------
-    def _stages(self, tile: MmaTile, step: Step, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
+    def _stages(self, block: Tile, base: Base, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
         """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages."""
         hw = self.problem.machine.hw
         limits = hw.limits
-        each = tile.pipeline_bytes // LEAST_STAGES
-        for resident in range(min(most_blocks, blocks_per_core(block_needs(self.problem, tile), hw)), 0, -1):
+        staged = mma_block(self.problem, block, base.thread)
+        step = block_step(self.problem, block, base.thread)
+        each = staged.tile.pipeline_bytes // LEAST_STAGES
+        needs = BlockNeeds(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
+        for resident in range(min(most_blocks, blocks_per_core(needs, hw)), 0, -1):
             room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
             fitting = min(room, limits.shared_bytes_per_block) // each
             busy = step.cycles(resident, UNLIMITED)
@@ -221,13 +225,6 @@ class MmaContraction:
 
     def _operand_bytes(self) -> int:
         return self.problem.feeds[0].dtype.bytes if self.problem.feeds else 1
-
-    def _tile(self, block: Tile, base: Base) -> MmaTile:
-        key = (block, base.thread)
-        known = self._tiles.get(key)
-        if known is None:
-            known = self._tiles[key] = block_tile(self.problem, block, base.thread, LEAST_STAGES)
-        return known
 
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
         return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])

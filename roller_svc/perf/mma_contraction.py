@@ -13,6 +13,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
+from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import (
     COLUMNS,
     ROWS,
@@ -28,7 +29,6 @@ from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import ADDRESS_OPS, Operand, Problem, address_ops
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
 
-LEAK = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
 # A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874).
 MMA_LATENCY_CYCLES = 33.0
@@ -38,53 +38,22 @@ STEP_OPS = 12.0  # of a warp for one step of k: slots of the ring, waits, branch
 CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Programming Guide, throughput table)
 LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
 STORE_OPS = 2.0  # of a chunk that went through registers
+LEAST_STAGES = 2
 CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest passes through
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One staged step of one block, in cycles of a core.
-
-    `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
-    core works. `chain`: what its warps need one after another, however empty the core is. `latency`: from the request
-    of a step's first byte to its arrival.
-    """
-
-    warps: int
-    mma: float
-    shared: float
-    issue: float
-    port: float
-    last_cache: float
-    dram: float
-    chain: float
-    latency: float
-
-    def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
-        """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
-        the whole device over those that it had if all its cores held that many."""
-        total = blocks * self.warps
-        uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
-        memory = max(self.port, self.last_cache * working)
-        pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * working)
-        longest = max(pipes)
-        busy = blocks * (longest + LEAK * (sum(pipes) - longest))
-        # Little's law: `ahead` steps are on their way for each block
-        arriving = (self.latency + blocks * max(pipes[3:])) / ahead
-        return max(busy, self.chain, arriving)
 
 
 def mma_contraction(p: Problem, launch: Launch) -> Costs:
     """Waves of blocks, each a chain of staged steps between the fill of its stages and its epilogue."""
     mach, hw = p.machine, p.machine.hw
-    tile = block_tile(p, launch.block, launch.thread, launch.stages)
-    needs = block_needs(p, tile)
+    block = mma_block(p, launch.block, launch.thread)
+    tile = replace(block.tile, stages=launch.stages)
+    needs = BlockNeeds(tile.threads, block.registers, tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = block_steps(p, launch)
     operand_bytes = _operand_bytes(p, launch, resident * mach.cores)
     dram = operand_bytes / (launch.grid * steps) / _core_share(mach.dram.bandwidth_bytes_per_s, mach)
     step = replace(
-        block_step(p, launch.block, tile), dram=dram, latency=_latency_cycles(p, launch, operand_bytes, steps)
+        block_step(p, launch.block, launch.thread), dram=dram, latency=_latency_cycles(p, launch, operand_bytes, steps)
     )
     ahead = steps_ahead(p, launch.stages)
     at_once = resident * mach.cores
@@ -114,18 +83,18 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def block_tile(p: Problem, block: Tile, warp: Tile, stages: int) -> MmaTile:
-    """What a block stages and its warps hold."""
-    a, b = _feeds(p)
-    m, n, k = _at(block, p.m), _at(block, p.n), _at(block, p.k)
-    return MmaTile(
-        m, n, k, _at(warp, p.m), _at(warp, p.n), stages,
-        staged(a.operand, a.dtype, m, k), staged(b.operand, b.dtype, n, k),
-    )  # fmt: skip
-
-
-def block_needs(p: Problem, tile: MmaTile) -> BlockNeeds:
-    return BlockNeeds(tile.threads, thread_registers(tile, *_feeds(p)), tile.shared_bytes)
+def mma_block(p: Problem, block: Tile, warp: Tile) -> MmaBlock:
+    """What a block stages and its warps hold; remembered."""
+    known = p.mma_blocks.get((block, warp))
+    if known is None:
+        a, b = _feeds(p)
+        m, n, k = _at(block, p.m), _at(block, p.n), _at(block, p.k)
+        tile = MmaTile(
+            m, n, k, _at(warp, p.m), _at(warp, p.n), LEAST_STAGES,
+            staged(a.operand, a.dtype, m, k), staged(b.operand, b.dtype, n, k),
+        )  # fmt: skip
+        known = p.mma_blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
+    return known
 
 
 def steps_ahead(p: Problem, stages: int) -> int:
@@ -146,8 +115,16 @@ def tile_count(p: Problem, block: Tile) -> int:
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
-def block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
-    """t_mma, t_smem, t_issue and t_l2 of one block; DRAM, which depends on how blocks follow each other, left out."""
+def block_step(p: Problem, block: Tile, warp: Tile) -> Step:
+    """t_mma, t_smem, t_issue and t_l2 of one block, remembered; DRAM, which depends on how blocks follow each other,
+    left out."""
+    known = p.mma_steps.get((block, warp))
+    if known is None:
+        known = p.mma_steps[block, warp] = _block_step(p, block, mma_block(p, block, warp).tile)
+    return known
+
+
+def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
     mach = p.machine
     a, b = _feeds(p)
     fill_a = _fill(a, tile.a, p.a, mach)

@@ -12,6 +12,7 @@ from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
 from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
+from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, feeds
 from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
@@ -68,6 +69,9 @@ class Problem:
     floor_s: float
     elem_bytes: int  # of a staged or computed value
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
+    # what the model of matrix units remembers of each (block's tile, warp's tile)
+    mma_blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
+    mma_steps: dict[tuple[Tile, Tile], Step] = field(default_factory=dict, compare=False)
     simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
