@@ -11,9 +11,16 @@ from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spat
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import block_registers
+from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.simt_contraction import ThreadRegisters, staged_row_bytes, thread_registers
+from roller_svc.perf.simt_contraction import (
+    ThreadRegisters,
+    block_step,
+    stage_bytes,
+    staged_row_bytes,
+    steps_ahead,
+    thread_registers,
+)
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
@@ -22,8 +29,9 @@ SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an 
 MAX_BASES = 3
 TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
 MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
-LEAST_STAGED = 8  # elements of a step that one thread stages, as a rule at least
-MAX_UNROLLED = 2048  # multiply-adds of one unrolled step: more do not fit an instruction cache
+LEAST_STAGED = 4  # elements of each factor in a step that one thread stages, as a rule at least
+MAX_STAGES = 4
+LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle one, about twice
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -84,7 +92,35 @@ class SimtContraction:
         return self._block(base).look(block)
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
+        """Buffers that keep memory ahead of the multiplications, as far as they cost no resident block."""
+        p, limits = self.problem, self.problem.machine.hw.limits
+        if limits.warp_size == 1:
+            return (PLAIN,)
+        threads = math.prod(block[i] // base.thread[i] for i in p.spatial)
+        step = block_step(p, block, base.thread, threads)
+        depth = -(-p.extent(p.k) // split_k)
+        steps = -(-depth // at(block, p.k))
+        staged = stage_bytes(p, block)
+        registers = thread_registers(p, at(base.thread, p.m), at(base.thread, p.n))
+        needed = registers.of(*(at(block, side) * at(block, p.k) / threads for side in (p.m, p.n)))
+        resident = blocks_per_core(BlockNeeds(threads, needed, min(2, steps) * staged), p.machine.hw)
+        room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
+        fitting = min(room, limits.shared_bytes_per_block) // staged
+        wanted = 1 + math.ceil(LOADED_LATENCY * step.latency / step.busy)
+        most = 1 + steps_ahead(p, block, MAX_STAGES)
+        stages = max(1, min(max(2, wanted), most, fitting, steps))
+        return (Pipeline(stages, self._raster(block, resident)),)
+
+    def _raster(self, block: Tile, resident: int) -> int:
+        """Rows of blocks that make those at work at once about square in what they read (§5, t_dram), where all that
+        they would read otherwise does not stay in the last cache."""
+        p, cache = self.problem, self.problem.machine.last_cache
+        rows, columns = (-(-p.extent(i) // at(block, i)) for i in (p.m, p.n))
+        at_once = p.machine.cores * resident
+        if cache is None or rows == 1 or at_once >= rows * columns or p.b.total_bytes <= cache.total_bytes // 2:
+            return 1
+        tall = math.isqrt(max(1, at_once * at(block, p.n) // at(block, p.m)))
+        return min(rows, 1 << (tall.bit_length() - 1))
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""
@@ -102,7 +138,7 @@ class SimtContraction:
 
     def _register_rule(self, thread: Tile) -> str:
         p = self.problem
-        registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED)
+        registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED, LEAST_STAGED)
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
         epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
@@ -162,25 +198,24 @@ class _Block:
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         staged = k * (self._row(m) + self._row(n))
         threads = (m // self.thread_m) * (n // self.thread_n)
-        too_large = self._capacity_rule(k, threads, staged)
-        misaligned = "" if too_large else self._alignment_rule(block, threads, (m + n) * k)
+        too_large = self._capacity_rule(threads, staged)
+        misaligned = "" if too_large else self._alignment_rule(block, threads)
         traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
         return Look(staged, traffic, too_large, misaligned)
 
-    def _capacity_rule(self, k: int, threads: int, staged_bytes: int) -> str:
+    def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
         if threads > self.most_threads:
             return self.thread_rule
-        if k * self.thread_m * self.thread_n > MAX_UNROLLED:
-            return "instruction cache"
         fits = staged_bytes <= self.problem.machine.hw.limits.shared_bytes_per_block
         return "" if fits else "shared memory"
 
-    def _alignment_rule(self, block: Tile, threads: int, staged: int) -> str:
+    def _alignment_rule(self, block: Tile, threads: int) -> str:
         """What a thread stages shrinks as blocks grow along m and n, and grows with the step along k."""
         limits = self.problem.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
-        registers = self.registers.of(staged / threads)
+        each = at(block, self.problem.k) / threads
+        registers = self.registers.of(at(block, self.problem.m) * each, at(block, self.problem.n) * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
         if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:

@@ -43,8 +43,8 @@ SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
 # Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a row
 # of k, and 8 columns of 16 bytes are all banks once.
 WARP_SHAPES = ((4, 8), (8, 4), (2, 16), (16, 2), (1, 32), (32, 1))
-# Multiply-adds and loads that may stand in a row: a loop over more of them than that leaves the instruction cache.
-UNROLLED = 512
+# Statements that a compiler is asked to unroll at once, and that then stand in a line: 16 KiB of instructions.
+MAX_UNROLLED, MAX_IN_LINE = 512, 1024
 
 
 def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -189,16 +189,20 @@ class _Kernel:
         nodes += (self._over_tile((join,)),)
         nodes = (Storage(B, dtype, (self._thread(view.n),), Scope.REGISTER, nodes),)
         nodes = (Storage(A, dtype, (self._thread(view.m),), Scope.REGISTER, nodes),)
-        m, n = self._thread(view.m), self._thread(view.n)
-        rows = self.steps.rows
-        together = max(u for u in range(1, rows + 1) if rows % u == 0 and (u == 1 or u * (m * n + m + n) <= UNROLLED))
-        if together < rows:
-            nodes = (Let("k.row", add(mul(ref("k.rows"), num(together)), ref("k.part")), nodes),)
-            nodes = (Loop("k.part", together, LoopKind.UNROLL, nodes),)
-            nodes = (Loop("k.rows", rows // together, LoopKind.SERIAL, nodes),)
-        else:
-            nodes = (Loop("k.row", rows, LoopKind.UNROLL, nodes),)
-        return Let("k.buffer", mod(ref("k.step"), self._buffers), nodes)
+        return Let("k.buffer", mod(ref("k.step"), self._buffers), self._over_rows(nodes))
+
+    def _over_rows(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes for every row of a step, those of as many rows in a line as the instruction cache likes."""
+        rows, m, n = self.steps.rows, self._thread(self.view.m), self._thread(self.view.n)
+        each = m * n + m + n
+        in_line = max(u for u in range(1, rows + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
+        unrolled = max(u for u in range(1, in_line + 1) if in_line % u == 0 and (u == 1 or u * each <= MAX_UNROLLED))
+        first = mul(ref("k.rows"), num(in_line))
+        line = tuple(
+            Loop("k.part", unrolled, LoopKind.UNROLL, (Let("k.row", add(add(first, num(at)), ref("k.part")), nodes),))
+            for at in range(0, in_line, unrolled)
+        )
+        return (Loop("k.rows", rows // in_line, LoopKind.SERIAL, line),)
 
     def _fetch(self, register: str, shared: str, axis: TileAxis) -> Node:
         """A thread's elements of one row, a group at a time."""
