@@ -33,10 +33,13 @@ struct Copies {
   unsigned group;  // the one that new copies belong to
 };
 
+struct Warp;
+
 struct Fiber {
   void *sp;
   unsigned char *stack;  // null until the fiber is first needed
-  unsigned thread;
+  unsigned thread, lane;
+  Warp *warp;
   uint3 place;
   int line;  // of what it waits in
   Copies copies;
@@ -88,8 +91,6 @@ template <class T> void shuffle(T *items, unsigned count) {
     items[j] = kept;
   }
 }
-
-Warp &warp() { return warps[current->thread / WARP]; }
 
 void run_first(Fiber *fiber) {
   ready_first = (ready_first + MOST_THREADS - 1) % MOST_THREADS;
@@ -159,6 +160,8 @@ void leave() {
 
 void begin_thread(unsigned thread) {
   current->thread = thread;
+  current->lane = thread % WARP;
+  current->warp = &warps[thread / WARP];
   current->place = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
   threadIdx = current->place;
   current->copies.count = current->copies.group = 0;
@@ -168,7 +171,7 @@ void end_thread() {
   finished++;
   if (current->copies.count)
     report(FAULT, "line %d: the thread ends without awaiting this copy", current->copies.pending[0].line);
-  Warp &own = warp();
+  Warp &own = *current->warp;
   own.ended++;
   if (own.arrived)
     report(FAULT, "warp divergence: the thread ends, but thread %u of its warp waits in %s at line %d",
@@ -190,7 +193,7 @@ void lead() {
 
 // The caller's collective: where its lanes' data goes. All lanes must come to the same one.
 Exchange &entered(const char *what, int line) {
-  Warp &own = warp();
+  Warp &own = *current->warp;
   if (!own.arrived) {
     own.what = what;
     own.line = line;
@@ -207,7 +210,7 @@ Exchange &entered(const char *what, int line) {
 
 // Waits for the other lanes; whoever comes last does the work of all.
 template <class Work> void meet(Work work) {
-  Warp &own = warp();
+  Warp &own = *current->warp;
   if (own.arrived + 1 < own.lanes) {
     own.waiting[own.arrived++] = current;
     leave();
@@ -252,9 +255,9 @@ void emulator::barrier(int line) {
   leave();
 }
 
-unsigned int emulator::lane() { return current->thread % WARP; }
+unsigned int emulator::lane() { return current->lane; }
 
-unsigned int emulator::lanes() { return warp().lanes; }
+unsigned int emulator::lanes() { return current->warp->lanes; }
 
 namespace {
 
@@ -275,8 +278,8 @@ const emulator::Votes &emulator::exchanged(const char *what, unsigned int mask, 
                                            int line) {
   need_whole_mask(what, mask, width, line);
   Exchange &exchange = entered(what, line);
-  if (!warp().arrived) memset(&exchange.votes, POISON, sizeof exchange.votes);
-  exchange.votes.of[lane()] = value;
+  if (!current->warp->arrived) memset(&exchange.votes, POISON, sizeof exchange.votes);
+  exchange.votes.of[current->lane] = value;
   meet([](Exchange &) {});
   return exchange.votes;
 }

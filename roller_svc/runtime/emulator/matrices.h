@@ -12,9 +12,9 @@ namespace {
 typedef float Floats __attribute__((vector_size(32)));
 typedef unsigned Words __attribute__((vector_size(32)));
 
-inline Words where(Words mask, Words yes, Words no) { return (mask & yes) | (~mask & no); }
+Words where(Words mask, Words yes, Words no) { return (mask & yes) | (~mask & no); }
 
-// Eight words' elements number `i`, as float32 or as int32 that wrap.
+// Element number `i` of each of eight words, as float32 or as int32 that wraps.
 struct F16 {
   static constexpr int ELEMENTS = 2;
   typedef Floats Numbers;
@@ -62,29 +62,37 @@ struct S8 {
   static Words element(Words words, int i) { return ((words >> 8 * i & 0xff) ^ 0x80) - 0x80; }
 };
 
-// d += a x b of `ROWS` rows and 8 columns, whose k has `CHUNKS` words.
-template <class A, class B, int ROWS, int CHUNKS> void multiply(Exchange &exchange) {
-  typedef typename A::Numbers Numbers;
-  constexpr int E = A::ELEMENTS, ROWS_AT_ONCE = 8;
-  Numbers b[CHUNKS][E];
-  for (int chunk = 0; chunk < CHUNKS; chunk++)
-    for (int i = 0; i < E; i++) b[chunk][i] = B::element(*reinterpret_cast<Words *>(exchange.b[chunk]), i);
+// An operand's rows, taken apart: element number i of all words of a row lie together.
+template <class T> void widen(typename T::Numbers (*numbers)[T::ELEMENTS], const unsigned (*rows)[8], int count) {
+  for (int row = 0; row < count; row++)
+    for (int i = 0; i < T::ELEMENTS; i++) numbers[row][i] = T::element(*reinterpret_cast<const Words *>(rows[row]), i);
+}
+
+// d += a x b of 8 columns, whose k has `CHUNKS` words of `E` elements; a's rows by words, b's words by columns.
+template <class Numbers, int ROWS, int CHUNKS, int E>
+void multiply(Numbers *d, const Numbers (*a)[E], const Numbers (*b)[E]) {
+  constexpr int ROWS_AT_ONCE = 8;  // sums that do not wait for each other
   for (int first = 0; first < ROWS; first += ROWS_AT_ONCE) {
-    Numbers a[ROWS_AT_ONCE][E], sums[ROWS_AT_ONCE];
-    for (int row = 0; row < ROWS_AT_ONCE; row++) {
-      for (int i = 0; i < E; i++) a[row][i] = A::element(*reinterpret_cast<Words *>(exchange.a[first + row]), i);
-      sums[row] = *reinterpret_cast<Numbers *>(exchange.d[first + row]);
-    }
+    Numbers sums[ROWS_AT_ONCE];
+    for (int row = 0; row < ROWS_AT_ONCE; row++) sums[row] = d[first + row];
     for (int chunk = 0; chunk < CHUNKS; chunk++)
       for (int i = 0; i < E; i++)
-        for (int row = 0; row < ROWS_AT_ONCE; row++) sums[row] += a[row][i][chunk] * b[chunk][i];
-    for (int row = 0; row < ROWS_AT_ONCE; row++) *reinterpret_cast<Numbers *>(exchange.d[first + row]) = sums[row];
+        for (int row = 0; row < ROWS_AT_ONCE; row++) sums[row] += a[first + row][i][chunk] * b[chunk][i];
+    for (int row = 0; row < ROWS_AT_ONCE; row++) d[first + row] = sums[row];
   }
 }
 
+template <class A, class B, int ROWS, int CHUNKS> void multiply(Exchange &exchange) {
+  typedef typename A::Numbers Numbers;
+  Numbers a[ROWS][A::ELEMENTS], b[CHUNKS][B::ELEMENTS];
+  widen<A>(a, exchange.a, ROWS);
+  widen<B>(b, exchange.b, CHUNKS);
+  multiply<Numbers, ROWS, CHUNKS, A::ELEMENTS>(reinterpret_cast<Numbers *>(exchange.d), a, b);
+}
+
 void need_whole_warp(const char *what, int line) {
-  if (warp().lanes < WARP)
-    report(FAULT, "line %d: %s takes a whole warp, this one has %u threads", line, what, warp().lanes);
+  if (current->warp->lanes < WARP)
+    report(FAULT, "line %d: %s takes a whole warp, this one has %u threads", line, what, current->warp->lanes);
 }
 
 template <class A, class B, int A_WORDS, int B_WORDS>
@@ -92,8 +100,10 @@ void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int li
   constexpr int ROWS = A_WORDS == 1 ? 8 : 16;
   need_whole_warp(what, line);
   Exchange &exchange = entered(what, line);
-  unsigned g = current->thread % WARP / 4, t = current->thread % 4;
+  unsigned g = current->lane / 4, t = current->lane % 4;
+#pragma GCC unroll 4
   for (int r = 0; r < A_WORDS; r++) exchange.a[g + 8 * (r & 1)][t + 4 * (r >> 1)] = a[r];
+#pragma GCC unroll 2
   for (int r = 0; r < B_WORDS; r++) exchange.b[t + 4 * r][g] = b[r];
   auto *sums = static_cast<unsigned char *>(d);
   for (int r = 0; r < ROWS / 8; r++) memcpy(&exchange.d[g + 8 * r][2 * t], sums + 8 * r, 8);
@@ -133,12 +143,13 @@ void emulator::load_matrix(unsigned int *words, const void *row, unsigned long r
   need_whole_warp(what, line);
   Exchange &exchange = entered(what, line);
   auto *at = static_cast<const unsigned char *>(row);
-  if (static_cast<int>(lane()) < 8 * count) {
+  unsigned lane = current->lane, g = lane / 4, t = lane % 4;
+  if (static_cast<int>(lane) < 8 * count) {
     if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
     if (room < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
     if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
   }
-  exchange.rows[lane()] = at;
+  exchange.rows[lane] = at;
   meet([count, line](Exchange &full) {
     unsigned first = current->thread / WARP * WARP;
     for (int i = 0; i < 8 * count; i++) {
@@ -147,7 +158,6 @@ void emulator::load_matrix(unsigned int *words, const void *row, unsigned long r
     }
   });
   auto *halves = reinterpret_cast<const unsigned short *>(exchange.a);
-  unsigned g = lane() / 4, t = lane() % 4;
   for (int i = 0; i < count; i++, halves += 64)
     words[i] = transposed ? halves[16 * t + g] | static_cast<unsigned>(halves[16 * t + 8 + g]) << 16
                           : halves[8 * g + 2 * t] | static_cast<unsigned>(halves[8 * g + 2 * t + 1]) << 16;
