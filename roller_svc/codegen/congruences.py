@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roller_svc.ir.build import num
+from roller_svc.ir.build import num, sub
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
 
 
@@ -24,6 +24,7 @@ class Congruence:
 
 
 ANY = Congruence(1, 0)
+_ORDERS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
 Known = Mapping[str, Congruence]
 
 
@@ -98,6 +99,10 @@ class Lanes:
             case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
                 step = self.step(arg)
                 return step if not step or not loads_of(arg) else None
+            case Op(kind=kind, args=(x, y)) if kind in _ORDERS and not x.dtype.is_float and not loads_of(expr):
+                # x < y, or not, is x - y < 0, or not; x <= y is x - y - 1 < 0
+                strict = kind in (OpKind.LT, OpKind.GE)
+                return 0 if self._keeps_sign(sub(sub(x, y), num(0 if strict else 1))) else None
             case Op(kind=kind, args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):
                 a, b = self.step(x), self.step(y)
                 return None if a is None or b is None else self._joined(kind, x, y, (a, b))
@@ -125,6 +130,17 @@ class Lanes:
                 return 0 if a % by == 0 else self._carried(x, a, by, a)
             case _:
                 return None
+
+    def _keeps_sign(self, x: Expr) -> bool:
+        """Whether x is below 0 in all iterations or in none: it does not reach the next multiple of its modulus."""
+        step = self.step(x)
+        if not step:
+            return step == 0
+        start = congruence(self.first(x), self.known)
+        end = start.remainder + step * (self.count - 1)
+        if start.modulus == 0:
+            return (start.remainder < 0) == (end < 0)
+        return 0 <= end < start.modulus
 
     def _carried(self, x: Expr, step: int, by: int, within: int) -> int | None:
         """`within`, where x stays between two neighbouring multiples of `by` through all iterations."""

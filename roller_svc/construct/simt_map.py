@@ -22,6 +22,7 @@ MAX_WASTE_OF = 8  # of so many lanes, or so many vectors of a row, one may have 
 LINE_BYTES = 128  # what a warp's access is served in at once
 MIN_THREADS, MAX_THREADS = 64, 512
 MAX_BASES = 6
+FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -105,8 +106,10 @@ class SimtMap:
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
         """Second alignment: lines of memory, whole or as much of them as there is, wherever a tensor lies along."""
         p, unit, extent = self.problem, base.thread[axis], self.problem.extents[axis]
-        fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
-        along = [a.bytes for a in self.map.accesses if a.run == axis]
+        allowed = counts(extent, unit, max(epsilon, FREE_PADDING), MAX_THREADS)
+        fitting = tuple([unit * c for c in allowed]) or (unit,)
+        lines = self.map.accesses if axis == self.map.row else self.map.crossing
+        along = [a.bytes for a in lines if a.run == axis]
         if not along:
             return fitting
         line = LINE_BYTES // min(along) if self.map.crossing else p.machine.hw.limits.warp_size * unit

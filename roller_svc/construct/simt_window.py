@@ -19,8 +19,9 @@ from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
 
 MAX_OUTPUTS = 8  # of a thread along one window
 MIN_THREADS, MAX_THREADS = 64, 512
-MAX_BASES = 6
+MAX_BASES = 4
 MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
+FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -96,7 +97,8 @@ class SimtWindow:
         if axis not in p.spatial:
             return (p.extents[axis],)
         unit = base.thread[axis]
-        fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
+        allowed = counts(p.extents[axis], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
+        fitting = tuple([unit * c for c in allowed]) or (unit,)
         if axis == self.windows.row:
             # second alignment: half a warp's worth of neighbours, or the whole axis
             warp = p.machine.hw.limits.warp_size

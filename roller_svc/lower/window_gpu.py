@@ -6,6 +6,7 @@ under one line of its windows in registers and reads each once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +44,7 @@ from roller_svc.lower.rows import (
 )
 from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, Window, WindowSpace, is_windowed, window_space
 
-VECTOR_ELEMENTS = 4  # of a held line that are loaded together where they lie so
+WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 
 
 def lower_window_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
@@ -295,7 +296,16 @@ class _Windows:
         if self.lanes > 1:
             vector = Loop(lane.name, self.lanes, LoopKind.VECTOR, (node,))
             return room, (Loop(".place", reach, LoopKind.UNROLL, (vector,)),)
-        return room, tuple(_vectors(".place", reach, node))
+        return room, tuple(_vectors(".place", reach, node, self._aligned(expr, along)))
+
+    def _aligned(self, expr: Expr, along: Window) -> tuple[int, int]:
+        """(first place of a line that lies at an aligned address, neighbours that are then loaded together)."""
+        load = loads_of(expr)[0]
+        place = affine(load.index[-1]) if load.index else None
+        width = math.gcd(WIDEST_BYTES // load.dtype.bytes, along.stride * self.thread[along.axis])
+        if place is None or place.coeff(along.inner) != 1 or width == 1:
+            return 0, 1
+        return -place.offset % width, width
 
     def _reached(self, window: Window, place: Expr) -> Expr | None:
         """Whether some output has the place under its window: those beyond the edge have none."""
@@ -307,14 +317,16 @@ class _Windows:
         return less(at, num(window.reach(extent)))
 
 
-def _vectors(var: str, count: int, node: Compute) -> Iterator[Node]:
-    """A loop in two: whole vectors, and the rest."""
-    whole = count - count % VECTOR_ELEMENTS
-    if whole:
-        yield Loop(var, whole, LoopKind.VECTOR, (node,))
-    if count > whole:
-        shifted = add(ref(f"{var}.rest"), num(whole))
-        yield Loop(f"{var}.rest", count - whole, LoopKind.UNROLL, (Let(var, shifted, (node,)),))
+def _vectors(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:
+    """A loop in parts: what lies before an aligned place, whole vectors, and the rest."""
+    first, width = aligned
+    first = min(first, count)
+    whole = (count - first) // width * width if width > 1 else 0
+    rest = count - first - whole
+    parts = ((0, first, LoopKind.UNROLL), (first, whole, LoopKind.VECTOR), (first + whole, rest, LoopKind.UNROLL))
+    for start, extent, kind in parts:
+        if extent:
+            yield Loop(f"{var}.part", extent, kind, (Let(var, add(ref(f"{var}.part"), num(start)), (node,)),))
 
 
 # expressions ----------------------------------------------------------------------------------------------------------

@@ -79,14 +79,28 @@ def _thread_work(p: Problem, windows: WindowSpace, launch: Launch) -> tuple[floa
     cycles = 0.0
     for access in windows.map.accesses:
         count = _elements(windows, access, launch)
-        each = math.gcd(access.width, windows.lanes(thread)) if access.run == windows.row else 1
-        if access.access.is_output and access.run == windows.row:
-            each = math.gcd(access.width, thread[windows.row])
-        instructions += count / each
-        if _is_under(windows, access):
-            instructions += count / windows.lanes(thread) * INPUT_INSTRUCTIONS
-        cycles += count / each * max(1.0, _sectors(windows, access, launch, each) / SECTORS_PER_CYCLE)
+        accesses = count * _share(windows, access, thread)
+        instructions += accesses * (1.0 + (INPUT_INSTRUCTIONS if _is_under(windows, access) else 0.0))
+        each = max(1, round(count / accesses))
+        cycles += accesses * max(1.0, _sectors(windows, access, launch, each) / SECTORS_PER_CYCLE)
     return instructions, cycles
+
+
+def _share(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
+    """Accesses for each element that a thread reads or writes."""
+    if access.run != windows.row:
+        return 1.0
+    along = [w for w in windows.windows if w.axis == windows.row]
+    if not along:
+        return 1.0 / math.gcd(access.width, windows.lanes(thread))
+    if not _is_under(windows, access):
+        return 1.0 / math.gcd(access.width, thread[windows.row])
+    # a line begins and ends with elements that share no aligned vector
+    inner = along[0].stride * thread[windows.row]
+    width = math.gcd(access.width, inner)
+    reach = along[0].reach(thread[windows.row])
+    whole = min(inner, reach) // width * width
+    return (reach - whole + whole / width) / reach
 
 
 def _is_under(windows: WindowSpace, access: MapAccess) -> bool:

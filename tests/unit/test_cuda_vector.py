@@ -16,7 +16,7 @@ from roller_svc.codegen.congruences import Congruence, Lanes, congruence
 from roller_svc.codegen.kernel import Part, emit
 from roller_svc.ir.build import add, both, div, less, less_equal, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.program import Combine, TensorType
 from roller_svc.ir.schedule import Barrier, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -124,16 +124,23 @@ def test_what_does_not_qualify_is_loaded_element_by_element(place: Callable[[], 
     np.testing.assert_array_equal(result(kernel, X=x), x[index] * 2)
 
 
+_VALUES: dict[OpKind, Callable[[int, int], int]] = {
+    OpKind.ADD: lambda a, b: a + b, OpKind.MUL: lambda a, b: a * b, OpKind.MIN: min,
+    OpKind.FLOORDIV: lambda a, b: a // b, OpKind.MOD: lambda a, b: a % b, OpKind.LT: lambda a, b: a < b,
+    OpKind.LE: lambda a, b: a <= b, OpKind.GT: lambda a, b: a > b, OpKind.GE: lambda a, b: a >= b,
+}  # fmt: skip
+
+
 def _number(expr: Expr, variables: dict[str, int]) -> int:
     match expr:
         case Const(value=value):
             return int(value)
+        case AxisRef(name=name):
+            return variables[name]
         case Op(kind=kind, args=(x, y)):
-            a, b = _number(x, variables), _number(y, variables)
-            return {OpKind.ADD: a + b, OpKind.MUL: a * b, OpKind.MIN: min(a, b),
-                    OpKind.FLOORDIV: a // (b or 1), OpKind.MOD: a % (b or 1)}[kind]  # fmt: skip
+            return int(_VALUES[kind](_number(x, variables), _number(y, variables)))
         case _:
-            return variables[expr.name]
+            raise AssertionError(expr)
 
 
 @pytest.mark.emulator
@@ -166,6 +173,18 @@ def test_the_other_branch_of_a_shared_guard_is_guarded_too() -> None:
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), types, {"Y": TensorType(F32, (16,))})
     assert wide(kernel.text) == ["load uint4 of x", "load uint4 of z", "store uint4 of y"]
     x, z = values(F32, 8), values(F32, 8)
+    np.testing.assert_array_equal(result(kernel, X=x, Z=z), np.concatenate([x, z]))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("edge", "shared"), [(8, True), (6, False)])
+def test_neighbours_are_on_one_side_of_an_aligned_edge(edge: int, *, shared: bool) -> None:
+    """Y = X and behind it Z, as a concatenation reads them."""
+    value = Select(less(at(4), num(edge)), Load("X", (at(4),), F32), Load("Z", (add(at(4), num(-edge)),), F32), F32)
+    types = {"X": TensorType(F32, (edge,)), "Z": TensorType(F32, (16 - edge,))}
+    kernel = source((vector(4, Compute("Y", (at(4),), value)),), types, {"Y": TensorType(F32, (16,))})
+    assert ("load uint4 of z" in wide(kernel.text)) == shared
+    x, z = values(F32, edge), values(F32, 16 - edge)
     np.testing.assert_array_equal(result(kernel, X=x, Z=z), np.concatenate([x, z]))
 
 
@@ -281,6 +300,9 @@ def test_congruences_and_steps_hold_for_random_expressions(seed: int) -> None:
 
     def expression(depth: int) -> Expr:
         kind = rng.integers(0, 7) if depth else rng.integers(0, 2)
+        if depth == 4 and rng.integers(0, 3) == 0:
+            order = [OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE][rng.integers(0, 4)]
+            return Op(order, (expression(3), expression(2)), DType.INT8)
         if kind == 0:
             return num(int(rng.integers(0, 20)))
         if kind == 1:
@@ -300,7 +322,7 @@ def test_congruences_and_steps_hold_for_random_expressions(seed: int) -> None:
         for t in range(5):
             for u in (2, 6, 10):
                 row = [_number(expr, {"t": t, "u": u, "v": v}) for v in range(4)]
-                for value in row:
+                for value in row if expr.dtype is not DType.INT8 else ():
                     assert (value - found.remainder) % found.modulus == 0 if found.modulus else value == found.remainder
                 if step is not None:
                     assert row == [row[0] + step * v for v in range(4)], expr
