@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.operand import operands
@@ -35,6 +35,6 @@ def planned_needs(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Bl
 
 
 def _model(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Model:
-    is_staged = group.kind is GroupKind.CONTRACTION and hw.family is not Family.CPU
+    is_staged = group.factors is not None and hw.family is not Family.CPU
     factors = operands(group) if is_staged else None
     return model(program.space, hw, program.unit, factors)

@@ -23,7 +23,6 @@ from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf import bank_padding
 from roller_svc.perf.footprint import footprint
 from roller_svc.perf.problem import problem
 
@@ -93,21 +92,20 @@ def check_simt_contraction(group: KernelGroup, program: RProgram, hw: HardwareSp
     assert program.threads == threads
     assert threads % limits.warp_size == 0
     assert threads <= limits.max_threads_per_block
-    # registers: accumulators and operands, with room for addresses, for a thread and for a core
+    # registers: accumulators, operands and the least of everything else, for a thread and for a core
     words = max(1, space.compute_dtype.bytes // 4)
-    registers = (tm * tn + tm + tn) * words + min(30, limits.max_registers_per_thread // 8)
+    registers = (tm * tn + tm + tn) * words + min(14, limits.max_registers_per_thread // 8)
     assert registers <= limits.max_registers_per_thread
     assert registers * threads <= limits.registers_per_core
-    if limits.warp_size > 1 and tm * tn > 1:
-        staged = (bm + bn) * bk / threads  # values and addresses that wait for the barrier
-        assert registers + (2 * words + 2) * staged <= limits.max_registers_per_thread
-    # bank and capacity
-    level, size = hw.block_level, space.compute_dtype.bytes
-    rows = [edge + bank_padding(edge, 1, level, size) for edge in (bm, bn)]
-    assert sum(rows) * bk * size <= limits.shared_bytes_per_block
-    if level.banks > 1:
-        banks = level.banks * level.bank_bytes // size
-        assert all(row % banks == max(1, level.bank_bytes // size) for row in rows)
+    # bank and capacity: rows are an odd number of 16-byte chunks, and so lie in all banks one after another
+    size = space.compute_dtype.bytes
+    chunk = max(1, 16 // size)
+    rows = [edge if hw.block_level.banks == 1 else (math.ceil(edge / chunk) | 1) * chunk for edge in (bm, bn)]
+    assert program.stages * sum(rows) * bk * size <= limits.shared_bytes_per_block
+    assert 1 <= program.stages <= program.steps
+    if hw.block_level.banks > 1:
+        assert len({row * size * i // 16 % 8 for row in rows[:1] for i in range(8)}) == 8
+    assert 1 <= program.raster <= math.ceil(m.extent / bm)
     # transaction: a step along k is a whole transaction of the operands
     assert bk * size >= min(hw.dram.transaction_bytes, 32)
     # tensor shape: padding is bounded, beyond what a warp must do
