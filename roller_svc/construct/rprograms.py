@@ -122,7 +122,7 @@ def _limit(unit: ComputeUnit) -> int:
 
 
 def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
-    is_staged = group.kind is GroupKind.CONTRACTION and hw.family is not Family.CPU
+    is_staged = group.factors is not None and hw.family is not Family.CPU
     return problem(group.space, hw, unit, operands(group) if is_staged else None)
 
 
