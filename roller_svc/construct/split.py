@@ -15,6 +15,7 @@ from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
+from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
 
@@ -39,13 +40,15 @@ def may_split(group: KernelGroup) -> bool:
 def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
     """Points of the longest reduced axis in one piece.
 
-    Of a matrix unit in whole steps where that axis is k's innermost: then neighbours along k lie in each piece as they
-    do in the whole, and move together as before.
+    Where that axis is the innermost one, in whole steps of a matrix unit, or whole runs of a nest: then neighbours
+    lie in each piece as they do in the whole, and move together as before.
     """
     longest = max((m for axis in space.reduced for m in axis.members), key=lambda m: m.extent)
     length = ceil_div(longest.extent, split_k)
     inner = space.reduced[-1]
-    step = block[inner.name] if unit.kind is UnitKind.MMA and inner.members[-1] == longest else 1
+    if inner.members[-1] != longest:
+        return length
+    step = block[inner.name] if unit.kind is UnitKind.MMA else LONGEST_RUN if inner.role is AxisRole.INNER else 1
     return ceil_div(length, step) * step
 
 
@@ -72,7 +75,9 @@ def _partial(
     place = add(mul(ref(piece.name), num(length)), ref(longest.name))
     combine = first.combine or Combine.SUM
     guard = less(place, num(longest.extent)) if longest.extent % length else None
-    body = _guarded(substitute(first.body, {longest.name: place}), guard, combine)
+    body = substitute(first.body, {longest.name: place})
+    if guard is not None:
+        body = _guarded(body, guard, combine) if as_contraction(first) else _kept(body, guard, combine)
     axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
     return replace(
         first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
@@ -80,16 +85,19 @@ def _partial(
     )  # fmt: skip
 
 
-def _guarded(body: Expr, guard: Expr | None, combine: Combine) -> Expr:
-    """The body beyond the last k reads nothing and adds nothing. A product stays one, to be read as a contraction."""
-    if guard is None:
-        return body
+def _kept(body: Expr, guard: Expr, combine: Combine) -> Expr:
+    """The body where the guard holds; elsewhere it reads nothing and adds nothing."""
+    return Select(guard, body, identity(combine, body.dtype), body.dtype)
+
+
+def _guarded(body: Expr, guard: Expr, combine: Combine) -> Expr:
+    """The same of a product, which stays one, to be read as a contraction."""
     if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
         args = tuple(_guarded(a, guard, Combine.SUM) for a in body.args)
         return Op(OpKind.MUL, args, body.dtype)
     if isinstance(body, Cast) and body.implicit and combine is Combine.SUM:
         return Cast(_guarded(body.arg, guard, combine), body.dtype, implicit=True)
-    return Select(guard, body, identity(combine, body.dtype), body.dtype)
+    return _kept(body, guard, combine)
 
 
 def _regrouped(
@@ -128,16 +136,12 @@ def _combining_group(group: KernelGroup, tensor: str, piece: Axis, type_: Tensor
 def _moved(program: RProgram, space: TileSpace, longest: Axis) -> RProgram:
     """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
 
-    def tile(old: RTile, *, whole: bool) -> RTile:
+    def tile(old: RTile) -> RTile:
         known = old.as_dict()
         extents = []
         for axis in space.axes:
             extent = known.get(axis.name, 1)
-            if axis.role is AxisRole.INNER:
-                extent = axis.extent if whole else 1
-            extents.append((axis.name, extent))
+            extents.append((axis.name, min(extent, axis.extent) if axis.role is AxisRole.INNER else extent))
         return RTile(tuple(extents))
 
-    return replace(
-        program, space=space, block=tile(program.block, whole=True), thread=tile(program.thread, whole=False), split_k=1
-    )
+    return replace(program, space=space, block=tile(program.block), thread=tile(program.thread), split_k=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -147,6 +147,16 @@ def touched(dim: Dim, reach: Mapping[str, int]) -> int:
     return min(dim.size, len(values))
 
 
+_LONG_ROW = 64  # inner points that are a row rather than a window, where those of neighbours do not overlap
+
+
+def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bool:
+    """Whether an index adds inner axes to outer ones, but for long pieces of an axis that was cut."""
+    steps = [abs(c) for name, c in dim.coeffs if name in outer]
+    reach = 1 + sum(abs(c) * (inner[name] - 1) for name, c in dim.coeffs if name in inner)
+    return bool(steps) and reach > 1 and (min(steps) < reach or math.prod(inner.values()) < _LONG_ROW)
+
+
 @dataclass(frozen=True, slots=True)
 class TileSpace:
     """What construction and the model see of a group. `vector_axis`: name of the tile axis whose points are
@@ -175,13 +185,13 @@ class TileSpace:
 
     @property
     def walks_rows(self) -> bool:
-        """Whether an outer point has a row of its own: inner axes that no index adds to outer ones, as a window's."""
+        """Whether an outer point has a row of its own: inner axes that no index adds to outer ones, as a window's are,
+        unless in long pieces."""
         outer = {m.name for a in self.spatial for m in a.members if m.extent > 1}
-        inner = {m.name for a in self.axes if a.role is AxisRole.INNER for m in a.members}
+        inner = {m.name: m.extent for a in self.axes if a.role is AxisRole.INNER for m in a.members}
         return bool(inner) and not any(
-            not dim.opaque and any(name in outer for name, _ in dim.coeffs) and any(n in inner for n, _ in dim.coeffs)
-            for access in self.accesses for dim in access.dims
-        )  # fmt: skip
+            _is_window(dim, outer, inner) for access in self.accesses for dim in access.dims if not dim.opaque
+        )
 
     @property
     def touched_bytes(self) -> int:

@@ -13,7 +13,6 @@ from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.lower.map_gpu import is_map_group, lower_map_gpu
-from roller_svc.lower.reduction_gpu import lower_reduction_gpu
 from roller_svc.lower.rows import (
     RowReads,
     acc_name,
@@ -33,8 +32,6 @@ LANE, THREAD = ".lane", ".thread"
 
 def lower_nest_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
     """One tree. Element i of a thread lies i * (threads on its axis) further on, so that neighbours stay neighbours."""
-    if group.space.walks_rows:
-        return lower_reduction_gpu(group, program)
     if is_map_group(group):
         return lower_map_gpu(group, program)
     if slides_windows(group, program):

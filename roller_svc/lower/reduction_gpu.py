@@ -7,11 +7,24 @@ lanes have in flight together. Where that is the whole row, what several stateme
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from roller_svc.ir.build import add, equal, num, ref
-from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite
+from roller_svc.ir.build import add, ceil_div, equal, num, ref
+from roller_svc.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    loads_of,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Storage
@@ -27,16 +40,30 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.lower.runs import Walked
+from roller_svc.lower.runs import Walked, alike
 from roller_svc.lower.thread_rows import LANE, ThreadRows
+from roller_svc.perf.compiled import planned_needs
+from roller_svc.perf.occupancy import blocks_per_core
+
+# A compiler takes more registers than what lives through a loop: addresses, what it computes ahead of its use.
+REGISTERS_SPARE = 1.25
 
 
-def lower_reduction_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower_reduction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
     rows = ThreadRows(group, program)
     walks = {s.output: row_walk(s, group.outer, program) for s in group.statements}
     reduction = _Reduction(group, rows, walks, row_tensors(group), _held(group, rows, walks))
-    return (ScheduleTree(group.name, rows.around(reduction.nodes())),)
+    return (ScheduleTree(group.name, rows.around(reduction.nodes()), resident=_resident(group, program, hw)),)
+
+
+def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+    """Blocks that a core shall hold: as many as the model counts on, where there are so many."""
+    needs = planned_needs(group, program, hw)
+    if needs is None:
+        return 1
+    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTERS_SPARE))
+    return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
 
 
 def _walked(
@@ -138,7 +165,8 @@ class _Reduction:
         target = _part_name(statement) if parted else acc
         index = (*rows.elements, ref(PLACE)) if parted else rows.elements
         start: tuple[Node, ...] = (Compute(target, index, identity(combine, statement.accumulator)),)
-        join = Compute(target, index, self._placed(statement, walk), combine)
+        guard, body = self._lifted(statement, self._placed(statement, walk), walk)
+        join = Compute(target, index, body, combine)
         parts: tuple[Node, ...] = ()
         if parted:
             start = (Loop(PLACE, walk.run, LoopKind.UNROLL, start),)
@@ -148,10 +176,22 @@ class _Reduction:
             parts = rows.each((first, others), vector=False)
         return [
             *rows.each(start, vector=False),
-            *walk.visited(lambda: self._over_run(walk, join)),
+            *walk.visited(lambda: self._over_run(walk, join, cond=guard)),
             *parts,
             *joined_lanes(rows, statement),
         ]
+
+    def _lifted(self, statement: TensorExpr, body: Expr, walk: RowWalk) -> tuple[Expr | None, Expr]:
+        """(condition under which a chunk is reduced, what is), where all that neighbours have is behind one guard."""
+        match body:
+            case Select(cond=cond, then=then, otherwise=Const() as otherwise):
+                idle = otherwise == identity(statement.combine or Combine.SUM, otherwise.dtype)
+                same = not {e.name for e in self.rows.elements} & axes_of(cond) and not loads_of(cond)
+                if idle and same and alike(cond, PLACE, walk.run):
+                    return cond if self.rows.vector else substitute(cond, {PLACE: num(0)}), then
+            case _:
+                pass
+        return None, body
 
     def _is_parted(self, walk: RowWalk | None) -> bool:
         return walk is not None and walk.run > 1 and self.rows.vector is None
@@ -186,13 +226,20 @@ class _Reduction:
     def _held_index(self, walk: RowWalk) -> tuple[Expr, ...]:
         return (*self.rows.elements, ref(ROUND), ref(PLACE) if walk.run > 1 else num(0))
 
-    def _over_run(self, walk: RowWalk, node: Node, *, guarded: bool = False) -> tuple[Node, ...]:
-        """A chunk's points for each of the thread's rows, what memory has as neighbours innermost."""
+    def _over_run(
+        self, walk: RowWalk, *nodes: Node, guarded: bool = False, cond: Expr | None = None
+    ) -> tuple[Node, ...]:
+        """A chunk's points for each of the thread's rows, what memory has as neighbours innermost. `guarded`: only of
+        rows that exist; `cond`: only where it holds."""
+
+        def where(inside: tuple[Node, ...]) -> tuple[Node, ...]:
+            return inside if cond is None else (Branch(cond, inside),)
+
         if walk.run == 1:
-            return self.rows.each((node,), guarded=guarded)
+            return where(self.rows.each(nodes, guarded=guarded))
         if self.rows.vector is None:
-            return self.rows.each((Loop(PLACE, walk.run, LoopKind.VECTOR, (node,)),), guarded=guarded)
-        return (Loop(PLACE, walk.run, LoopKind.UNROLL, self.rows.each((node,), guarded=guarded)),)
+            return where(self.rows.each((Loop(PLACE, walk.run, LoopKind.VECTOR, nodes),), guarded=guarded))
+        return (Loop(PLACE, walk.run, LoopKind.UNROLL, where(self.rows.each(nodes, guarded=guarded))),)
 
 
 def _part_name(statement: TensorExpr) -> str:

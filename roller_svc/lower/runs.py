@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller_svc.ir.build import add, div, mod, mul, num
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, children, loads_of, with_children
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, children, loads_of, with_children
 from roller_svc.lang.intervals import bounds
 from roller_svc.lower.linear import Linear, expression, linear, span
 
@@ -41,6 +41,19 @@ class Walked:
         if expr.dtype.is_float or not expr.dtype.is_signed or expr.dtype.bits < 32 or loads_of(expr):
             return False
         return not bounds(expr, self.extents).wraps
+
+
+def alike(cond: Expr, place: str, run: int) -> bool:
+    """Whether a condition holds in all places of a run or in none, `place` going from 0 to `run` - 1."""
+    if place not in axes_of(cond):
+        return True
+    if not (isinstance(cond, Op) and cond.kind is OpKind.LT and isinstance(cond.args[1], Const)):
+        return False
+    terms = linear(cond.args[0])
+    own = terms.pop(AxisRef(place), 0)
+    return own == 1 and all(c % run == 0 for c in (int(cond.args[1].value), *terms.values())) and not any(
+        place in axes_of(term) for term in terms if term is not None
+    )
 
 
 def _typed(value: Expr, like: Expr) -> Expr:
