@@ -104,15 +104,24 @@ class SimtMap:
         return max(1, self.problem.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        """Second alignment: lines of memory, whole or as much of them as there is, wherever a tensor lies along."""
-        p, unit, extent = self.problem, base.thread[axis], self.problem.extents[axis]
-        allowed = counts(extent, unit, max(epsilon, FREE_PADDING), MAX_THREADS)
-        fitting = tuple([unit * c for c in allowed]) or (unit,)
-        lines = self.map.accesses if axis == self.map.row else self.map.crossing
-        along = [a.bytes for a in lines if a.run == axis]
+        row, epsilon = self.map.row, max(epsilon, FREE_PADDING)
+        along = self._line_steps(row, base.thread[row], epsilon)
+        if axis == row:
+            return along
+        most = max(1, MAX_THREADS * base.thread[row] // along[0])
+        steps = self._line_steps(axis, base.thread[axis], epsilon)
+        return tuple([s for s in steps if s <= most * base.thread[axis]]) or steps[:1]
+
+    def _line_steps(self, axis: int, unit: int, epsilon: float) -> Tile:
+        """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
+        extent = self.problem.extents[axis]
+        fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
+        lying = self.map.accesses if axis == self.map.row else self.map.crossing
+        along = [a.bytes for a in lying if a.run == axis]
         if not along:
             return fitting
-        line = LINE_BYTES // min(along) if self.map.crossing else p.machine.hw.limits.warp_size * unit
+        warp = self.problem.machine.hw.limits.warp_size
+        line = LINE_BYTES // min(along) if self.map.crossing else warp * unit
         return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
 
     def _thread_rule(self, thread: Tile) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid, spread
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -18,7 +18,7 @@ from roller_svc.perf.simt_window import window_registers
 from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
 
 MAX_OUTPUTS = 8  # of a thread along one window
-MIN_THREADS, MAX_THREADS = 64, 512
+MIN_THREADS, MAX_THREADS = 64, 256
 MAX_BASES = 4
 MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
 FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
@@ -45,8 +45,14 @@ class SimtWindow:
         )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        """From one output, or vector of them, to the tiles that read each input least often."""
-        return spread(sorted(grown.large, key=math.prod), MAX_BASES)
+        """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
+        spatial, windows = self.problem.spatial, self.windows
+
+        def reads(thread: Tile) -> tuple[float, int]:
+            return windows.inputs(thread) / math.prod([thread[i] for i in spatial]), -thread[windows.row]
+
+        large = sorted(grown.large, key=reads)
+        return list(dict.fromkeys([*large[: MAX_BASES - 1], min(large, key=math.prod)]))
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -93,17 +99,25 @@ class SimtWindow:
         return (1,)
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        p = self.problem
+        p, row = self.problem, self.windows.row
         if axis not in p.spatial:
             return (p.extents[axis],)
+        along = self._row_steps(base, epsilon)
+        if axis == row:
+            return along
+        most = max(1, MAX_THREADS * base.thread[row] // along[0])
         unit = base.thread[axis]
-        allowed = counts(p.extents[axis], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
+        if all(w.axis != axis for w in self.windows.windows):
+            return powers(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
+        return tuple([unit * c for c in counts(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
+
+    def _row_steps(self, base: Base, epsilon: float) -> Tile:
+        """Second alignment: half a warp's worth of neighbours, or the whole axis."""
+        p, unit = self.problem, base.thread[self.windows.row]
+        allowed = counts(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
         fitting = tuple([unit * c for c in allowed]) or (unit,)
-        if axis == self.windows.row:
-            # second alignment: half a warp's worth of neighbours, or the whole axis
-            warp = p.machine.hw.limits.warp_size
-            fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
-        return fitting
+        warp = p.machine.hw.limits.warp_size
+        return tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
 
     def _thread_rule(self, thread: Tile) -> str:
         p, limits, windows = self.problem, self.problem.machine.hw.limits, self.windows

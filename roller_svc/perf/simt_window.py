@@ -73,7 +73,9 @@ def _thread_work(p: Problem, windows: WindowSpace, launch: Launch) -> tuple[floa
     """Instructions of a thread, and cycles that a warp's accesses hold the core's cache."""
     thread = launch.thread
     outputs, taps = math.prod([thread[i] for i in p.spatial]), p.inner_points
-    instructions = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * outputs
+    # joining is the other half of a multiply-add
+    each_tap = max(1.0, p.space.flops / (p.outer_points * taps) - 1.0)
+    instructions = THREAD_INSTRUCTIONS + each_tap * taps * outputs
     if windows.unrolled(thread) > UNROLLED_STATEMENTS or not windows.slid(thread):
         instructions += TAP_INSTRUCTIONS * taps
     cycles = 0.0
