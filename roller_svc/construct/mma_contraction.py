@@ -75,7 +75,8 @@ class MmaContraction:
         for axis in (p.m, p.n):
             if axis is not None:
                 unit = base.thread[axis]
-                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_WARPS)]
+                most = min(MAX_WARPS, -(-p.extents[axis] // unit))
+                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, most)]
                 axes[axis] = tuple(fitting or [unit])
         return Stage(
             level=p.machine.hw.block_level.name, names=self._names(), steps=self._steps(axes),
@@ -184,7 +185,8 @@ class MmaContraction:
 
     # stages and order -------------------------------------------------------------------------------------------
     def _stages(self, block: Tile, base: Base, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
-        """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages."""
+        """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages, and for one
+        more: latencies vary."""
         hw = self.problem.machine.hw
         limits = hw.limits
         staged = mma_block(self.problem, block, base.thread)
@@ -200,6 +202,8 @@ class MmaContraction:
                 needed = LEAST_STAGES
             yield resident, max(LEAST_STAGES, min(fitting, needed, steps))
             if needed <= fitting:
+                if self._asynchronous and needed < min(fitting, steps):
+                    yield resident, max(LEAST_STAGES, needed) + 1
                 return
 
     def _raster(self, block: Tile, at_once: int) -> int:
@@ -245,5 +249,5 @@ def _streams(tiles: int, steps: int, at_once: int) -> Tile:
 
 
 def _multiples(extent: int, granule: int, most: int) -> Tile:
-    """Whole instructions along one axis of a warp's tile."""
-    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], most)])
+    """Whole instructions along one axis of a warp's tile, none of which is all padding."""
+    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])

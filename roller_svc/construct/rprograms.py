@@ -39,7 +39,7 @@ VISITS_PER_STAGE = 40
 ENOUGH = 8  # tiles after which padding need not grow
 SHRUNK = 3  # tiles that scale-out starts from
 RANKED = 36  # rPrograms that `rank` puts before the model
-RANKED_MATRIX = 64  # the same of a matrix unit, whose tiles differ in stages too
+RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +141,17 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
-    if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
-        shapes = [s for s in shapes if not s.pipeline.stream_k]
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
 def _rules(group: KernelGroup, p: Problem) -> Rules:
-    if p.machine.unit.kind is UnitKind.MMA:
+    unit = p.machine.unit
+    if unit.kind is UnitKind.MMA and p.is_contraction:
         return MmaContraction(p)
-    if p.machine.unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
+    if unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
         raise NoCandidateError(
-            f"{p.machine.unit.name} of {p.machine.hw.id}: no rules for units of kind {p.machine.unit.kind.value}",
+            f"{unit.name} of {p.machine.hw.id}: no rules for a {group.kind.value} on units of kind {unit.kind.value}",
             rejections={"unit kind": 1},
         )
     if p.machine.simt:
