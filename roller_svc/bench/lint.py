@@ -17,10 +17,9 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.ir.kernel import Language
-from roller_svc.ir.report import BuildReport, BuildRequest
+from roller_svc.ir.report import BuildReport
 from roller_svc.pipeline import build_kernel
-from roller_svc.toolchain.lint import FindingKind, Lint, LintedLaunch, lint
+from roller_svc.toolchain.lint import FindingKind, Lint, LintedLaunch, PlannedKernel, lint
 
 Json = dict[str, Any]
 
@@ -30,52 +29,62 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 LEAST_M = LEAST_N = 64
 LEAST_K = 32
 TENSOR_CORE_FAMILIES = ("HMMA", "HGMMA")
+TOGETHER = 8  # cases of one task: then starting the disassembler is a small part of their time
 
 
 @dataclass(frozen=True, slots=True)
 class LintTask:
-    case: BenchCase
+    """Cases that are built one after the other and disassembled together, for one device."""
+
+    cases: tuple[BenchCase, ...]
     target: str
 
 
-def lint_case(task: LintTask) -> Json:
-    """One row: the case's kernel built as the model chooses it, disassembled and looked at; or its `error`."""
-    case = task.case
-    try:
-        request = build_request(
-            case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model"
-        )
-        report, found = built_and_linted(request)
-    except RollerError as failure:
-        return failed(task, failure)
-    return {"id": case.id, "cls": case.cls, **lint_json(report, found), "error": None}
+def tasks_of(cases: Sequence[BenchCase], target: str, size: int = TOGETHER) -> list[LintTask]:
+    return [LintTask(tuple(cases[i : i + size]), target) for i in range(0, len(cases), size)]
 
 
-def failed(task: LintTask, error: RollerError) -> Json:
+def lint_cases(task: LintTask) -> list[Json]:
+    """One row a case: its kernel, built as the model chooses it, as machine code; or its `error`."""
+    reports: list[BuildReport | RollerError] = []
+    for case in task.cases:
+        try:
+            request = build_request(
+                case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model"
+            )
+            reports.append(build_kernel(request))
+        except RollerError as failure:
+            reports.append(failure)
+    found = iter(linted([report for report in reports if isinstance(report, BuildReport)]))
+    return [
+        failed(case, report) if isinstance(report, RollerError)
+        else {"id": case.id, "cls": case.cls, **lint_json(report, next(found)), "error": None}
+        for case, report in zip(task.cases, reports, strict=True)
+    ]  # fmt: skip
+
+
+def failed(case: BenchCase, error: RollerError) -> Json:
     """The row of a case that came to no kernel."""
-    return {"id": task.case.id, "cls": task.case.cls, "error": f"{error.code}: {error.message}"}
+    return {"id": case.id, "cls": case.cls, "error": f"{error.code}: {error.message}"}
 
 
-def built_and_linted(request: BuildRequest) -> tuple[BuildReport, Lint]:
-    """A build and the lint of its winner. Raises the build's error, ArgumentError where the kernel is not CUDA."""
-    report = build_kernel(request)
-    compiled = kept(report).compiled
-    if compiled.source.language is not Language.CUDA:
-        raise not_cuda(report.hardware)
-    return report, lint(compiled, report.winner.plan, report.groups, report.hardware)
+def linted(reports: Sequence[BuildReport]) -> list[Lint]:
+    """The lint of every build's winner, all for one device. Raises ArgumentError where that has no CUDA kernels."""
+    if not reports:
+        return []
+    hw = reports[0].hardware
+    check_target(hw)
+    kernels = [PlannedKernel(kept(one).compiled, one.winner.plan, one.groups) for one in reports]
+    return lint(kernels, hw)
 
 
 def check_target(hw: HardwareSpec) -> None:
     """Raises ArgumentError for devices whose kernels are not CUDA."""
     if hw.family is not Family.CUDA:
-        raise not_cuda(hw)
-
-
-def not_cuda(hw: HardwareSpec) -> ArgumentError:
-    return ArgumentError(
-        f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
-        hint="--target nvidia-...: roller targets lists the devices",
-    )  # fmt: skip
+        raise ArgumentError(
+            f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
+            hint="--target nvidia-...: roller targets lists the devices",
+        )  # fmt: skip
 
 
 def lint_json(report: BuildReport, found: Lint) -> Json:

@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
 from roller_svc.bench import lint
-from roller_svc.bench.cases import performance_cases
+from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.construct import bench_construct
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.cli import options as common
@@ -96,16 +97,28 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
         run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
         journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
         done = {row["id"]: row for row in journal.rows()}
-        tasks = [lint.LintTask(case, target) for case in cases if case.id not in done]
-        found = spread(lint.lint_case, tasks, options.jobs, options.timeout)
-        for task, answer in progress.shown(found, len(tasks), target):
-            row = lint.failed(task, answer) if isinstance(answer, RollerError) else answer
+        left = [case for case in cases if case.id not in done]
+        for row in progress.shown(_rows(left, target, options), len(left), target):
             journal.add([row])
             done[row["id"]] = row
         rows = [done[case.id] for case in cases]
         results[target] = lint.summary(rows) | {"cases": rows}
         journal.drop()
     return {"targets": results}
+
+
+def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows as they come. The cases of a task that ends in an error are tried again, each alone."""
+    alone: list[BenchCase] = []
+    tasks = lint.tasks_of(cases, target)
+    for task, answer in spread(lint.lint_cases, tasks, options.jobs, options.timeout * lint.TOGETHER):
+        if isinstance(answer, RollerError):
+            alone += task.cases
+        else:
+            yield from answer
+    for task, answer in spread(lint.lint_cases, lint.tasks_of(alone, target, 1), options.jobs, options.timeout):
+        (case,) = task.cases
+        yield from [lint.failed(case, answer)] if isinstance(answer, RollerError) else answer
 
 
 def _cases(given: str | None) -> Path:

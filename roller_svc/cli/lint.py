@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from roller_svc.ask import spec_of
-from roller_svc.bench.lint import built_and_linted, check_target, lint_json
+from roller_svc.bench.lint import check_target, lint_json, linted
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.ir.printer import text
+from roller_svc.pipeline import build_kernel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     request = common.request_of(options)
     check_target(spec_of(request))
-    report, found = built_and_linted(request)
+    report = build_kernel(request)
+    (found,) = linted([report])
     facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, found)}
     if options.json:
         show.as_json(facts)

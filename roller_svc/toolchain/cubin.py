@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _ATTRIBUTE = struct.Struct("<BBH")
 _RESERVED_SHARED_BYTES = 1024  # sm_90 and later: the system's share, in front of every kernel's own
+_CODE = ".text."  # with a function's name: the section of its code
 _WITH_BODY = 4  # the attribute's 16 bits are a size, and that many bytes follow
 # Attributes of .nv.info (the names are cuobjdump's, EIATTR_...).
 _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F  # in the file's table: (symbol, value)
@@ -52,16 +54,29 @@ class _Found:
 
 def read_cubin(binary: bytes) -> dict[str, CubinKernel]:
     """Every kernel of a cubin by its name; raises CompileError for bytes that are not one."""
-    try:
+    with _refusing():
         return _read(binary)
+
+
+def read_code(binary: bytes) -> dict[str, bytes]:
+    """The machine code of every function of a cubin by its name; raises CompileError for bytes that are not one."""
+    with _refusing():
+        sections = [s for s in _sections(binary) if s.name.startswith(_CODE)]
+        return {s.name.removeprefix(_CODE): binary[s.offset : s.offset + s.size] for s in sections}
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
     except (struct.error, ValueError, IndexError) as error:
         raise CompileError(f"not a cubin: {error}", code="bad-cubin") from error
 
 
 def _read(binary: bytes) -> dict[str, CubinKernel]:
     sections = _sections(binary)
-    found: dict[str, _Found] = {s.name.removeprefix(".text."): _Found(text=s, code_bytes=s.size)
-                                for s in sections if s.name.startswith(".text.")}  # fmt: skip
+    found: dict[str, _Found] = {s.name.removeprefix(_CODE): _Found(text=s, code_bytes=s.size)
+                                for s in sections if s.name.startswith(_CODE)}  # fmt: skip
     symbols = _symbols(binary, sections)
     reserved_bytes = _RESERVED_SHARED_BYTES if any(s.name == ".nv.shared.reserved.0" for s in sections) else 0
     for section in sections:

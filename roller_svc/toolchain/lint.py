@@ -1,8 +1,8 @@
-"""A compiled CUDA kernel and the plan it was made from → what its machine code has, and what is wrong with it."""
+"""Compiled CUDA kernels and the plans they were made from → what their machine code has, and what is wrong with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -38,6 +38,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedKernel:
+    """A binary with the plan that it was made from, and the groups that the plan is for."""
+
+    compiled: CompiledKernel
+    plan: Plan
+    groups: tuple[KernelGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """What the plan has for a launch: the unit, and what the model assumes that a block takes."""
 
@@ -64,15 +73,20 @@ class Lint:
         return sum(finding.kind is kind for finding in self.findings)
 
 
-def lint(compiled: CompiledKernel, plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> Lint:
-    """Every launch disassembled and held against its plan and its text.
+def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[Lint]:
+    """Every launch disassembled and held against its plan and its text. The kernels are for one device.
 
-    Raises ToolchainMissingError where there is no disassembler, CompileError where it does not read the binary.
+    Raises ToolchainMissingError where there is no disassembler, CompileError where it does not read a binary.
     """
-    code = sass_functions(compiled.binary)
+    codes = sass_functions([kernel.compiled.binary for kernel in kernels], hw.arch)
+    return [_linted(kernel, code, hw) for kernel, code in zip(kernels, codes, strict=True)]
+
+
+def _linted(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: HardwareSpec) -> Lint:
+    compiled = kernel.compiled
     planned = {
         compiled.source.main_launch(group.name): Planned(choice.program.unit, planned_needs(group, choice.program, hw))
-        for group, choice in zip(groups, plan.choices, strict=True)
+        for group, choice in zip(kernel.groups, kernel.plan.choices, strict=True)
     }
     launches = tuple(
         LintedLaunch(launch, used, code[launch.name], planned.get(position))

@@ -14,6 +14,7 @@ from roller_svc.lang import parse
 from roller_svc.lang.names import FUNCTIONS
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
+from roller_svc.toolchain.lint import FindingKind
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -83,3 +84,7 @@ def test_links_between_pages() -> None:
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_every_finding_of_lint_is_described() -> None:
+    assert [kind.value for kind in FindingKind if f"`{kind.value}`" not in DOCS["api.md"]] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from roller_svc import hardware, settings
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.lint import LintTask, half_contractions, lint_case, summary
+from roller_svc.bench.lint import LintTask, half_contractions, lint_cases, summary, tasks_of
 from roller_svc.cli import main
 from roller_svc.construct.partition import partition
+from roller_svc.errors import FarmError
 from roller_svc.front import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorType
@@ -20,6 +22,7 @@ from roller_svc.toolchain import sass
 
 TARGET = "nvidia-l40s"
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+BAD = BenchCase("bad", "gemm", "C[m] = A[q", {}, None)
 LINEAR = "C[m, n] +=! A[m, k] * B[n, k]\nD[m, n] = C[m, n] * 2\nE[m, o] +=! D[m, n] * B[o, n]"
 
 
@@ -58,7 +61,12 @@ def test_every_contraction_of_a_program_counts() -> None:
 
 
 def test_a_row_says_what_was_compiled() -> None:
-    row = lint_case(LintTask(matmul("fp32", "float32", 128, 128, 128), TARGET))
+    cases = (matmul("fp32", "float32", 128, 128, 128), BAD, matmul("ints", "int32", 64, 64, 64))
+    row, refused, ints = lint_cases(LintTask(cases, TARGET))
+    assert refused == {"id": "bad", "cls": "gemm", "error": refused["error"]}
+    assert refused["error"].startswith("unbalanced-bracket: ")
+    assert ints["id"] == "ints"
+    assert ints["instructions"]["IMAD"] > 0
     assert (row["id"], row["cls"], row["error"]) == ("fp32", "gemm", None)
     assert row["kernels"] == len(row["launches"]) >= 1
     assert row["instructions"]["FFMA"] == sum(launch["counts"].get("FFMA", 0) for launch in row["launches"]) > 0
@@ -69,10 +77,11 @@ def test_a_row_says_what_was_compiled() -> None:
     assert json.loads(json.dumps(row)) == row
 
 
-def test_a_refused_case_is_a_row() -> None:
-    row = lint_case(LintTask(BenchCase("bad", "gemm", "C[m] = A[q", {}, None), TARGET))
-    assert row.keys() == {"id", "cls", "error"}
-    assert row["error"].startswith("unbalanced-bracket: ")
+def test_tasks_have_all_cases_in_order() -> None:
+    cases = [matmul(str(i), "float32", 8, 8, 8) for i in range(7)]
+    tasks = tasks_of(cases, TARGET, 3)
+    assert [len(task.cases) for task in tasks] == [3, 3, 1]
+    assert [case for task in tasks for case in task.cases] == cases
 
 
 def built(spills: tuple[int, ...], halves: int, on_tensor_cores: int, seconds: float) -> dict[str, Any]:
@@ -123,7 +132,9 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert [row["id"] for row in first["cases"]] == ["good", "bad"]
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1
     assert first["errors"] == 1
-    monkeypatch.setattr("roller_svc.cli.bench.spread", lambda work, tasks, jobs, timeout: iter(tasks and [1 / 0]))
+    monkeypatch.setattr(
+        "roller_svc.cli.bench.spread", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
+    )
     assert main([*words, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"][TARGET] == first
 
@@ -160,3 +171,21 @@ def test_lint_of_one_program(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lint_is_for_cuda(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "C[n] = A[n]", "--input", "A=float32[64]"]) == 2
     assert "machine code of CUDA kernels" in capsys.readouterr().err
+
+
+def test_cases_of_a_task_that_is_lost_are_tried_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crashing(work: object, tasks: list[LintTask], *_: object) -> Iterator[tuple[LintTask, object]]:
+        for task in tasks:
+            if BAD.id in [case.id for case in task.cases]:
+                yield task, FarmError("the worker process died", code="worker-lost")
+            else:
+                yield task, lint_cases(task)
+
+    monkeypatch.setattr("roller_svc.cli.bench.spread", crashing)
+    path = write_cases(tmp_path / "cases.json")
+    assert main(["bench", "lint", "--cases", str(path), "--target", TARGET, "--json"]) == 0
+    good, bad = json.loads(capsys.readouterr().out)["targets"][TARGET]["cases"]
+    assert good["error"] is None
+    assert bad["error"] == "worker-lost: the worker process died"

@@ -16,7 +16,7 @@ from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.report import BuildReport, Plan
 from roller_svc.perf.compiled import planned_needs, revised_plan
 from roller_svc.pipeline import build_kernel
-from roller_svc.toolchain.lint import Finding, FindingKind, Lint, lint, matrix_families
+from roller_svc.toolchain.lint import Finding, FindingKind, Lint, PlannedKernel, lint, matrix_families
 from roller_svc.toolchain.promises import promises
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
@@ -46,7 +46,8 @@ def linted(
     if unit is not None:
         (choice,) = plan.choices
         plan = Plan((dataclasses.replace(choice, program=dataclasses.replace(choice.program, unit=unit, stages=2)),))
-    return lint(compiled or compiled_of(report), plan, report.groups, report.hardware)
+    (found,) = lint([PlannedKernel(compiled or compiled_of(report), plan, report.groups)], report.hardware)
+    return found
 
 
 def kinds(found: Lint) -> list[FindingKind]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,8 @@ def product(arch: Arch = SM_80) -> KernelSource:
 
 @pytest.mark.parametrize("number", [80, 86, 89, 90, 120])
 def test_tensor_core_instructions_are_counted(number: int) -> None:
-    found = sass.sass_functions(toolchain.compile_source(product(Arch("sm_", number))).binary)
+    arch = Arch("sm_", number)
+    (found,) = sass.sass_functions([toolchain.compile_source(product(arch)).binary], arch)
     assert list(found) == ["product"]
     function = found["product"]
     assert function.count("HMMA") == 1
@@ -53,8 +56,10 @@ def test_tensor_core_instructions_are_counted(number: int) -> None:
     assert 20 < function.instructions < 100
 
 
-def test_every_launch_is_a_function_of_its_own() -> None:
-    found = sass.sass_functions(toolchain.compile_source(cuda_scale()).binary)
+def test_every_launch_is_a_function_of_its_own_whatever_is_read_with_it() -> None:
+    binaries = [toolchain.compile_source(source).binary for source in (product(), cuda_scale(), product())]
+    first, found, last = sass.sass_functions(binaries, SM_80)
+    assert first == last == sass.sass_functions(binaries[:1], SM_80)[0]
     assert set(found) == {"flip", "scale"}
     assert found["flip"].count("BAR") == found["flip"].count("STS.32") == found["flip"].count("LDS.32") == 1
     assert found["scale"].count("BAR", "STS", "LDS") == 0
@@ -85,21 +90,44 @@ def test_families(opcode: str, family: str | None) -> None:
     assert sass.family_of(opcode) == family
 
 
-def test_padding_does_not_count() -> None:
+@pytest.mark.parametrize("source", [product(), cuda_scale()])
+def test_all_instructions_of_the_text_are_counted_but_padding(source: KernelSource) -> None:
+    binary = toolchain.compile_source(source).binary
+    opcodes = re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@(?!!PT)\S+ +)?([A-Z][\w.]*)", sass.sass_text(binary))
+    counts = Counter(opcode.partition(".")[0] for opcode in opcodes if opcode != "NOP")
+    (found,) = sass.sass_functions([binary], SM_80)
+    assert sum(function.instructions for function in found.values()) == counts.total()
+    for family in ("FFMA", "HMMA", "LDG", "STG", "LDS", "STS", "LDGSTS", "LDSM", "BAR"):
+        assert sum(function.count(family) for function in found.values()) == counts[family]
+
+
+def printing(folder: Path, document: str) -> Path:
+    """A tool that prints the document whatever it is given."""
+    (folder / "printed").write_text(document)
+    tool = folder / "nvdisasm"
+    tool.write_text(f"#!/bin/sh\ncat {folder}/printed\n")
+    tool.chmod(0o755)
+    return tool
+
+
+def test_instructions_that_never_happen_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code = [
         {"opcode": "LDS", "predicate": "@!PT", "operands": "RZ,[RZ]"},
         {"opcode": "LDS.128", "predicate": "@!P0", "operands": "R0,[R2]"},
         {"opcode": "EXIT"},
         {"opcode": "NOP"},
     ]
-    document = json.dumps([{"SM": {}}, [{"function-name": "f", "sass-instructions": code}]])
-    assert sass.parse_sass(document) == {"f": sass.SassFunction("f", 2, (("LDS.128", 1),))}
+    document = json.dumps([{"SM": {}}, [{"function-name": "Unknown", "sass-instructions": code}]])
+    monkeypatch.setattr(sass, "disassembler", lambda: printing(tmp_path, document))
+    (found,) = sass.sass_functions([toolchain.compile_source(product()).binary], SM_80)
+    assert found == {"product": sass.SassFunction("product", 2, (("LDS.128", 1),))}
 
 
-@pytest.mark.parametrize("printed", ["", "{}", "[{}]", '[{}, [{"name": "f"}]]'])
-def test_what_is_no_disassembly_is_refused(printed: str) -> None:
+@pytest.mark.parametrize("printed", ["", "{}", "[{}]", "[{}, [1, 2]]", '[{}, [{"name": "f"}]]'])
+def test_what_is_no_disassembly_is_refused(printed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sass, "disassembler", lambda: printing(tmp_path, printed))
     with pytest.raises(CompileError) as raised:
-        sass.parse_sass(printed)
+        sass.sass_functions([toolchain.compile_source(product()).binary], SM_80)
     assert raised.value.code == "bad-cubin"
 
 
@@ -107,6 +135,8 @@ def test_what_is_no_cubin_is_refused() -> None:
     with pytest.raises(CompileError, match="nvdisasm does not read the cubin") as raised:
         sass.sass_text(b"junk")
     assert raised.value.code == "bad-cubin"
+    with pytest.raises(CompileError, match="not a cubin"):
+        sass.sass_functions([b"junk"], SM_80)
 
 
 def test_time_is_limited() -> None:
