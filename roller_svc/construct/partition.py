@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.construct.axis_fusion import fuse_axes
 from roller_svc.construct.contraction import Contraction, as_contraction
+from roller_svc.construct.flat_rows import flat_rows
 from roller_svc.construct.inline import inlined, squeezed
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
@@ -48,7 +49,7 @@ def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ..
     wanted = {o.tensor for o in program.outputs}
     types = stored_types(program)
     return tuple(
-        _group(draft, f"kernel{i}", types, wanted | read_by[i]) for i, draft in enumerate(drafts)
+        _group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts)
     )
 
 
@@ -249,10 +250,14 @@ def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> 
     )  # fmt: skip
 
 
-def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str]) -> KernelGroup:
+def _group(
+    draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: HardwareSpec
+) -> KernelGroup:
     locals_ = frozenset(draft.written - wanted)
     touched = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
     fused = fuse_axes(draft.statements, {t: types[t] for t in touched})
+    if hw.family is not Family.CPU:
+        fused = flat_rows(fused)
     statements = fused.statements
     outer = statements[0].spatial
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)

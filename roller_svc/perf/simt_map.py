@@ -145,7 +145,7 @@ def _thread_work(p: Problem, tile: MapTile, threads: int) -> tuple[float, float]
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
     """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
     if access.is_opaque and access.run != tile.map.row:
-        return float(WARP)
+        return float(min(WARP, -(-access.access.tensor_bytes // SECTOR_BYTES)))
     lanes, count, run = WARP, 1, each * access.bytes
     for i in reversed(tile.map.thread_order(tile.block)):
         along = min(lanes, tile.block[i] // tile.thread[i])

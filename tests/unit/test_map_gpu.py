@@ -20,6 +20,12 @@ CASES: dict[str, tuple[str, Types]] = {
     "odd rows": ("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (99, 51)), "b": ("float32", (51,))}),
     "rows of six": ("y[i, j] = x[i, j] + b[i]", {"x": ("float32", (500, 6)), "b": ("float32", (500,))}),
     "channels": ("y[n, c, h, w] = x[n, c, h, w] * s[c]", {"x": ("float16", (2, 20, 14, 14)), "s": ("float16", (20,))}),
+    "ragged planes": ("y[n, c, h, w] = relu(x[n, c, h, w] * s[c] + b[c])",
+                      {"x": ("float16", (2, 24, 7, 7)), "s": ("float32", (24,)), "b": ("float32", (24,))}),
+    "odd and crossed": ("y[i, j] = x[j, i] + b[j]", {"x": ("float32", (51, 99)), "b": ("float32", (51,))}),
+    "two ragged results": ("a[i, j] = exp(x[i, j]); b[i, j] = a[i, j] + x[i, j]", {"x": ("float32", (70, 35))}),
+    "shifted in ragged rows": ("y[i, j] = x[i, j] + z[i, j + 1]",
+                               {"x": ("float32", (64, 33)), "z": ("float32", (64, 34))}),
     "two results": ("a[i, j] = exp(x[i, j]); b[i, j] = a[i, j] + x[i, j]", {"x": ("float32", (64, 72))}),
     "transpose": ("y[j, i] = x[i, j]", {"x": ("float32", (128, 96))}),
     "transpose of halves": ("y[j, i] = x[i, j]", {"x": ("float16", (128, 192))}),
@@ -49,9 +55,9 @@ def test_every_tile_gives_the_interpreters_numbers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "loads"),
-    [("bias", "uint4"), ("half", "uint4"), ("bytes", "uint4"), ("a rest", "uint4"), ("channels", "uint2"),
-     ("rows of six", "uint2"), ("transpose", "uint4"), ("transpose of halves", "uint4"), ("heads", "uint4"),
-     ("table", "uint4"), ("odd rows", "")],
+    [("bias", "uint4"), ("half", "uint4"), ("bytes", "uint4"), ("a rest", "uint4"), ("channels", "uint4"),
+     ("rows of six", "uint4"), ("transpose", "uint4"), ("transpose of halves", "uint4"), ("heads", "uint4"),
+     ("table", "uint4"), ("odd rows", "uint4"), ("ragged planes", "uint4"), ("odd and crossed", "")],
 )  # fmt: skip
 def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: str) -> None:
     found = case(*CASES[name])

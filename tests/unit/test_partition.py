@@ -81,8 +81,20 @@ def test_axes_that_always_stand_together_are_one() -> None:
 
 
 def test_axes_with_a_guard_stay_apart() -> None:
-    (group,) = groups("y[a,b] = x[a,b].when([a >= b], 0.0)", x=(6, 6))
-    assert [a.extent for a in group.outer] == [6, 6]
+    (group,) = groups("y[a,b] = x[a,b].when([a >= b], 0.0)", x=(8, 8))
+    assert [a.extent for a in group.outer] == [8, 8]
+
+
+def test_ragged_rows_are_flat_where_most_tensors_are() -> None:
+    """On a GPU, whose threads take whole vectors; what has only one of the axes divides."""
+    (group,) = groups("y[a,b] = x[a,b] * s[a]", x=(20, 6), s=(20,))
+    assert [a.extent for a in group.outer] == [120]
+    (even,) = groups("y[a,b] = x[a,b] * s[a]", x=(20, 8), s=(20,))
+    assert [a.extent for a in even.outer] == [20, 8]
+    (crossed,) = groups("y[a,b] = x[a,b] * z[b,a]", x=(20, 6), z=(6, 20))
+    assert [a.extent for a in crossed.outer] == [20, 6]
+    (on_cpu,) = partition(program("y[a,b] = x[a,b] * s[a]", x=(20, 6), s=(20,)), hardware.load("cpu-x86-avx2"))
+    assert [a.extent for a in on_cpu.outer] == [20, 6]
 
 
 def test_an_expensive_producer_that_many_read_is_stored() -> None:
