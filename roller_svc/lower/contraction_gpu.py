@@ -215,26 +215,32 @@ class _Kernel:
 
     # epilogue --------------------------------------------------------------------------------------------------------
     def _store(self) -> Node:
-        """Every row of a thread's tile, in pieces of neighbours that the output has side by side as well."""
-        view, n_group = self.view, self._group(self.view.n)
-        lead = view.n.members[-1]
-        width = math.gcd(n_group, lead.extent)
+        """A thread's tile, in pieces of rows that the output has side by side as well."""
+        view, width = self.view, math.gcd(self._group(self.view.n), self.view.n.members[-1].extent)
+        lead = view.n.members[-1].name
         element = add(mul(ref("n.piece"), num(width)), ref("n.lane"))
         total = Load(ACC, (ref("m.element"), element), view.dtype)
         lanes = Loop("n.lane", width, LoopKind.VECTOR, ())
-        nodes = view.epilogue_over(total, lanes, {lead.name: add(ref(lead.name), ref("n.lane"))})
-        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
+        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
         if inside := both(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
-        pieces = n_group // width
-        column = self._column(view.n, div(ref("n.piece"), pieces))
-        column = add(column, mul(mod(ref("n.piece"), pieces), num(width)))
-        nodes = (self._placed(view.n, column, nodes),)
-        nodes = (Loop("n.piece", self._thread(view.n) // width, LoopKind.UNROLL, nodes),)
-        m_group = self._group(view.m)
-        row = add(self._column(view.m, div(ref("m.element"), m_group)), mod(ref("m.element"), m_group))
-        nodes = (self._placed(view.m, row, nodes),)
-        return Loop("m.element", self._thread(view.m), LoopKind.UNROLL, nodes)
+        # what takes divisions to find is found in the outer loop
+        rows_inside = len(view.n.members) > len(view.m.members)
+        if rows_inside:
+            return self._each_piece(width, (self._each_row(nodes),))
+        return self._each_row((self._each_piece(width, nodes),))
+
+    def _each_row(self, nodes: tuple[Node, ...]) -> Node:
+        m, group = self.view.m, self._group(self.view.m)
+        row = add(self._column(m, div(ref("m.element"), group)), mod(ref("m.element"), group))
+        nodes = (self._placed(m, row, decoded(m, ref("m.place"), nodes)),)
+        return Loop("m.element", self._thread(m), LoopKind.UNROLL, nodes)
+
+    def _each_piece(self, width: int, nodes: tuple[Node, ...]) -> Node:
+        n, pieces = self.view.n, self._group(self.view.n) // width
+        column = add(self._column(n, div(ref("n.piece"), pieces)), mul(mod(ref("n.piece"), pieces), num(width)))
+        nodes = (self._placed(n, column, decoded(n, ref("n.place"), nodes)),)
+        return Loop("n.piece", self._thread(n) // width, LoopKind.UNROLL, nodes)
 
     def _placed(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:
         role = axis.role.value
