@@ -86,6 +86,9 @@ def test_what_is_ordered_is_no_race(name: str) -> None:
 def test_blocks_of_a_launch_are_not_ordered() -> None:
     with pytest.raises(WrongAnswerError, match=r"race: .* of C at line .* of another block writes it"):
         module(kernel("c[i] = a[i];", blocks=2), races=True).run(INPUT)
+    late = "s[i] = i < 2 + (int)blockIdx.x ? c[0] : 0;\n__syncthreads();\nif (blockIdx.x == 1 && i == 5) c[0] = 1;"
+    with pytest.raises(WrongAnswerError, match=r"thread 5 writes byte 0 of C at .* of another block reads it"):
+        module(kernel(late, blocks=2), races=True).run(INPUT)
     apart = kernel("const int at = 16 * (int)blockIdx.x + i;\ns[i] = a[at];\nc[at] = s[i];", threads=16, blocks=2)
     np.testing.assert_array_equal(module(apart, races=True).run(INPUT)["C"], INPUT["A"])
 

@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned MOST_WARPS = 1024 / emulator::WARP;
 
 // ATOMIC_WRITES: by more than one thread. COPY: still in flight.
-enum Kind : uint8_t { READ, WRITE, ATOMIC_READ, ATOMIC_WRITE, ATOMIC_WRITES, COPY };
+enum Kind : uint16_t { READ, WRITE, ATOMIC_READ, ATOMIC_WRITE, ATOMIC_WRITES, COPY };
 constexpr const char *KIND_NAMES[] = {"reads", "writes", "reads", "changes", "(and others) changes", "copies to"};
 
 struct Access {
@@ -88,25 +88,34 @@ bool replaced(const Access &kept, const Access &access, bool in_shared) {
 
 void keep_read(Cell &cell, const Access &access, bool in_shared) {
   Access &first = cell.reads[0], &second = cell.reads[1];
+  bool alike = warp_of(first) == warp_of(second) && second.time >= block_began;
   if (replaced(first, access, in_shared))
     first = access;
-  else if (replaced(second, access, in_shared) || warp_of(first) == warp_of(second))
+  else if (alike || replaced(second, access, in_shared))
     second = access;
 }
 
-void touch(Cell *cell, size_t bytes, Access access, const char *name, size_t first, bool in_shared) {
-  for (size_t i = 0; i < bytes; i++, cell++) {
-    const Access &write = cell->write;
-    if (conflict(write, access, in_shared)) report_race(access, write, name, first + i);
-    if (!is_write(access.kind)) {
-      keep_read(*cell, access, in_shared);
-      continue;
-    }
-    for (const Access &read : cell->reads)
-      if (conflict(read, access, in_shared)) report_race(access, read, name, first + i);
-    bool several = is_atomic(access.kind) && !ordered(write, access.thread, in_shared);
-    cell->write = access;
-    if (several) cell->write.kind = ATOMIC_WRITES;
+void touch_byte(Cell &cell, const Access &access, const char *name, size_t byte, bool in_shared) {
+  const Access write = cell.write;
+  if (conflict(write, access, in_shared)) report_race(access, write, name, byte);
+  if (!is_write(access.kind)) return keep_read(cell, access, in_shared);
+  for (const Access &read : cell.reads)
+    if (conflict(read, access, in_shared)) report_race(access, read, name, byte);
+  bool several = is_atomic(access.kind) && !ordered(write, access.thread, in_shared);
+  cell.write = access;
+  if (several) cell.write.kind = ATOMIC_WRITES;
+}
+
+void touch(Cell *cell, size_t bytes, const Access &access, const char *name, size_t first, bool in_shared) {
+  Cell before = *cell;
+  touch_byte(*cell, access, name, first, in_shared);
+  const Cell after = *cell;
+  const bool changed = memcmp(&after, &before, sizeof before);
+  for (size_t i = 1; i < bytes; i++) {  // neighbours mostly have the same past
+    if (memcmp(&cell[i], &before, sizeof before))
+      touch_byte(cell[i], access, name, first + i, in_shared);
+    else if (changed)
+      cell[i] = after;
   }
 }
 
