@@ -319,7 +319,7 @@ class Scalar:
         match value:
             case Const(value=number) if number == 0 and math.copysign(1.0, number) > 0:
                 return "0"
-            case Cast(arg=arg, dtype=to) if to in (dtype, dtype.compute) and arg.dtype is dtype:
+            case Cast(arg=arg, dtype=to) if to in (dtype, dtype.compute):
                 return self._unchanged(arg, dtype)
             case Load(tensor=tensor, checked=checked) if self.places[tensor].dtype is dtype and not any(checked):
                 place = self.places[tensor]

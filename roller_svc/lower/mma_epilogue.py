@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import contiguous_run
 from roller_svc.ir.program import Combine, TensorExpr, identity
@@ -128,15 +128,21 @@ class Epilogue:
         return (Branch(inside, nodes),) if inside is not None else nodes
 
     def store_width(self) -> int:
-        """Neighbours along n that every store of the epilogue can take at once, up to 16 bytes of the widest."""
-        types = dict(self.view.group.stored)
+        """Neighbours along n that every store of the epilogue can take at once, up to 16 bytes of the widest.
+
+        Beyond the innermost axis only the address of a store is sure to count on: what else is read at a place is not.
+        """
+        group, lead = self.view.group, self.view.n.members[-1]
+        types = dict(group.stored)
         width = CHUNK_BYTES
-        for statement in self.view.group.statements:
+        for statement in group.statements:
             if statement.output in types:
                 type_ = types[statement.output]
                 store = Load(statement.output, statement.index, type_.dtype)
                 width = min(width, contiguous_run(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
-        while self.tile.n % width:
+        reads = RowReads(row_tensors(group), (), {})
+        moves = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
+        while self.tile.n % width or (moves and lead.extent % width):
             width //= 2
         return width
 
