@@ -136,7 +136,7 @@ class Epilogue:
         types = dict(group.stored)
         width = CHUNK_BYTES
         for statement in group.statements:
-            if statement.output in types:
+            if statement.output in types and statement is not group.row_reduction:
                 type_ = types[statement.output]
                 store = Load(statement.output, statement.index, type_.dtype)
                 width = min(width, contiguous_run(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
