@@ -24,7 +24,9 @@ from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, Ti
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import footprint
+from roller_svc.perf.map_tile import is_map, map_space
 from roller_svc.perf.problem import problem
+from roller_svc.perf.window_tile import is_windowed, window_space
 
 GPUS = ("nvidia-v100-sxm2", "nvidia-h200-sxm", "nvidia-k80", "amd-mi50", "graphcore-mk2")
 CPUS = ("cpu-x86-avx2", "cpu-x86-avx512", "cpu-arm-neon")
@@ -136,10 +138,46 @@ def check_simt_rows(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> 
             assert padded <= max(axis.extent * (1 + EPSILONS[-1]), program.thread[axis.name])
 
 
+def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
+    """Maps and windows: a thread has several outputs, one after the other along the row in whole vectors."""
+    space, limits = group.space, hw.limits
+    thread = tuple(program.thread[a.name] for a in space.axes)
+    block = tuple(program.block[a.name] for a in space.axes)
+    assert program.lanes == program.split_k == program.stages == 1
+    assert all(t & (t - 1) == 0 for t in thread)
+    assert program.threads <= limits.max_threads_per_block
+    if program.threads > limits.warp_size:
+        idle = -program.threads % limits.warp_size
+        assert 8 * idle <= program.threads
+    assert program.grid <= 2**31 - 1
+    for axis in space.spatial:
+        padded = math.ceil(axis.extent / program.block[axis.name]) * program.block[axis.name]
+        if program.threads > limits.warp_size:
+            assert padded <= max(axis.extent * (1 + EPSILONS[-1]), program.thread[axis.name])
+        if axis.extent == 1:
+            assert program.thread[axis.name] == 1
+    windows = window_space(space)
+    if windows is not None:
+        assert windows.takes(thread)
+        assert not windows.slid(thread) or windows.unrolled(thread) <= 512
+        return
+    prepared = map_space(space)
+    assert math.prod(thread) * min(a.bytes for a in prepared.accesses) <= 16 * 64
+    shared = 0
+    for staged in prepared.staged(block):
+        row = block[staged.tile_axes(prepared.row)[-1]]
+        pad = prepared.room(staged, block, thread).pad
+        shared += math.prod(block[i] for i in staged.index or ()) // row * (row + pad) * staged.bytes
+    assert shared <= limits.shared_bytes_per_block
+
+
 def check_simt_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
     space, limits = group.space, hw.limits
     if space.walks_rows:
         check_simt_rows(group, program, hw)
+        return
+    if group.kind is GroupKind.NEST and (is_map(space) or is_windowed(group)):
+        check_simt_outputs(group, program, hw)
         return
     for axis in space.reduced:
         assert program.block[axis.name] == axis.extent
