@@ -17,7 +17,7 @@ from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, warp
 from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
 from roller_svc.perf.problem import Problem
 
-MAX_WARPS = 16  # of a block: beyond that its barriers cost more than its reuse saves
+MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread than the widest tiles of warps need
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
@@ -25,7 +25,7 @@ LEAST_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each,
 FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
 MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
 PAIR = 16  # columns that one load of fragments brings
-SPILL_SLACK = 8  # registers short of the limit from which compilers spill
+SPILL_SLACK = 16  # registers short of the limit: the model of them is off by about 20, near the limit by less
 WAYS = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win

@@ -111,8 +111,8 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
     tile = mma_tile(program, a, b)
     fed = feeds(program.unit, (a, b), hw.arch)
     registers = thread_registers(tile, *fed)
-    assert registers <= 255
-    assert program.threads <= 512
+    assert registers <= 239
+    assert program.threads <= 256
     assert registers * program.threads <= limits.registers_per_core
     assert tile.shared_bytes <= limits.shared_bytes_per_block
     assert program.stages >= 2

@@ -93,7 +93,7 @@ def test_a_unit_that_cannot_win_is_not_tried() -> None:
     assert {p.unit.kind for p in construction.programs} == {UnitKind.MMA}
 
 
-@pytest.mark.parametrize("tiles", [{"split_k": 4}, {"stages": 3}, {"split_k": 1, "stages": 2}])
+@pytest.mark.parametrize("tiles", [{"split_k": 4}, {"stages": 3}, {"split_k": 1, "stages": 4}])
 def test_demanded_tiles_are_kept(tiles: dict[str, int]) -> None:
     best, _ = rank_units(matmul(128, 128, 8192), A100, 5, Demands(family=KernelFamily.MMA, tiles=tuple(tiles.items())))
     for candidate in best:
