@@ -45,13 +45,14 @@ class Case:
 class Task:
     """Cases of one program, on one target: built once, run on random inputs of each seed from 0 to `seeds` - 1.
 
-    The emulator runs the threads of each of these runs in another order.
+    The emulator runs the threads of each of these runs in another order. `races`: it looks for races too.
     """
 
     cases: tuple[Case, ...]
     target: str
     emulate: bool
     seeds: int = 1
+    races: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ def cases_of(document: object, *, small: bool, every: int = 1) -> list[Case]:
     return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
 
 
-def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool, seeds: int = 1) -> list[Task]:
+def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool, seeds: int = 1, races: bool = False) -> list[Task]:
     """Cases grouped by program, in their order."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.program_key, []).append(case)
-    return [Task(tuple(group), target, emulate, seeds) for group in groups.values()]
+    return [Task(tuple(group), target, emulate, seeds, races) for group in groups.values()]
 
 
 def judge(task: Task) -> tuple[Row, ...]:
@@ -99,7 +100,7 @@ def judge(task: Task) -> tuple[Row, ...]:
     except RollerError as failure:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
-    return tuple(_tried(case, request, kernel, task.seeds) for case in task.cases)
+    return tuple(_tried(case, request, kernel, task) for case in task.cases)
 
 
 def request_of(case: Case, task: Task) -> BuildRequest:
@@ -152,7 +153,7 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
         raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
 
 
-def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, seeds: int) -> Row:
+def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, task: Task) -> Row:
     """The case on inputs of every seed, until one is not right."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
@@ -161,10 +162,10 @@ def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, seeds: int
         return replace(row, detail="compiled only")
     program = parse(request.expression, dict(request.inputs), request.outputs)
     worst: float | None = None
-    for seed in range(seeds):
+    for seed in range(task.seeds):
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
-            results = prepared(kernel, arrays, request.runtime).results()
+            results = prepared(kernel, arrays, request.runtime, races=task.races).results()
             verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"

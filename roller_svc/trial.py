@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.api import Call, on_device
+from roller_svc.backends import emulated
 from roller_svc.errors import LaunchError
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
@@ -49,8 +50,13 @@ class Trial:
         return measure(self.call, budget_s)
 
 
-def prepared(compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Trial:
-    """The kernel loaded and bound; raises LaunchError where its device is missing."""
+def prepared(
+    compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO, *, races: bool = False
+) -> Trial:
+    """The kernel loaded and bound, in the emulator with its race detector if `races`; raises LaunchError where its
+    device is missing."""
+    if races:
+        return Trial(emulated(compiled, races=True).bound(arrays), on_gpu=False)
     runner = on_device(compiled, runtime)
     if compiled.source.language is not Language.CUDA or runtime is RuntimeChoice.EMULATOR:
         return Trial(runner.bound(arrays), on_gpu=False)

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="local", metavar="ID", help="the device (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
     parser.add_argument("--emulate", action="store_true", help="run CUDA kernels on the CPU")
+    parser.add_argument("--races", action="store_true", help="with --emulate: report races of threads too; slower")
     seeds = "run each case on inputs of N seeds; the emulator's threads run in another order each time"
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "seeds", "every", "jobs", "timeout")
+    if options.races and not options.emulate:
+        raise ArgumentError("--races is for emulated kernels: --emulate --races", code="invalid-option")
     text = common.text_file(options.file)
     try:
         document = json.loads(text)
@@ -48,7 +51,7 @@ def execute(options: argparse.Namespace) -> int:
     journal = Journal(settings().store / "corpus" / f"{_run_id(options, text)}.jsonl", keep=options.resume)
     done = {row["id"]: Row(**row) for row in journal.rows()}
     left = [case for case in cases if case.id not in done]
-    tasks = corpus.tasks_of(left, options.target, emulate=options.emulate, seeds=options.seeds)
+    tasks = corpus.tasks_of(left, options.target, emulate=options.emulate, seeds=options.seeds, races=options.races)
     for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
         journal.add(row.as_json() for row in rows)
         done |= {row.id: row for row in rows}
@@ -70,7 +73,8 @@ def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Ro
 
 def _run_id(options: argparse.Namespace, text: str) -> str:
     """Of what decides the rows: the file, the options, this version."""
-    parts = [text, options.target, options.small, options.emulate, options.seeds, options.every, generator_digest()]
+    choices = [options.target, options.small, options.emulate, options.races, options.seeds, options.every]
+    parts = [text, *choices, generator_digest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

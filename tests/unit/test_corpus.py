@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from emulated import cuda
+from handwritten import tensor
 
 from roller_svc import corpus
 from roller_svc.corpus import Row
+from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Role
 from roller_svc.lang.compare import Agreement
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.trial import judged
@@ -18,8 +22,9 @@ CORPUS = {
 }
 
 
-def row(seeds: int, target: str = "local", *, emulate: bool = False) -> Row:
-    (task,) = corpus.tasks_of(corpus.cases_of(CORPUS, small=True), target, emulate=emulate, seeds=seeds)
+def row(seeds: int, target: str = "local", *, emulate: bool = False, races: bool = False) -> Row:
+    cases = corpus.cases_of(CORPUS, small=True)
+    (task,) = corpus.tasks_of(cases, target, emulate=emulate, seeds=seeds, races=races)
     (found,) = corpus.judge(task)
     return found
 
@@ -54,3 +59,22 @@ def test_the_first_inputs_that_show_an_error_are_named(monkeypatch: pytest.Monke
 def test_a_case_is_emulated_on_every_seed() -> None:
     found = row(2, "nvidia-a100-sxm-80gb", emulate=True)
     assert (found.status, found.detail, found.max_abs_error) == ("ok", "", 0.0)
+
+
+# right numbers, each written by two threads
+RACING = """
+extern "C" __global__ void copy(const float *x, float *y) { y[threadIdx.x % 8] = x[threadIdx.x % 8]; }
+"""
+
+
+@pytest.mark.emulator
+def test_races_of_a_case_are_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = (tensor("x", "x", Role.INPUT, shape=(8,)), tensor("y", "y", Role.OUTPUT, shape=(8,)))
+    source = cuda(RACING, buffers, LaunchSpec("copy", ("x", "y"), (1, 1, 1), (16, 1, 1)))
+    compiled = CompiledKernel(source, b"", "", ())
+    monkeypatch.setattr(corpus, "kept", lambda report: SimpleNamespace(compiled=compiled))
+    assert row(1, "nvidia-a100-sxm-80gb", emulate=True).status == "ok"
+    found = row(1, "nvidia-a100-sxm-80gb", emulate=True, races=True)
+    assert found.status == "error"
+    assert "emulator-fault" in found.detail
+    assert "race: " in found.detail
