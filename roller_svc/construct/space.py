@@ -10,6 +10,7 @@ from roller_svc.construct.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.expr import Expr, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.joint import joints
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
 
 SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place for lanes
@@ -44,10 +45,11 @@ def nest_space(
     if inner:
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
     accesses: list[TileAccess] = []
+    second = {joint.second.output for joint in joints(statements)}  # needs no pass of its own
     for statement in statements:
         predicate = () if statement.predicate is None else (statement.predicate,)
         found = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
-        accesses += _distinct(found)
+        accesses += [a for a in _distinct(found) if statement.output not in second or a not in accesses]
     accesses += _writes(statements, types)
     distinct = tuple(replace(access, passes=passes) for access, passes in Counter(accesses).items())
     targets = [s.target for s in statements if s.target is not None]

@@ -25,9 +25,11 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.lower.joint_pass import JointPass
 from roller_svc.lower.lane_join import joined_lanes, lane_rooms
 from roller_svc.lower.row_walk import PLACE, ROUND, RowWalk, row_walk
 from roller_svc.lower.rows import (
@@ -53,7 +55,7 @@ def lower_reduction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec)
     """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
     rows = ThreadRows(group, program)
     walks = {s.output: row_walk(s, group.outer, program) for s in group.statements}
-    reduction = _Reduction(group, rows, walks, row_tensors(group), _held(group, rows, walks))
+    reduction = _Reduction(group, rows, walks, row_tensors(group), _held(group, rows, walks)).with_pairs()
     return (ScheduleTree(group.name, rows.around(reduction.nodes()), resident=_resident(group, program, hw)),)
 
 
@@ -118,6 +120,7 @@ class _Reduction:
     walks: dict[str, RowWalk | None]
     kept: frozenset[str]  # tensors of one value a row that later statements read
     held: dict[Load, str]
+    pairs: tuple[JointPass, ...] = ()
 
     def nodes(self) -> tuple[Node, ...]:
         """All statements, one after the other, in the storages that pass values between them."""
@@ -133,6 +136,7 @@ class _Reduction:
             if is_reduction(statement):
                 storages.append(register(acc_name(statement.output), statement.accumulator, *self.rows.shape))
                 storages += self._part_rooms(statement)
+                storages += [s for pair in self.pairs if pair.joint.first is statement for s in pair.storages()]
                 storages += lane_rooms(self.rows, statement)
             if statement.output in self.kept:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *self.rows.shape))
@@ -160,6 +164,11 @@ class _Reduction:
 
     def _reduced(self, statement: TensorExpr, walk: RowWalk) -> list[Node]:
         """Places of a run are summed up apart from each other: lanes of a vector do not wait for one another."""
+        for pair in self.pairs:
+            if pair.joint.first is statement:
+                return [*self._pass_of_both(pair, walk), *pair.first_of_lane(), *joined_lanes(self.rows, statement)]
+            if pair.joint.second is statement:
+                return [*pair.second_of_lane(), *joined_lanes(self.rows, statement), *pair.correction()]
         combine, acc = statement.combine or Combine.SUM, acc_name(statement.output)
         rows, parted = self.rows, self._is_parted(walk)
         target = _part_name(statement) if parted else acc
@@ -181,6 +190,31 @@ class _Reduction:
             *joined_lanes(rows, statement),
         ]
 
+    def _pass_of_both(self, pair: JointPass, walk: RowWalk) -> tuple[Node, ...]:
+        visited = walk.visited(lambda: (*pair.before_chunk(), *self._over_run(walk, *pair.update())))
+        return (*pair.start(), *visited)
+
+    def with_pairs(self) -> _Reduction:
+        """The same, rows that do not fit read once for two reductions where one pass can do both."""
+        pairs: list[JointPass] = []
+        for joint in joints(self.group.statements):
+            walk, other = self.walks[joint.first.output], self.walks[joint.second.output]
+            if walk is None or other is None or walk.is_whole or walk.steps_like != other.steps_like:
+                continue
+            places = walk.run if self._is_parted(walk) else 1
+            if joint.kind is JointKind.SQUARES and places != walk.run:
+                continue  # how many values a pair has seen is counted in rounds
+            value, place = (
+                None if expr is None else self._expression(joint.first, expr, walk)
+                for expr in (joint.value, joint.place)
+            )
+            centre, idle = (
+                None if expr is None else self._expression(joint.second, expr, None)
+                for expr in (joint.centre, joint.idle)
+            )
+            pairs.append(JointPass(joint, self.rows, walk, places, value or joint.value, centre, place, idle))
+        return replace(self, pairs=tuple(pairs))
+
     def _lifted(self, statement: TensorExpr, body: Expr, walk: RowWalk) -> tuple[Expr | None, Expr]:
         """(condition under which a chunk is reduced, what is), where all that neighbours have is behind one guard."""
         match body:
@@ -198,7 +232,9 @@ class _Reduction:
 
     def _part_rooms(self, statement: TensorExpr) -> list[Storage]:
         walk = self.walks[statement.output]
-        if walk is None or not self._is_parted(walk):
+        if walk is None or not self._is_parted(walk) or any(
+            statement in (pair.joint.first, pair.joint.second) for pair in self.pairs
+        ):
             return []
         return [register(_part_name(statement), statement.accumulator, *self.rows.shape, walk.run)]
 
@@ -208,7 +244,10 @@ class _Reduction:
         return list(walk.visited(lambda: self._over_run(walk, store, guarded=True)))
 
     def _placed(self, statement: TensorExpr, walk: RowWalk | None) -> Expr:
-        """The body over loop variables; rows of tensors, and of inputs that are held, in registers."""
+        return self._expression(statement, statement.body, walk)
+
+    def _expression(self, statement: TensorExpr, expr: Expr, walk: RowWalk | None) -> Expr:
+        """Over loop variables; rows of tensors, and of inputs that are held, in registers."""
 
         def change(node: Expr) -> Expr:
             if isinstance(node, Load) and node.tensor in self.kept:
@@ -217,7 +256,7 @@ class _Reduction:
                 return Load(self.held[node], self._held_index(walk), node.dtype)
             return node
 
-        return rewrite(_walked(statement, self.rows, walk, self.rows.read_at).apply(statement.body), change)
+        return rewrite(_walked(statement, self.rows, walk, self.rows.read_at).apply(expr), change)
 
     def _index(self, statement: TensorExpr, walk: RowWalk | None) -> tuple[Expr, ...]:
         walked = _walked(statement, self.rows, walk, self.rows.write_at)
