@@ -141,7 +141,10 @@ def machine() -> Json:
         (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
          if line.startswith("model name")), platform.machine(),
     )  # fmt: skip
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions()}
+    return {
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],  # 1 is this run alone
+        "python": platform.python_version(), **versions(),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -153,14 +156,14 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE", help="write the JSON there; default: stdout")
     options = parser.parse_args()
     names = options.peer or list(PEERS)
-    rows = []
+    began, rows = machine(), []
     with compilers(names, options.python, options.target) as (taking_part, ready):
         for case in CASES:
             rows.append(compared(case, taking_part, options.rounds))
             shown = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in rows[-1]["seconds"].items())
             print(f"{case.id:32} {shown}", file=sys.stderr)
     document = {
-        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": machine(), "rounds": options.rounds,
+        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": began, "rounds": options.rounds,
         "ready_s": ready, "peers": summary(rows, names), "cases": rows,
     }  # fmt: skip
     text = json.dumps(document, indent=1) + "\n"
