@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from matrixcases import tiles
+from matrixcases import chosen, tiles
 
 from roller_svc import hardware
 from roller_svc.backends import emulated
@@ -20,7 +20,6 @@ from roller_svc.construct.split import may_split
 from roller_svc.construct.units import units_for
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import TILE_FIELDS, Demands, KernelFamily
-from roller_svc.ir.estimate import Candidate, Estimate, StageCost
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
@@ -50,7 +49,6 @@ TYPES = {
 }  # fmt: skip
 INTEGERS = ("int8", "uint8", "bool")
 ACTIVATIONS = ("relu({})", "gelu({})", "sigmoid({} * 0.5)", "0.5 * {0} * (1.0 + erf({0} * 0.70710678))")
-UNKNOWN = Estimate(1.0, (StageCost("compute", 1.0),), 1.0, 1, 1.0)  # of tiles that nobody chose by it
 
 Shape = tuple[int, ...]
 
@@ -128,12 +126,12 @@ def programs(draw: st.DrawFn, types: tuple[str, str]) -> TensorProgram:
     stored = types[0] if plain else sums
     source = f"C[{product.out}] +=! {left}{cast} * {product.right}{cast}{product.where}"
     value, outputs = f"C[{product.out}]", []
-    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+    for step in range(draw(st.sampled_from([0, 1, 1, 2]))):
         kind = draw(st.sampled_from(["bias", "residual", "activation", "scale", "two outputs"]))
         if kind == "bias":
             axis = draw(st.sampled_from(product.out.split(", ")))
-            inputs["bias"] = f"{stored} {product.extents[product.out.split(', ').index(axis)]}"
-            value = f"({value} + bias[{axis}])"
+            inputs[f"bias{step}"] = f"{stored} {product.extents[product.out.split(', ').index(axis)]}"
+            value = f"({value} + bias{step}[{axis}])"
         elif kind == "residual":
             inputs["res"] = " ".join(map(str, (stored, *product.extents)))
             value = f"({value} + res[{product.out}])"
@@ -191,8 +189,8 @@ class Case:
     seed: int
 
     def __repr__(self) -> str:
-        chosen = (c.program for c in self.plan.choices)
-        kept = [(p.unit.name, p.block.extents, p.thread.extents, *(getattr(p, f) for f in TILE_FIELDS)) for p in chosen]
+        found = (c.program for c in self.plan.choices)
+        kept = [(p.unit.name, p.block.extents, p.thread.extents, *(getattr(p, f) for f in TILE_FIELDS)) for p in found]
         types = ", ".join(f"{name}: {type_}" for name, type_ in self.program.inputs)
         return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {TILE_FIELDS}"
 
@@ -221,7 +219,7 @@ def cases(draw: st.DrawFn) -> Case:
             except NoCandidateError:
                 assume(False)
             tiling = draw(tilings(group, draw(st.sampled_from(units)), hw))
-            choices.append(Candidate(tiling, UNKNOWN))
+            choices.append(chosen(tiling))
         else:
             candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
             choices.append(candidates[0])
