@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roller_svc.codegen.ranges import fold
 from roller_svc.ir.build import num, sub
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
 
@@ -83,7 +84,7 @@ class Lanes:
     written: frozenset[str]
 
     def first(self, expr: Expr) -> Expr:
-        return substitute(expr, {self.var: num(0)})
+        return fold(substitute(expr, {self.var: num(0)}), {})
 
     def is_same(self, expr: Expr) -> bool:
         """Whether every iteration has the same value of it."""

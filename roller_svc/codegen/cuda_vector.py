@@ -153,7 +153,8 @@ class _WideLoop:
                 new = self._read(then, holds, whole)
                 if holds is not None and self._is_zero_unless(holds, new) and _is_zero(otherwise):
                     return new
-                return Select(self._read(cond, guard, whole), new, self._read(otherwise, fails, whole), dtype)
+                test_read = self._read(holds[-1], guard, {}) if holds else self._read(cond, guard, whole)
+                return Select(test_read, new, self._read(otherwise, fails, whole), dtype)
             case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, second)):
                 return replace(expr, args=(self._read(first, guard, whole), self._read(second, None, whole)))
             case _:
