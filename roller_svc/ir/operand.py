@@ -150,8 +150,8 @@ def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
     """Whether memory is contiguous along k rather than along the other axis."""
     k_member, member = k.members[-1].name, axis.members[-1].name
     for load in loads_of(factor):
-        if load.index and (last := affine(load.index[-1])) is not None:
-            along_k, along = abs(last.coeff(k_member)), abs(last.coeff(member))
+        for known in map(affine, reversed(load.index)):  # dimensions of one element have no axis
+            along_k, along = (0, 0) if known is None else (abs(known.coeff(k_member)), abs(known.coeff(member)))
             if along_k or along:
                 return along == 0 or (along_k != 0 and along_k < along)
     return False
