@@ -224,10 +224,6 @@ class _Kernel:
         nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
         if inside := both(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
-        # what takes divisions to find is found in the outer loop
-        rows_inside = len(view.n.members) > len(view.m.members)
-        if rows_inside:
-            return self._each_piece(width, (self._each_row(nodes),))
         return self._each_row((self._each_piece(width, nodes),))
 
     def _each_row(self, nodes: tuple[Node, ...]) -> Node:
