@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from roller_svc.construct.contraction import as_contraction
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
@@ -40,15 +41,19 @@ def may_split(group: KernelGroup) -> bool:
 def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
     """Points of the longest reduced axis in one piece.
 
-    Where that axis is the innermost one, in whole steps of a matrix unit, or whole runs of a nest: then neighbours
-    lie in each piece as they do in the whole, and move together as before.
+    Where that axis is the innermost one, in whole steps of a matrix unit (where it is one of several, in whole runs),
+    or whole runs of a nest: then neighbours lie in each piece as they do in the whole, and move together as before.
     """
     longest = max((m for axis in space.reduced for m in axis.members), key=lambda m: m.extent)
     length = ceil_div(longest.extent, split_k)
     inner = space.reduced[-1]
     if inner.members[-1] != longest:
         return length
-    step = block[inner.name] if unit.kind is UnitKind.MMA else LONGEST_RUN if inner.role is AxisRole.INNER else 1
+    alone = all(m.extent == 1 for m in inner.members[:-1])
+    if unit.kind is UnitKind.MMA:
+        step = block[inner.name] if alone else LONGEST_RUN
+    else:
+        step = LONGEST_RUN if inner.role is AxisRole.INNER else 1
     return ceil_div(length, step) * step
 
 
@@ -76,13 +81,25 @@ def _partial(
     combine = first.combine or Combine.SUM
     guard = less(place, num(longest.extent)) if longest.extent % length else None
     body = substitute(first.body, {longest.name: place})
-    if guard is not None:
-        body = _guarded(body, guard, combine) if as_contraction(first) else _kept(body, guard, combine)
+    if as_contraction(first):
+        body = _widened(body, first.accumulator)
+        body = body if guard is None else _guarded(body, guard, combine)
+    elif guard is not None:
+        body = _kept(body, guard, combine)
     axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
     return replace(
         first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
         body=body,
     )  # fmt: skip
+
+
+def _widened(body: Expr, accumulator: DType) -> Expr:
+    """An integer product in the sums' type: what it has more than in its own is cut off with the complete sum."""
+    if isinstance(body, Op) and body.kind is OpKind.MUL and not body.dtype.is_float and body.dtype is not accumulator:
+        wide = (_widened(arg, accumulator) for arg in body.args)
+        args = tuple(a if a.dtype is accumulator else Cast(a, accumulator, implicit=True) for a in wide)
+        return Op(OpKind.MUL, args, accumulator)
+    return body
 
 
 def _kept(body: Expr, guard: Expr, combine: Combine) -> Expr:
