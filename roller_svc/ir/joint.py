@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
@@ -55,7 +55,7 @@ def joints(statements: Iterable[TensorExpr]) -> tuple[Joint, ...]:
 def _joint(first: TensorExpr, second: TensorExpr) -> Joint | None:
     if first.kind is not StatementKind.REDUCE or second.kind is not StatementKind.REDUCE:
         return None
-    if first.axes != second.axes or first.output not in second.reads_tensors:
+    if first.axes != second.axes:
         return None
     return _exponentials(first, second) or _squares(first, second) or _place(first, second)
 
@@ -100,10 +100,9 @@ def _squares(first: TensorExpr, second: TensorExpr) -> Joint | None:
             return None
     match root:
         case Op(kind=OpKind.SUB, args=(value, centre)) if _bare(value) == _bare(first.body):
-            inner = {a.name for a in first.reduced}
-            if not inner & axes_of(centre) and any(load.tensor == first.output for load in loads_of(centre)):
-                return Joint(JointKind.SQUARES, first, second, first.body, centre=centre)
-            return None
+            if {a.name for a in first.reduced} & axes_of(centre):
+                return None
+            return Joint(JointKind.SQUARES, first, second, first.body, centre=centre)
         case _:
             return None
 

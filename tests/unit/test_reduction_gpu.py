@@ -22,7 +22,10 @@ from roller_svc.lower import lower
 
 HW = hardware.load("nvidia-a100-sxm-80gb")
 SOFTMAX = "m[r] >=! x[r, c]; s[r] +=! exp(x[r, c] - m[r]); y[r, c] = exp(x[r, c] - m[r]) / s[r]"
-SQUARES = "s[r] +=! x[r, c]; q[r] +=! (x[r, c] - s[r] / 256.0) * (x[r, c] - s[r] / 256.0); v[r] = q[r] / 256.0"
+SQUARES = (
+    "s[r] +=! x[r, c]; n[r] = s[r] / 256.0; q[r] +=! (x[r, c] - n[r]) * (x[r, c] - n[r]); v[r] = q[r] / 256.0;"
+    " y[r, c] = x[r, c] - n[r]"
+)
 PLACES = "m[r] >=! x[r, c]; y[r] <=! c.when([m[r] == x[r, c]], 256).cast(`int64`)"
 ROWS, COLUMNS = 6, 256
 
