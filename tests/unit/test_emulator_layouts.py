@@ -98,6 +98,9 @@ MMA = {
     **{f"mma_m16n8k32_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (S8, U8) for b in (S8, U8)},
     **{f"mma_m8n8k16_{NAMES[a]}{NAMES[b]}": (M8N8K16, a, b) for a in (S8, U8) for b in (S8, U8)},
     **{f"mma_m16n8k32_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)},
+    # the same through the smaller instructions of sm_75
+    "mma_two_m16n8k8_f16": (M16N8K16, F16, F16),
+    **{f"mma_four_m8n8k16_{NAMES[a]}{NAMES[b]}": (M16N8K32, a, b) for a in (S8, U8) for b in (S8, U8)},
 }
 
 

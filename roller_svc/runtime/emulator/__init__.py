@@ -79,7 +79,7 @@ class EmulatorModule:
         self.seed = seed
         self.limits = limits or EmulatorLimits()
         self.races = races
-        self.program = _built(compiled.source, compile_cxx, races)
+        self.program = _built(compiled.source, compile_cxx, _WATCHED if races else ())
         self._calls = itertools.count()
 
     def seed_of(self, binding: Binding) -> int:
@@ -151,9 +151,9 @@ class EmulatorCall:
 
 
 @functools.lru_cache(maxsize=64)
-def _built(source: KernelSource, compile_cxx: CxxCompiler, races: bool) -> bytes:  # noqa: FBT001
+def _built(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str, ...]) -> bytes:
     """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
-    flags = (*_FLAGS, *_CHECKS, *(_WATCHED if races else ()))
+    flags = (*_FLAGS, *_CHECKS, *more_flags)
     files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
     built = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
     objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}

@@ -1,5 +1,5 @@
-// What a kernel calls beyond C++: twins of the wrappers of codegen/instructions.py, and CUDA's own functions of threads,
-// warps and bits. Whatever waits or goes through memory is in the runtime; `line` is the caller's.
+// What a kernel calls beyond C++: twins of the wrappers of codegen/instructions.py, and CUDA's own functions of warps,
+// bits and memory. Whatever waits or goes through memory is in the runtime; `line` is the caller's.
 #pragma once
 
 #define EMULATOR_LINE int line = __builtin_LINE()
@@ -27,7 +27,7 @@ void load_matrix(unsigned int *words, const void *row, unsigned long room, int c
 
 }  // namespace emulator
 
-// cp.async --------------------------------------------------------------------------------------------------------------
+// cp.async ------------------------------------------------------------------------------------------------------------
 #define EMULATOR_ROOM(at) __builtin_dynamic_object_size(at, 0)
 #define EMULATOR_COPY(name, bytes) \
   __forceinline__ void name(void *shared, const void *memory, bool inside, EMULATOR_LINE) { \
@@ -43,7 +43,7 @@ template <int PENDING> inline void await_copies() {
   emulator::await(PENDING);
 }
 
-// ldmatrix --------------------------------------------------------------------------------------------------------------
+// ldmatrix ------------------------------------------------------------------------------------------------------------
 #define EMULATOR_LOAD_MATRIX(name, count, transposed) \
   __forceinline__ void name(unsigned int *words, const void *row, EMULATOR_LINE) { \
     emulator::load_matrix(words, row, EMULATOR_ROOM(row), count, transposed, line); \
@@ -57,7 +57,7 @@ EMULATOR_LOAD_MATRIX(load_matrix_4_transposed, 4, true)
 #undef EMULATOR_LOAD_MATRIX
 #undef EMULATOR_ROOM
 
-// mma: d += a x b -------------------------------------------------------------------------------------------------------
+// mma: d += a x b -----------------------------------------------------------------------------------------------------
 #define EMULATOR_MMA(name, type) void name(type *d, const unsigned int *a, const unsigned int *b, EMULATOR_LINE);
 EMULATOR_MMA(mma_m16n8k16_f16, float)
 EMULATOR_MMA(mma_m16n8k8_f16, float)
@@ -83,7 +83,7 @@ inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away fr
   return nan ? 0x7fffe000 : (bits + 0x1000) & ~0x1fffu;
 }
 
-// warps -----------------------------------------------------------------------------------------------------------------
+// warps ---------------------------------------------------------------------------------------------------------------
 inline void __syncwarp(unsigned int mask = emulator::WHOLE_WARP, EMULATOR_LINE) {
   emulator::sync_warp(mask, line);
 }
@@ -102,7 +102,8 @@ inline int __all_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
 
 namespace emulator {
 // The value of the lane `from`; a lane that is not one of the warp's 32 gives the caller its own.
-template <class T> inline T shuffled(const char *what, unsigned int mask, T value, unsigned int from, int width, int line) {
+template <class T>
+inline T shuffled(const char *what, unsigned int mask, T value, unsigned int from, int width, int line) {
   static_assert(sizeof(T) <= 8, "one entry a lane");
   unsigned long long entry = 0;
   __builtin_memcpy(&entry, &value, sizeof value);
@@ -132,7 +133,7 @@ EMULATOR_SHUFFLES(float)
 EMULATOR_SHUFFLES(double)
 #undef EMULATOR_SHUFFLES
 
-// bits ------------------------------------------------------------------------------------------------------------------
+// bits ----------------------------------------------------------------------------------------------------------------
 inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int selector) {
   unsigned long long bytes = (unsigned long long)y << 32 | x;
   unsigned int result = 0;
@@ -149,7 +150,7 @@ inline unsigned int __brev(unsigned int bits) {
   return __builtin_bswap32(bits);
 }
 
-// memory ----------------------------------------------------------------------------------------------------------------
+// memory --------------------------------------------------------------------------------------------------------------
 template <class T> inline T __ldg(const T *at) { return *at; }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __threadfence(); }

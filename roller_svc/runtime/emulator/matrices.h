@@ -1,9 +1,9 @@
 // ldmatrix and mma: what a warp's lanes bring together, and which part of it each gets.
 //
-// Of every shape, lane 4 g + t holds in word r of A the t-th word of four, of row g (or g + 8 in odd words), in the left
-// half of the row (or the right one in words 2 and 3); in word r of B the t-th word of column g, in its upper half or the
-// lower one; and in D columns 2 t and 2 t + 1 of row g, then of row g + 8 (PTX ISA, "Matrix Fragments for mma"). Shapes
-// differ in what a word holds: one tf32, two halves, four bytes.
+// Of every shape, lane 4 g + t holds in word r of A the t-th word of four, of row g (or g + 8 in odd words), in the
+// left half of the row (or the right one in words 2 and 3); in word r of B the t-th word of column g, in its upper half
+// or the lower one; and in D columns 2 t and 2 t + 1 of row g, then of row g + 8 (PTX ISA, "Matrix Fragments for mma").
+// Shapes differ in what a word holds: one tf32, two halves, four bytes.
 #pragma once
 #include "fibers.h"
 
@@ -135,8 +135,8 @@ EMULATOR_MMA(mma_m16n8k32_e4m3e5m2, float, E4m3, E5m2, 4, 2)
 EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float, E5m2, E4m3, 4, 2)
 EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float, E5m2, E5m2, 4, 2)
 
-// Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of row g;
-// transposed, those of column g.
+// Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of
+// row g; transposed, those of column g.
 void emulator::load_matrix(unsigned int *words, const void *row, unsigned long room, int count, bool transposed,
                            int line) {
   const char *what = transposed ? "ldmatrix.trans" : "ldmatrix";

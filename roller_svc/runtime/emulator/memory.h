@@ -53,9 +53,10 @@ void check_slack() {
   const auto &program = emulator_program;
   for (int i = 0; i < program.buffer_count; i++) {
     const Region &r = regions[i];
-    if (!poisoned(r.start + PAGE, r.data)) report(FAULT, "the launch wrote before the first byte of %s", r.buffer->name);
-    if (!poisoned(r.data + r.buffer->bytes, r.end - PAGE))
-      report(FAULT, "the launch wrote behind the last byte of %s, which has %lu bytes", r.buffer->name, r.buffer->bytes);
+    const Buffer &buffer = *r.buffer;
+    if (!poisoned(r.start + PAGE, r.data)) report(FAULT, "the launch wrote before the first byte of %s", buffer.name);
+    if (!poisoned(r.data + buffer.bytes, r.end - PAGE))
+      report(FAULT, "the launch wrote behind the last byte of %s, which has %lu bytes", buffer.name, buffer.bytes);
   }
 }
 

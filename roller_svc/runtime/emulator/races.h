@@ -56,7 +56,8 @@ bool ordered(const Access &access, unsigned thread, bool in_shared) {
   if (access.kind == COPY) return false;
   if (access.time < block_met) return true;
   if (access.kind == ATOMIC_WRITES) return false;
-  return access.thread == thread || (warp_of(access) == thread / emulator::WARP && access.time < warp_met[warp_of(access)]);
+  unsigned warp = warp_of(access);
+  return access.thread == thread || (warp == thread / emulator::WARP && access.time < warp_met[warp]);
 }
 
 // Whether a byte that both touch makes a race.

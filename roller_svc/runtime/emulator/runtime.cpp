@@ -2,10 +2,10 @@
 //
 //   program SEED ARENA_FD MEMORY_BYTES CPU_SECONDS
 //
-// The arena holds inputs, then outputs, each at a multiple of 64 bytes. Every buffer of the kernel lies between two pages
-// that nobody may touch; what a kernel should not read before writing (outputs, workspaces, shared memory) is 0xff bytes, a
-// NaN of every floating type. Exit status: 0 done, 3 the kernel did wrong, 5 an index that came from data was out of
-// range, 4 the run itself failed; what happened is on stderr.
+// The arena holds inputs, then outputs, each at a multiple of 64 bytes. Every buffer of the kernel lies between two
+// pages that nobody may touch; what a kernel should not read before writing (outputs, workspaces, shared memory) is
+// 0xff bytes, a NaN of every floating type. Exit status: 0 done, 3 the kernel did wrong, 5 an index that came from data
+// was out of range, 4 the run itself failed; what happened is on stderr.
 #include "copies.h"
 #include "matrices.h"
 #include "sanitizer.h"
@@ -44,7 +44,7 @@ void run_launch(unsigned seed) {
   check_slack();
 }
 
-// faults ---------------------------------------------------------------------------------------------------------------
+// faults --------------------------------------------------------------------------------------------------------------
 
 void on_signal(int number, siginfo_t *info, void *) {
   auto *at = static_cast<unsigned char *>(info->si_addr);
@@ -128,7 +128,7 @@ int main(int count, char **words) {
   for (int i = 0; i < program.buffer_count; i++)
     if (program.buffers[i].role != emulator::WORKSPACE) bytes += rounded(program.buffers[i].bytes, ARENA_ALIGNMENT);
   struct stat file;
-  if (fstat(arena_fd, &file) || static_cast<size_t>(file.st_size) != bytes) failed("finding an arena of the right size");
+  if (fstat(arena_fd, &file) || static_cast<size_t>(file.st_size) != bytes) failed("finding the arena");
   auto *arena = static_cast<unsigned char *>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0));
   if (arena == MAP_FAILED) failed("mapping the arena");
 
