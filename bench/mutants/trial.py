@@ -1,0 +1,134 @@
+"""A case or a mutation of it → what the emulator says: on three inputs and orders of threads, races too if need be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from mutants.mutation import Case, Mutation
+from roller_svc import hardware
+from roller_svc.backends import emulated
+from roller_svc.construct import rank_units
+from roller_svc.construct.partition import partition
+from roller_svc.errors import InvariantError, KernelTimeoutError, WrongAnswerError
+from roller_svc.front import parse
+from roller_svc.ir.demands import Demands
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import Value, evaluate
+from roller_svc.lang.values import Array
+from roller_svc.pipeline import generate
+
+SEEDS = (0, 1, 2)
+
+
+class Cause(Enum):
+    """By what a kernel is found to be wrong."""
+
+    NUMBERS = "wrong numbers"
+    FAULT = "fault"
+    RACE = "race"
+    DIVERGENCE = "divergence or deadlock"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one run found. `races`: whether the run watched for races."""
+
+    seed: int
+    races: bool
+    cause: Cause
+    detail: str
+
+
+@functools.cache
+def kernel(case: Case) -> tuple[TensorProgram, KernelSource]:
+    """The case's program, and its kernel as it is generated."""
+    types = {name: TensorType(DType(dtype), shape) for name, dtype, shape in case.inputs}
+    program = parse(case.expression, types, None)
+    hw = hardware.load(case.target)
+    groups = partition(program, hw)
+    if len(groups) != 1:
+        raise InvariantError(f"{case.name} is {len(groups)} kernel groups, not one")
+    candidates, _ = rank_units(groups[0], hw, 1, Demands(case.allow_tf32, case.unit))
+    # the estimate, of other tiles, is only told in the text's first lines
+    plan = Plan((dataclasses.replace(candidates[0], program=_tiled(candidates[0].program, case)),))
+    return program, generate(plan, program, groups, hw)
+
+
+def _tiled(program: RProgram, case: Case) -> RProgram:
+    tiles, names = case.tiles, [axis.name for axis in program.space.axes]
+    block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
+    return dataclasses.replace(
+        program, block=block, thread=thread, lanes=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages, raster=1,
+        stream_k=tiles.stream_k,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=2 * len(SEEDS))
+def _reference(case: Case, seed: int) -> tuple[Mapping[str, Array], Mapping[str, Value]]:
+    """Inputs, and what should come of them."""
+    program, _ = kernel(case)
+    hints = {name: {"range": (least, limit)} for name, least, limit in case.ranges}
+    arrays = random_inputs(program, seed, hints)
+    return arrays, evaluate(program, arrays, allow_tf32=case.allow_tf32)
+
+
+def findings(case: Case, source: KernelSource) -> tuple[Finding, ...]:
+    """Of each seed whose run finds the kernel wrong, how. Races are watched for only where the numbers are right."""
+    plain = _findings(case, source, races=False)
+    return plain or _findings(case, source, races=True)
+
+
+def _findings(case: Case, source: KernelSource, *, races: bool) -> tuple[Finding, ...]:
+    tried = (_tried(case, source, seed, races=races) for seed in SEEDS)
+    return tuple(finding for finding in tried if finding is not None)
+
+
+def _tried(case: Case, source: KernelSource, seed: int, *, races: bool) -> Finding | None:
+    program, _ = kernel(case)
+    arrays, expected = _reference(case, seed)
+    module = emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
+    try:
+        found = module.run(arrays)
+    except WrongAnswerError as fault:
+        return Finding(seed, races, _cause(fault.message), fault.message)
+    except KernelTimeoutError as late:
+        return Finding(seed, races, Cause.TIMEOUT, late.message)
+    agreement = agrees(program, found, expected)
+    return None if agreement.ok else Finding(seed, races, Cause.NUMBERS, agreement.detail)
+
+
+def _cause(message: str) -> Cause:
+    if " race: " in message:
+        return Cause.RACE
+    return Cause.DIVERGENCE if " divergence: " in message else Cause.FAULT
+
+
+@functools.cache
+def sound(case: Case) -> bool:
+    """Whether the kernel as it is generated is right, and has no races."""
+    _, source = kernel(case)
+    return not any(_findings(case, source, races=races) for races in (False, True))
+
+
+def mutant(mutation: Mutation) -> KernelSource:
+    """The kernel with the bug in it."""
+    _, source = kernel(mutation.case)
+    return dataclasses.replace(source, text=mutation.applied(source.text))
+
+
+def verdict(mutation: Mutation) -> tuple[Finding, ...]:
+    """How the bug shows: nothing where it survives. Raises CompileError where it is no C++."""
+    return findings(mutation.case, mutant(mutation))
+
+
