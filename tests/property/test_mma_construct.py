@@ -63,6 +63,8 @@ def test_every_candidate_keeps_the_contract(target: str, group: KernelGroup) -> 
         ("nvidia-a100-sxm-80gb", "mma_f16", "float8_e4m3fn", "nn"),
         ("nvidia-rtx4090", "mma_e4m3", "float8_e4m3fn", "nt"),
         ("nvidia-rtx4090", "mma_e4m3", "float8_e5m2", "nn"),
+        ("nvidia-a100-sxm-80gb", "mma_s8", "int8", "tn"),
+        ("nvidia-t4", "mma_u8", "uint8", "nt"),
     ],
 )
 @settings(QUIET, max_examples=12)
@@ -75,6 +77,7 @@ def test_every_type_keeps_the_contract(  # noqa: PLR0913 - what is drawn and wha
     for program in construct(group, hw, unit(hw, name)).programs:
         check_shape(group, program, hw)
         check_capacity(group, program, hw)
+        check_reduction(group, program)
 
 
 def axes_of(group: KernelGroup) -> tuple[str, str, str]:

@@ -83,6 +83,12 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"runtime": "gpu"}, "invalid-option"),
         ({"runtime": "emulator"}, "emulator-unavailable"),
         ({"allow_tf32": 1}, "invalid-option"),
+        ({"family": "wgmma"}, "invalid-option"),
+        ({"family": 1}, "invalid-option"),
+        ({"tiles": "split_k=4"}, "invalid-option"),
+        ({"tiles": {"block": 4}}, "invalid-option"),
+        ({"tiles": {"split_k": -1}}, "invalid-option"),
+        ({"tiles": {"split_k": 2.5}}, "invalid-option"),
         ({"target": None}, "invalid-option"),
         ({"target": 5}, "invalid-option"),
         ({"outputs": "y"}, "invalid-option"),
@@ -113,5 +119,6 @@ def test_a_request_survives_its_plain_form() -> None:
         build_request(COPY, INPUTS),
         build_request(COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True),
         build_request(COPY, INPUTS, hardware=spec),
+        build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),
     ):
         assert build_request(**request_json(request)) == request
