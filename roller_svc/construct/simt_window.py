@@ -17,7 +17,7 @@ from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_window import window_registers
 from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
 
-MAX_OUTPUTS = 8  # of a thread along one window
+MAX_ALONG, MAX_OUTPUTS = 8, 32  # of a thread along one window and in all: more save few inputs, and take registers
 MIN_THREADS, MAX_THREADS = 64, 256
 MAX_BASES = 4
 MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
@@ -93,7 +93,7 @@ class SimtWindow:
     def _thread_steps(self, axis: int) -> Tile:
         p, windows = self.problem, self.windows
         if any(w.axis == axis for w in windows.windows):
-            return powers(min(MAX_OUTPUTS, p.extents[axis]))
+            return powers(min(MAX_ALONG, p.extents[axis]))
         if axis == windows.row:
             return powers(math.gcd(windows.map.width, p.extents[axis]))
         return (1,)
@@ -127,6 +127,8 @@ class SimtWindow:
             return "parallelism"
         if windows.slid(thread) and windows.unrolled(thread) > UNROLLED_STATEMENTS:
             return "statements per thread"
+        if outputs > MAX_OUTPUTS * windows.lanes(thread):
+            return "outputs per thread"
         fits = window_registers(p, windows, thread, limits) <= limits.max_registers_per_thread
         return "" if fits or outputs == 1 else "registers per thread"
 

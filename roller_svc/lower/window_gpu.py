@@ -6,6 +6,7 @@ under one line of its windows in registers and reads each once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import cached_property
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.affine import affine
-from roller_svc.ir.build import add, both, ceil_div, less, less_equal, mul, num, ref, sub
+from roller_svc.ir.build import add, both, ceil_div, less, less_equal, mul, num, ref
 from roller_svc.ir.expr import (
     Const,
     Expr,
@@ -222,12 +223,14 @@ class _Windows:
         places = {expr: Load(f".line{i}", self._line_index(slid), expr.dtype) for i, expr in enumerate(held)}
         value = reads.apply(_replaced(statement.body, places))
         acc = Compute(acc_name(statement.output), tuple(ref(var) for var, _ in self.elements), value, combine)
-        nodes = self._joined(acc, slid)
-        lines = [self._line(f".line{i}", expr, slid) for i, expr in enumerate(held)]
-        nodes = wrapped([room for room, _ in lines], (*(node for _, fill in lines for node in fill), *nodes))
-        for window in reversed(slid[:-1]):
-            reach = window.reach(self.thread[window.axis])
-            nodes = (Loop(f"{window.inner}.line", reach, LoopKind.UNROLL, nodes),)
+        fills = [self._line(f".line{i}", expr, slid) for i, expr in enumerate(held)]
+        nodes: tuple[Node, ...] = ()
+        for line in itertools.product(*(range(w.reach(self.thread[w.axis])) for w in slid[:-1])):
+            joins = self._joined(acc, slid, line)
+            here = wrapped([room for room, _ in fills], (*(node for _, fill in fills for node in fill), *joins))
+            for window, place in zip(slid, line, strict=False):
+                here = (Let(f"{window.inner}.line", num(place), here),)
+            nodes += here
         unrolled = self.space.unrolled(self.thread)
         for axis in reversed([a for a in inner if all(a.name != w.inner for w in slid)]):
             unrolled *= axis.extent
@@ -239,27 +242,26 @@ class _Windows:
         """Inner axis → outer axis, stride."""
         return {w.inner: (self.names[w.axis], w.stride) for w in slid}
 
-    def _joined(self, acc: Compute, slid: tuple[Window, ...]) -> tuple[Node, ...]:
-        """The part that the line at hand has in each output."""
+    def _joined(self, acc: Compute, slid: tuple[Window, ...], line: tuple[int, ...]) -> tuple[Node, ...]:
+        """The part that a line of inputs has in each output that it lies under: `line` is its place along each window
+        but the last."""
         nodes: tuple[Node, ...] = (acc,)
         if self.elements and self.elements[-1][0] == f"{self.row}.element":
             var, count = self.elements[-1]
             nodes = (Loop(var, count, LoopKind.VECTOR, nodes),)
         if slid:
-            along = slid[-1]
-            nodes = self._element_loop(along, nodes)
-            nodes = (Loop(along.inner, along.taps, LoopKind.UNROLL, nodes),)
-        for window in reversed(slid[:-1]):
-            element = ref(f"{self.names[window.axis]}.element")
-            tap = ref(window.inner)
-            under = both(less_equal(num(0), tap), less(tap, num(window.taps)))
-            if under is not None:
-                nodes = (Branch(under, nodes),)
-            line = sub(ref(f"{window.inner}.line"), mul(element, num(window.stride)))
-            nodes = self._element_loop(window, (Let(window.inner, line, nodes),))
-        missing = [w for w in self.slid if w not in slid]
-        for window in missing:
-            nodes = self._element_loop(window, nodes)
+            nodes = (Loop(slid[-1].inner, slid[-1].taps, LoopKind.UNROLL, self._element_loop(slid[-1], nodes)),)
+        for window, place in zip(slid, line, strict=False):
+            over: tuple[Node, ...] = ()
+            for element in range(self.thread[window.axis]):
+                tap = place - element * window.stride
+                if 0 <= tap < window.taps:
+                    under = (Let(window.inner, num(tap), nodes),)
+                    over += (Let(f"{self.names[window.axis]}.element", num(element), under),)
+            nodes = over
+        for window in self.slid:
+            if window not in slid:
+                nodes = self._element_loop(window, nodes)
         return nodes
 
     def _element_loop(self, window: Window, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -15,7 +15,8 @@ from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 THREAD_INSTRUCTIONS = 30.0  # where a thread stands, the edges of its tile, the way out
-INPUT_INSTRUCTIONS = 4.0  # whether the input exists: comparisons with both edges, a choice
+INPUT_INSTRUCTIONS = 3.0  # whether the input exists: comparisons with both edges along a line, a choice
+LOADS_IN_FLIGHT = 8  # of unrolled loops over a window
 TAP_INSTRUCTIONS = 2.0  # of a loop that is not unrolled: its counter, an address
 SECTORS_PER_CYCLE = 4  # of a core's first cache
 DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
@@ -52,7 +53,8 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
     again = max(0.0, moved - whole)
     last = mach.last_cache
     busy = min(launch.grid, resident * mach.cores) * launch.threads
-    in_flight = busy * windows.held(launch.thread) * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
+    together = min(windows.inputs(launch.thread), max(windows.held(launch.thread), LOADS_IN_FLIGHT))
+    in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
     dram_bytes = resident_bytes(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
     return Costs(

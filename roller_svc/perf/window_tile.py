@@ -13,7 +13,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 from roller_svc.ir.program import StatementKind
 from roller_svc.perf.map_tile import MapSpace, Tile, map_space
 
-UNROLLED_STATEMENTS = 512  # of one thread's whole window: what code generation unrolls without a rest
+UNROLLED_STATEMENTS = 1024  # written out for one thread: 16 KiB of instructions, an eighth of a core's cache of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class WindowSpace:
         if not slid:
             return self.lanes(thread)
         lines = math.prod([w.reach(thread[w.axis]) for w in slid[:-1]])
-        outputs = math.prod([thread[w.axis] for w in slid]) * self.lanes(thread)
-        return lines * (self.held(thread) + outputs * slid[-1].taps)
+        return lines * self.held(thread) + self.lanes(thread) * math.prod([thread[w.axis] * w.taps for w in slid])
 
 
 def is_windowed(group: KernelGroup) -> bool:

@@ -159,7 +159,7 @@ def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
     windows = window_space(space)
     if windows is not None:
         assert windows.takes(thread)
-        assert not windows.slid(thread) or windows.unrolled(thread) <= 512
+        assert not windows.slid(thread) or windows.unrolled(thread) <= 1024
         return
     prepared = map_space(space)
     assert math.prod(thread) * min(a.bytes for a in prepared.accesses) <= 16 * 64
