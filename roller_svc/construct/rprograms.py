@@ -9,6 +9,7 @@ from heapq import nsmallest
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_contraction import CpuContraction
 from roller_svc.construct.cpu_nest import cpu_nest
+from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
 from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
@@ -19,7 +20,7 @@ from roller_svc.construct.simt_nest import SimtNest
 from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.simt_window import SimtWindow
 from roller_svc.construct.split import may_split
-from roller_svc.construct.units import units_for
+from roller_svc.construct.units import Units, units_for
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction
@@ -29,6 +30,7 @@ from roller_svc.ir.operand import operands
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.mma_contraction import LEAST_STAGES
 from roller_svc.perf.model import Model
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.window_tile import is_windowed
@@ -75,6 +77,7 @@ def rank_units(
     units = units_for(group, hw, demands)
     best: list[Candidate] = []
     found: list[Construction] = []
+    wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
     for unit in units.taken:
         prepared = _prepared(group, hw, unit)
@@ -88,14 +91,29 @@ def rank_units(
             continue
         found.append(construction)
         model = Model(prepared)
-        wanted = [program for program in construction.programs if demands.admits(program)]
-        candidates = [Candidate(program, model.estimate(program)) for program in wanted]
+        wanted.append(demanded(group, model, construction.programs, demands))
+        candidates = [Candidate(program, model.estimate(program)) for program in wanted[-1].programs]
         best = nsmallest(top_k, [*best, *candidates], key=lambda c: c.estimate.seconds)
     if not found:
-        raise failures[0]
+        raise _with_another_unit(failures[0], group, hw, units)
     if not best:
-        raise _unmet(group, demands, [p for c in found for p in c.programs])
+        raise unmet(group, demands.tiles, wanted)
     return tuple(best), _together(found, units.refusals)
+
+
+def _with_another_unit(
+    failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units
+) -> NoCandidateError:
+    """The failure, with what the device's plain unit could do that was not asked for."""
+    plain = hw.unit_for(group.space.compute_dtype)
+    if plain in units.taken:
+        return failure
+    try:
+        (candidate,), _ = rank(group, hw, plain, 1)
+    except NoCandidateError:
+        return failure
+    hint = f"what fits: {tile_text(candidate.program)} on {plain.name}"
+    return NoCandidateError(failure.message, rejections=failure.rejections, hint=hint)
 
 
 def _together(found: list[Construction], refusals: tuple[str, ...]) -> Construction:
@@ -106,15 +124,6 @@ def _together(found: list[Construction], refusals: tuple[str, ...]) -> Construct
         tuple(p for c in found for p in c.programs), tuple(step for c in found for step in c.trace),
         sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals,
     )  # fmt: skip
-
-
-def _unmet(group: KernelGroup, demands: Demands, programs: list[RProgram]) -> NoCandidateError:
-    """What there would have been for each field that is asked for."""
-    offered = (
-        f"{field} = {value} (there are {', '.join(map(str, sorted({getattr(p, field) for p in programs})))})"
-        for field, value in demands.tiles
-    )
-    return NoCandidateError(f"no tiles of {group.name} have {' and '.join(offered)}", rejections={"demanded tiles": 1})
 
 
 def _limit(unit: ComputeUnit) -> int:
@@ -131,11 +140,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     log = Log(MAX_VISITS)
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
-        raise NoCandidateError(
-            f"no tile of {group.name} fits {p.machine.hw.id}: {', '.join(sorted(log.rejections))}",
-            rejections=dict(log.rejections),
-            hint="the device's limits leave no room for a single warp or vector of work",
-        )
+        raise _unfit(group, rules, log)
     if group.kind is not GroupKind.SCATTER and may_split(group):
         shapes = _with_splits(p, shapes, limit)
     shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
@@ -219,6 +224,22 @@ def _fallback(rules: Rules, log: Log) -> list[Shape]:
         else:
             shapes.append(Shape(block, base))
     return shapes
+
+
+def _unfit(group: KernelGroup, rules: Rules, log: Log) -> NoCandidateError:
+    """By how much the smallest tile is over which limits."""
+    p = rules.problem
+    said = ", ".join(sorted(log.rejections))
+    least = LEAST_STAGES if p.machine.unit.kind is UnitKind.MMA else PLAIN.stages
+    for block, base in rules.fallback():
+        smallest = _rprogram(p, Shape(block, base, pipeline=Pipeline(least)))
+        needs = Model(p).needs(smallest)
+        if over := overruns(needs, p.machine.hw) if needs is not None else ():
+            said = f"{tile_text(smallest)} on {p.machine.unit.name} takes {' and '.join(over)}"
+    return NoCandidateError(
+        f"no tile of {group.name} fits {p.machine.hw.id}: {said}", rejections=dict(log.rejections),
+        hint="the device's limits leave no room for a single warp or vector of work",
+    )  # fmt: skip
 
 
 def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:

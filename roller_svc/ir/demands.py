@@ -22,8 +22,8 @@ class Demands:
     """`allow_tf32`: float32 products may be rounded to tf32.
 
     `family` and `tiles` narrow down what is chosen from, for tests and experiments: the family of every contraction,
-    and values that fields of its rProgram (TILE_FIELDS) must have. In a program without contractions, `tiles` holds for
-    every kernel.
+    and values that fields of its rProgram (TILE_FIELDS) must have: given to tiles that construction would run otherwise
+    where they fit. In a program without contractions, `tiles` holds for every kernel.
     """
 
     allow_tf32: bool = False

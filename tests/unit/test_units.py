@@ -100,11 +100,6 @@ def test_demanded_tiles_are_kept(tiles: dict[str, int]) -> None:
         assert {field: getattr(candidate.program, field) for field in tiles} == tiles
 
 
-def test_tiles_that_nothing_has_are_refused_with_what_there_is() -> None:
-    with pytest.raises(NoCandidateError, match=r"split_k = 5 \(there are 1, 2"):
-        rank_units(matmul(128, 128, 8192), A100, 5, Demands(tiles=(("split_k", 5),)))
-
-
 def test_demands_hold_for_contractions_where_there_are_any() -> None:
     half = DType.FLOAT16
     program = parse(

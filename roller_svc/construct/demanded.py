@@ -1,0 +1,192 @@
+"""Tiles that a caller demands → rPrograms that have them, or what stands in the way and the nearest that would fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from roller_svc.construct.split import may_split, piece_length
+from roller_svc.errors import NoCandidateError
+from roller_svc.ir.demands import Demands
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.mma_contraction import LEAST_STAGES
+from roller_svc.perf.model import Model
+from roller_svc.perf.occupancy import BlockNeeds, block_registers
+from roller_svc.perf.stream_k import stream
+
+Tiles = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The value of a field that is nearest to the one wanted, and why it is not that one; '' where it is."""
+
+    value: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """rPrograms with all that is demanded; where there are none, the nearest to it and the reasons that it has."""
+
+    programs: tuple[RProgram, ...]
+    nearest: RProgram | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def demanded(group: KernelGroup, model: Model, programs: Sequence[RProgram], demands: Demands) -> Demanded:
+    """Those of the rPrograms that have the tiles; where none has, those that can be given them."""
+    tiles = demands.tiles
+    found = tuple(program for program in programs if demands.admits(program))
+    if found or not programs:
+        return Demanded(found)
+    tried = [_given(group, model, program, dict(tiles)) for program in programs]
+    if met := tuple(program for program, reasons in tried if not reasons):
+        return Demanded(tuple(dict.fromkeys(met)))
+    nearest, reasons = min(tried, key=lambda t: _distance(t[0], tiles))
+    return Demanded((), nearest, reasons)
+
+
+def unmet(group: KernelGroup, tiles: Tiles, found: Iterable[Demanded]) -> NoCandidateError:
+    """Of several units' nearest rPrograms the nearest."""
+    tried = [(d.nearest, d.reasons) for d in found if d.nearest is not None]
+    nearest, reasons = min(tried, key=lambda t: _distance(t[0], tiles))
+    wanted = ", ".join(f"{field} = {value}" for field, value in tiles)
+    fits = ", ".join(f"{field} = {getattr(nearest, field)}" for field, _ in tiles)
+    return NoCandidateError(
+        f"no tiles of {group.name} have {wanted}: {'; '.join(reasons)}",
+        rejections={"demanded tiles": 1},
+        hint=f"the nearest that fits: {fits}, with {tile_text(nearest)} on {nearest.unit.name}",
+    )
+
+
+def tile_text(program: RProgram) -> str:
+    """A block's tile: 'm=64 n=64 k=32'."""
+    return " ".join(f"{name}={extent}" for name, extent in program.block.extents)
+
+
+def overruns(needs: BlockNeeds, hw: HardwareSpec) -> tuple[str, ...]:
+    """The limits that a block is over, and by how much."""
+    limits = hw.limits
+    registers = block_registers(needs.threads, needs.registers_per_thread, limits)
+    bounds = (
+        ("threads in a block", needs.threads, limits.max_threads_per_block),
+        ("registers in a thread", needs.registers_per_thread, limits.max_registers_per_thread),
+        ("registers in a block", registers, limits.registers_per_core),
+        ("bytes of shared memory in a block", needs.shared_bytes, limits.shared_bytes_per_block),
+    )
+    return tuple(
+        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
+        for name, needed, most in bounds if needed > most
+    )  # fmt: skip
+
+
+def _distance(program: RProgram, tiles: Tiles) -> float:
+    """How far its fields are from what is wanted of them, each as a share of that."""
+    return math.fsum(abs(getattr(program, field) - value) / max(1, value) for field, value in tiles)
+
+
+def _given(
+    group: KernelGroup, model: Model, program: RProgram, tiles: dict[str, int]
+) -> tuple[RProgram, tuple[str, ...]]:
+    """The rProgram with each field as near to what is wanted as may be, and why one is not that."""
+    reasons = [
+        f"{field} is {getattr(program, field)} here"
+        for field, value in tiles.items() if field not in _FORCED and getattr(program, field) != value
+    ]  # fmt: skip
+    # what excludes each other gives way where it is not wanted itself
+    if tiles.get("stream_k"):
+        program = replace(program, split_k=1, raster=1)
+    elif tiles.get("split_k", 1) > 1:
+        program = replace(program, stream_k=0)
+    for field, (search, given) in _FORCED.items():
+        if field in tiles:
+            near = search(group, model, program, tiles[field])
+            program = given(program, near.value)
+            if near.reason:
+                reasons.append(near.reason)
+    return program, tuple(reasons)
+
+
+def _nearest_split(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+    if wanted < 1:
+        return Nearest(1, "a reduction has at least 1 part")
+    if wanted == 1:
+        return Nearest(1)
+    if not may_split(group):
+        return Nearest(1, "a reduction that others follow cannot be split")
+    space, block = program.space, program.block.as_dict()
+    longest = max(m.extent for axis in space.reduced for m in axis.members)
+    for parts in range(min(wanted, longest), 0, -1):
+        length = piece_length(space, program.unit, block, parts)
+        if (parts - 1) * length < longest:  # no part is without work
+            break
+    if parts == wanted:
+        return Nearest(wanted)
+    return Nearest(parts, f"of {wanted} parts of {longest} in steps as of {tile_text(program)} some have no work")
+
+
+def _nearest_stream(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+    if wanted == 0:
+        return Nearest(0)
+    if program.unit.kind is not UnitKind.MMA:
+        return Nearest(0, f"{program.unit.name} has no stream-K")
+    if program.split_k > 1:
+        return Nearest(0, "a reduction is split evenly or streamed, not both")
+    if group.row_reduction is not None:
+        return Nearest(0, "a block that has part of the sums cannot reduce their rows")
+    work = stream(replace(program, stream_k=1))
+    steps = work.tiles * work.steps
+    if wanted <= steps:
+        return Nearest(wanted)
+    return Nearest(steps, f"tiles of {tile_text(program)} make {steps} steps, one for each of as many blocks")
+
+
+def _nearest_stages(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+    p = model.problem
+    if not (p.is_contraction and p.machine.simt):
+        return Nearest(program.stages, "" if program.stages == wanted else f"stages is {program.stages} here")
+    is_matrix = program.unit.kind is UnitKind.MMA
+    least = LEAST_STAGES if is_matrix else 1
+    if wanted < least:
+        return Nearest(least, f"a pipeline on {program.unit.name} has at least {least} stages")
+    most = wanted if is_matrix else min(wanted, program.steps)
+    fitting = least
+    while fitting < most and not _over(model, replace(program, stages=fitting + 1)):
+        fitting += 1
+    if fitting < most:
+        over = " and ".join(_over(model, replace(program, stages=most)))
+        return Nearest(fitting, f"{most} stages of {tile_text(program)} take {over}")
+    return Nearest(most, "" if most == wanted else f"{tile_text(program)} makes {program.steps} steps to stage")
+
+
+def _over(model: Model, program: RProgram) -> tuple[str, ...]:
+    needs = model.needs(program)
+    return overruns(needs, model.problem.machine.hw) if needs is not None else ()
+
+
+def _nearest_raster(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+    if wanted == 1:
+        return Nearest(1)
+    if program.stream_k:
+        return Nearest(1, "streamed tiles come in their own order")
+    if not (model.problem.is_contraction and model.problem.machine.simt):
+        return Nearest(1, "only tiles of a contraction on a GPU come in another order")
+    (m,) = program.space.role(AxisRole.M)
+    rows = -(-m.extent // program.block[m.name])
+    if 1 <= wanted <= rows:
+        return Nearest(wanted)
+    return Nearest(rows if wanted else 1, f"blocks of {tile_text(program)} make {rows} rows")
+
+
+_Search = Callable[[KernelGroup, Model, RProgram, int], Nearest]
+# What may be set on an rProgram that construction did not give it, in the order in which one bounds the next.
+_FORCED: dict[str, tuple[_Search, Callable[[RProgram, int], RProgram]]] = {
+    "split_k": (_nearest_split, lambda program, value: replace(program, split_k=value)),
+    "stream_k": (_nearest_stream, lambda program, value: replace(program, stream_k=value)),
+    "stages": (_nearest_stages, lambda program, value: replace(program, stages=value)),
+    "raster": (_nearest_raster, lambda program, value: replace(program, raster=value)),
+}
