@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from roller_svc.ir.build import add, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import KernelGroup
@@ -11,20 +13,35 @@ from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, S
 from roller_svc.lower.rows import converted
 
 THREADS = 256
+WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 
 
 def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...]:
     """Two trees. A CPU walks the points in row-major order, so that the last write wins; a GPU joins atomically."""
     (statement,) = group.statements
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
-    place = tuple(ref(a.name) for a in axes)
-    copy = Compute(statement.output, place, Load(statement.target or "", place, statement.type.dtype))
     write = _write(statement, atomic=family is not Family.CPU and statement.combine is not None)
     if family is Family.CPU:
-        bodies = (_serial(axes, (copy,)), _serial(statement.axes, write))
+        bodies = (_serial(axes, (_copy(statement, tuple(ref(a.name) for a in axes)),)), _serial(statement.axes, write))
     else:
-        bodies = (_threads(axes, (copy,)), _threads(statement.axes, write))
+        bodies = (_wide_copy(statement, axes), _threads(statement.axes, write))
     return (ScheduleTree(f"{group.name}_copy", bodies[0]), ScheduleTree(group.name, bodies[1]))
+
+
+def _copy(statement: TensorExpr, place: tuple[Expr, ...]) -> Node:
+    return Compute(statement.output, place, Load(statement.target or "", place, statement.type.dtype))
+
+
+def _wide_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]:
+    """A thread copies neighbours of a row, as many as one access moves and rows are a multiple of."""
+    if not axes:
+        return _threads(axes, (_copy(statement, ()),))
+    *outer, row = axes
+    width = math.gcd(row.extent, WIDEST_BYTES // statement.type.dtype.bytes)
+    vectors = Axis(row.name, row.extent // width, row.kind)
+    lane = ref(".lane")
+    place = (*(ref(a.name) for a in outer), add(mul(ref(row.name), num(width)), lane))
+    return _threads((*outer, vectors), (Loop(lane.name, width, LoopKind.VECTOR, (_copy(statement, place),)),))
 
 
 def _write(statement: TensorExpr, *, atomic: bool) -> tuple[Node, ...]:
