@@ -13,7 +13,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _ATTRIBUTE = struct.Struct("<BBH")
 _RESERVED_SHARED_BYTES = 1024  # sm_90 and later: the system's share, in front of every kernel's own
-_CODE = ".text."  # with a function's name: the section of its code
+_TEXT = ".text."  # with a function's name: the section of its code
 _WITH_BODY = 4  # the attribute's 16 bits are a size, and that many bytes follow
 # Attributes of .nv.info (the names are cuobjdump's, EIATTR_...).
 _FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F  # in the file's table: (symbol, value)
@@ -61,8 +61,8 @@ def read_cubin(binary: bytes) -> dict[str, CubinKernel]:
 def read_code(binary: bytes) -> dict[str, bytes]:
     """The machine code of every function of a cubin by its name; raises CompileError for bytes that are not one."""
     with _refusing():
-        sections = [s for s in _sections(binary) if s.name.startswith(_CODE)]
-        return {s.name.removeprefix(_CODE): binary[s.offset : s.offset + s.size] for s in sections}
+        sections = [s for s in _sections(binary) if s.name.startswith(_TEXT)]
+        return {s.name.removeprefix(_TEXT): binary[s.offset : s.offset + s.size] for s in sections}
 
 
 @contextlib.contextmanager
@@ -75,8 +75,8 @@ def _refusing() -> Iterator[None]:
 
 def _read(binary: bytes) -> dict[str, CubinKernel]:
     sections = _sections(binary)
-    found: dict[str, _Found] = {s.name.removeprefix(_CODE): _Found(text=s, code_bytes=s.size)
-                                for s in sections if s.name.startswith(_CODE)}  # fmt: skip
+    found: dict[str, _Found] = {s.name.removeprefix(_TEXT): _Found(text=s, code_bytes=s.size)
+                                for s in sections if s.name.startswith(_TEXT)}  # fmt: skip
     symbols = _symbols(binary, sections)
     reserved_bytes = _RESERVED_SHARED_BYTES if any(s.name == ".nv.shared.reserved.0" for s in sections) else 0
     for section in sections:
