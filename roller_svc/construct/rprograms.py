@@ -27,7 +27,6 @@ from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import operands
-from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.mma_contraction import LEAST_STAGES
@@ -168,8 +167,7 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
             return SimtWindow(p, p.windows)
         if p.rows is not None:
             return SimtReduction(p, p.rows)
-        reductions = sum(s.kind is StatementKind.REDUCE for s in group.statements)
-        return SimtNest(p, lanes_allowed=group.kind is not GroupKind.SCATTER, reductions=reductions)
+        return SimtNest(p)
     if p.is_contraction:
         return CpuContraction(p)
     return cpu_nest(p, serial=group.kind is GroupKind.SCATTER)

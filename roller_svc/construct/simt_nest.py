@@ -1,4 +1,4 @@
-"""ROLLER's rules for a loop nest on a SIMT machine: a few points a thread, warps along the vector axis."""
+"""ROLLER's rules for scatters, and for a single point, on a SIMT machine: warps along the vector axis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid, spread
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import block_registers
@@ -17,47 +16,27 @@ from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_nest import nest_registers
 
 MAX_POINTS = 16  # of one thread
-MAX_LANES = 1024
 MIN_THREADS, MAX_THREADS = 128, 512
-THREADS_TO_FILL = 512  # a core's worth of threads that hides memory latency
 MAX_BASES = 3
-ACCUMULATOR_BYTES = 8  # at most
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
 class SimtNest:
     problem: Problem
-    lanes_allowed: bool
-    reductions: int  # statements that reduce: each needs a place in shared memory for every thread
 
     def lane_choices(self) -> tuple[int, ...]:
-        """1 where outer points fill the device and walk memory in order; else the lanes that do."""
-        p = self.problem
-        most = min(MAX_LANES, p.machine.hw.limits.max_threads_per_block, powers(p.inner_points)[-1])
-        if not self.lanes_allowed or p.inner_points < 2 or most < 2:
-            return (1,)
-        along = p.vector is not None and p.space.axes[p.vector].kind is AxisKind.REDUCE
-        wanted = p.machine.cores * THREADS_TO_FILL / p.outer_points
-        if not along and wanted < 2:
-            return (1,)
-        fill = 1 << max(0, math.ceil(math.log2(wanted))) if wanted > 1 else 1
-        warp = p.machine.hw.limits.warp_size
-        choices = {1, 8, warp, 4 * warp, fill, 4 * fill} if along else {1, fill, fill // 4}
-        legal = sorted({1 << (min(most, c).bit_length() - 1) for c in choices if c >= 1})
-        if along and len(legal) > 1 and (wanted >= 1 or p.inner_points >= warp * warp):
-            legal = [c for c in legal if c > 1]
-        return tuple(legal)
+        return (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
         p = self.problem
-        steps = tuple([self._thread_steps(i, lanes) for i in range(len(p.extents))])
+        steps = tuple([self._thread_steps(i) for i in range(len(p.extents))])
         return Stage(
             level=p.machine.hw.thread_level.name,
             names=self._names(),
             steps=steps,
             rank=self._rank(),
-            look=lambda t: self._measured(t, self._thread_rule(t, lanes)),
+            look=lambda t: self._measured(t, self._thread_rule(t)),
             saturates=lambda _tile: True,
         )
 
@@ -86,13 +65,11 @@ class SimtNest:
         p, limits = self.problem, self.problem.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
-        if threads > max(MAX_THREADS, base.lanes):
+        if threads > MAX_THREADS:
             return "occupancy"
         registers = nest_registers(math.prod(self._points(base.thread)), register_words(p.space.compute_dtype), limits)
         if block_registers(threads, registers, limits) > limits.registers_per_core:
             return "registers per core"
-        if base.lanes > 1 and threads * ACCUMULATOR_BYTES * self.reductions > limits.shared_bytes_per_block:
-            return "shared memory"
         return ""
 
     def _alignment_rule(self, block: Tile, threads: int) -> str:
@@ -105,41 +82,33 @@ class SimtNest:
         return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
-        """One point a thread, a warp along the vector axis or, where that is reduced, along the last outer one."""
+        """One point a thread, a warp along the vector axis."""
         p = self.problem
         warp = p.machine.hw.limits.warp_size
-        one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
-        thread = tuple([1] * len(p.extents))
-        if not p.spatial:
-            lanes = warp if self.lanes_allowed and p.inner_points > 1 else 1
-            return [(one, Base(thread, lanes)), (one, Base(thread))]
-        return [(replaced(one, p.fast, warp), Base(thread)), (one, Base(thread))]
+        one = tuple([1] * len(p.extents))
+        found = [(replaced(one, p.fast, warp), Base(one))] if p.spatial else []
+        return [*found, (one, Base(one))]
 
-    def _thread_steps(self, axis: int, lanes: int) -> Tile:
-        """Several points a thread only in maps: a thread's reductions run one after another and share nothing."""
+    def _thread_steps(self, axis: int) -> Tile:
         p = self.problem
-        if axis not in p.spatial or lanes > 1 or p.inner_points > 1:
-            return (1,)
         return powers(min(8 if axis == p.fast else 4, p.extents[axis]))
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
         p = self.problem
-        if axis not in p.spatial:
-            return (p.extents[axis],)
         unit = base.thread[axis]
         fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
-        if axis == p.fast and base.lanes == 1:
+        if axis == p.fast:
             # second alignment: a warp's worth of neighbours, or the whole axis
             warp = p.machine.hw.limits.warp_size
             fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
         return fitting
 
-    def _thread_rule(self, thread: Tile, lanes: int) -> str:
+    def _thread_rule(self, thread: Tile) -> str:
         p, limits = self.problem, self.problem.machine.hw.limits
         points, words = math.prod(self._points(thread)), register_words(p.space.compute_dtype)
         if points > MAX_POINTS:
             return "points per thread"
-        if points > 1 and p.outer_points * lanes < points * p.machine.cores * limits.warp_size * SCHEDULERS:
+        if points > 1 and p.outer_points < points * p.machine.cores * limits.warp_size * SCHEDULERS:
             return "parallelism"
         fits = nest_registers(points, words, limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
@@ -155,7 +124,7 @@ class SimtNest:
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
     def _threads(self, block: Tile, base: Base) -> int:
-        threads = base.lanes
+        threads = 1
         for i in self.problem.spatial:
             threads *= block[i] // base.thread[i]
         return threads

@@ -15,7 +15,6 @@ from roller_svc.lower.contraction_mma import lower_contraction_mma
 from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
-from roller_svc.lower.reduction_gpu import lower_reduction_gpu
 from roller_svc.lower.scatter import lower_scatter
 
 
@@ -44,6 +43,6 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         if family is Family.CPU:
             return lower_contraction_cpu(group, program)
         return lower_contraction_gpu(group, program, hw)
-    if family is not Family.CPU and group.space.walks_rows:
-        return lower_reduction_gpu(group, program, hw)
-    return (lower_nest_cpu if family is Family.CPU else lower_nest_gpu)(group, program)
+    if family is Family.CPU:
+        return lower_nest_cpu(group, program)
+    return lower_nest_gpu(group, program, hw)

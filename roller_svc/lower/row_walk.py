@@ -15,6 +15,8 @@ from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
 from roller_svc.lower.rows import inner_axes
 from roller_svc.lower.thread_rows import LANE
 
+# Rounds that stand in a line: no row of more is held, for there are no registers for it.
+MAX_TOGETHER = 128
 CHUNK, PLACE, ROUND, STEP, TURN = ".chunk", ".place", ".round", ".step", ".turn"
 
 
@@ -97,7 +99,8 @@ def row_walk(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) 
     axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
     run = program.thread[inner.name]
     run = run if axes[-1].extent % run == 0 else 1
-    return RowWalk(axes, run, program.lanes, max(1, ceil_div(program.block[inner.name], program.lanes * run)))
+    together = ceil_div(program.block[inner.name], program.lanes * run)
+    return RowWalk(axes, run, program.lanes, max(1, min(together, MAX_TOGETHER)))
 
 
 def _position(axis: int) -> str:

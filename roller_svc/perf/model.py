@@ -89,12 +89,12 @@ def _costs(p: Problem, launch: Launch) -> Costs:
     if p.machine.unit.kind is UnitKind.MMA:
         return mma_contraction(p, launch)
     if p.machine.simt:
-        if p.rows is not None:
-            return simt_reduction(p, p.rows, launch)
         if p.map is not None:
             return simt_map(p, launch)
         if p.windows is not None and launch.lanes == launch.split_k == 1:
             return simt_window(p, launch)
+        if p.rows is not None:
+            return simt_reduction(p, p.rows, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 

@@ -124,7 +124,7 @@ def problem(
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
         windows=window_space(space) if mach.simt and not is_contraction and not space.walks_rows else None,
-        rows=row_space(space, touched, hw) if mach.simt and space.walks_rows else None,
+        rows=row_space(space, touched, hw) if mach.simt and place.get(AxisRole.INNER) is not None else None,
     )
 
 

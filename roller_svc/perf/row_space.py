@@ -138,7 +138,8 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
         fast=vector,
         joins=max(1, most - 1) if writes_rows else most,
         run=_dividing(last, max(widest, packed) if along else packed),
-        width=1 if along else _dividing(touched.extents[vector], widest),
+        # threads that take neighbours of windows would read what is apart: they stand side by side instead
+        width=_dividing(touched.extents[vector], widest) if not along and space.walks_rows else 1,
         sharing=tuple(i for i in spatial if any(i not in a.touched.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
