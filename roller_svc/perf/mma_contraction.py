@@ -37,6 +37,7 @@ CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the last cache (A100 whitep
 STEP_OPS = 12.0  # of a warp for one step of k: slots of the ring, waits, branches
 CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Programming Guide, throughput table)
 LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
+FLOAT8_SLOTS = 8.0  # one float8 to float16 by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk that went through registers
 LEAST_STAGES = 2
 CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest passes through
@@ -175,11 +176,19 @@ def _fill(feed: Feed, tile: StagedOperand, operand: Operand, mach: Machine) -> _
     slots = loads * (LOAD_OPS[feed.load.kind] + decoding)
     pipe = loads * max(1.0, width / mach.staged_bytes_per_cycle)
     if not feed.is_async:
-        converted = elements / (2 * warp) if feed.operand.stored is not feed.dtype else 0.0
+        converted = elements / warp * _convert_slots(feed)
         packed = elements / warp if feed.load.kind is LoadKind.ELEMENT else 0.0
         slots += converted + packed + STORE_OPS * tile.bytes / (16 * warp)
         pipe += tile.bytes / mach.staged_bytes_per_cycle
     return _Fill(pipe, slots)
+
+
+def _convert_slots(feed: Feed) -> float:
+    """Of one element on its way through registers."""
+    source = feed.operand.stored
+    if source is feed.dtype or feed.operand.source is None:
+        return 0.0  # as it is, or computed: the factor's own operations
+    return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
 
 
 def _fragment_slots(p: Problem, tile: MmaTile) -> float:
