@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of, walk
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import contiguous_run
 from roller_svc.ir.program import Combine, TensorExpr, identity
@@ -20,7 +20,8 @@ from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import CHUNK_BYTES, COLUMNS, ROWS, MmaTile
 
 SUMS, PART = ".sums", ".part"
-UNROLLED_ROUNDS = 8  # its loads are under way together
+# Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
+UNROLLED_OPERATIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,14 @@ class Epilogue:
             nodes = (Branch(less(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(tile.threads)), ref(THREAD)), nodes),)
         rounds = ceil_div(items, tile.threads)
-        kind = LoopKind.UNROLL if rounds <= UNROLLED_ROUNDS else LoopKind.SERIAL
+        unrolled = rounds * width * self._operations <= UNROLLED_OPERATIONS
+        kind = LoopKind.UNROLL if unrolled else LoopKind.SERIAL
         return (Loop(".round", rounds, kind, nodes),)
+
+    @property
+    def _operations(self) -> int:
+        """Of one output point, its store counted as one."""
+        return 1 + sum(isinstance(part, Op) for s in self.view.group.statements[1:] for part in walk(s.body))
 
     def _row_place(self, number: int, count: int) -> Expr:
         """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
