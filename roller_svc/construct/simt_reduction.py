@@ -18,8 +18,8 @@ MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operan
 MAX_SUMS = 48  # accumulators of a thread, of 4 bytes
 MAX_REGISTERS = 128  # of a thread with more than a chunk in flight: 512 threads a core hide what is left of latency
 MIN_THREADS, MAX_THREADS = 128, 256  # of a block whose rows need no more
-APART_LANES = (32, 16, 8, 4, 1)  # of rows that are neighbours in memory
-CHUNKS_A_LANE = (1, 2, 4, 8, 32)  # a row that is short enough is dealt out in so few
+APART_LANES = (32, 8, 1)  # of rows that are neighbours in memory
+CHUNKS_A_LANE = (1, 4, 16)  # a row that is short enough is dealt out in so few
 FLIGHTS = (1, 2, 4)  # chunks of a lane in flight
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
