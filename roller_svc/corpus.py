@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.artifact import kept
 from roller_svc.ask import build_request
 from roller_svc.errors import ArgumentError, InputError, RollerError
+from roller_svc.features import counted, kernels
 from roller_svc.front import parse
+from roller_svc.ir.demands import KernelFamily
 from roller_svc.ir.kernel import CompiledKernel, Language
 from roller_svc.ir.report import BuildRequest, RuntimeChoice
 from roller_svc.lang.inputs import random_inputs
@@ -42,22 +44,33 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Cases of one program, on one target: built once, run on random inputs of each seed from 0 to `seeds` - 1.
+class Run:
+    """How cases are built and tried: on random inputs of each seed from 0 to `seeds` - 1.
 
-    The emulator runs the threads of each of these runs in another order. `races`: it looks for races too.
+    The emulator runs the threads of each of these in another order. `races`: it looks for races too. `family`, `tiles`:
+    what is demanded of every kernel (ir/demands.py); a case that cannot have it is refused.
     """
 
-    cases: tuple[Case, ...]
     target: str
-    emulate: bool
+    emulate: bool = False
     seeds: int = 1
     races: bool = False
+    family: KernelFamily | None = None
+    tiles: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Cases of one program, built once."""
+
+    cases: tuple[Case, ...]
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of a case. `spill_bytes` of all launches; None where nothing was compiled."""
+    """What became of a case. `spill_bytes` of all launches; None where nothing was compiled. `kernels`: what each
+    kernel group of the program is and how it runs (features.py); none where there is no kernel."""
 
     id: str
     cls: str
@@ -66,6 +79,7 @@ class Row:
     max_abs_error: float | None = None
     compile_seconds: float | None = None
     spill_bytes: int | None = None
+    kernels: Sequence[Json] = ()
 
     def as_json(self) -> Json:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -80,33 +94,36 @@ def cases_of(document: object, *, small: bool, every: int = 1) -> list[Case]:
     return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
 
 
-def tasks_of(cases: Iterable[Case], target: str, *, emulate: bool, seeds: int = 1, races: bool = False) -> list[Task]:
+def tasks_of(cases: Iterable[Case], run: Run) -> list[Task]:
     """Cases grouped by program, in their order."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.program_key, []).append(case)
-    return [Task(tuple(group), target, emulate, seeds, races) for group in groups.values()]
+    return [Task(tuple(group), run) for group in groups.values()]
 
 
 def judge(task: Task) -> tuple[Row, ...]:
     """One row a case. Errors of ours are rows; a bug ends the worker process, which is a row too."""
     first = task.cases[0]
     try:
-        request = request_of(first, task)
-        kernel = kept(build_kernel(request)).compiled
+        request = request_of(first, task.run)
+        report = build_kernel(request)
+        kernel = kept(report).compiled
     except InputError as refusal:
         detail = f"{type(refusal).__name__} {refusal.code}: {refusal.message}"
         return tuple(Row(case.id, case.cls, "refused", detail) for case in task.cases)
     except RollerError as failure:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
-    return tuple(_tried(case, request, kernel, task) for case in task.cases)
+    found = kernels(report.groups, report.winner.plan, report.hardware)
+    return tuple(replace(_tried(case, request, kernel, task.run), kernels=found) for case in task.cases)
 
 
-def request_of(case: Case, task: Task) -> BuildRequest:
+def request_of(case: Case, run: Run) -> BuildRequest:
     return build_request(
-        case.expression, case.inputs, outputs=case.outputs, target=task.target, top_k=1, select="model",
-        runtime="emulator" if task.emulate else "auto", allow_tf32=case.options.get("allow_tf32", False),
+        case.expression, case.inputs, outputs=case.outputs, target=run.target, top_k=1, select="model",
+        runtime="emulator" if run.emulate else "auto", allow_tf32=case.options.get("allow_tf32", False),
+        family=run.family, tiles=dict(run.tiles),
     )  # fmt: skip
 
 
@@ -116,7 +133,7 @@ def failed(task: Task, error: RollerError) -> tuple[Row, ...]:
 
 
 def summary(rows: Iterable[Row]) -> Json:
-    """Counts, in all and by class, and the median time to compile."""
+    """Counts, in all and by class, the median time to compile, and what the kernels of the cases that are ok have."""
     found = list(rows)
     counts = {status: sum(row.status == status for row in found) for status in RANK}
     times = sorted(row.compile_seconds for row in found if row.compile_seconds is not None)
@@ -131,6 +148,7 @@ def summary(rows: Iterable[Row]) -> Json:
         "spilled": sum(bool(row.spill_bytes) for row in found),
         "compile_median_s": times[len(times) // 2] if times else None,
         "classes": dict(sorted(classes.items())),
+        "kernels": counted(kernel for row in found if row.status == "ok" for kernel in row.kernels),
     }
 
 
@@ -153,7 +171,7 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
         raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
 
 
-def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, task: Task) -> Row:
+def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run) -> Row:
     """The case on inputs of every seed, until one is not right."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
@@ -162,10 +180,10 @@ def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, task: Task
         return replace(row, detail="compiled only")
     program = parse(request.expression, dict(request.inputs), request.outputs)
     worst: float | None = None
-    for seed in range(task.seeds):
+    for seed in range(run.seeds):
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
-            results = prepared(kernel, arrays, request.runtime, races=task.races).results()
+            results = prepared(kernel, arrays, request.runtime, races=run.races).results()
             verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"

@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator
 
 from roller_svc import corpus
+from roller_svc.ask import checked_tiles, one_of
 from roller_svc.cli import options as common
 from roller_svc.cli import progress, show
 from roller_svc.cli.journal import Journal
-from roller_svc.corpus import Row, Task
+from roller_svc.corpus import Row, Run, Task
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.lanes import spread
+from roller_svc.ir.demands import KernelFamily
 from roller_svc.settings import settings
 
 BAD_SHOWN = 40
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
     parser.add_argument("--emulate", action="store_true", help="run CUDA kernels on the CPU")
     parser.add_argument("--races", action="store_true", help="with --emulate: report races of threads too; slower")
+    common.add_family(parser)
     seeds = "run each case on inputs of N seeds; the emulator's threads run in another order each time"
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
@@ -41,6 +44,7 @@ def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "seeds", "every", "jobs", "timeout")
     if options.races and not options.emulate:
         raise ArgumentError("--races is for emulated kernels: --emulate --races", code="invalid-option")
+    run = _run(options)
     text = common.text_file(options.file)
     try:
         document = json.loads(text)
@@ -48,10 +52,10 @@ def execute(options: argparse.Namespace) -> int:
         raise ArgumentError(f"{options.file} is not JSON: {failure}", code="invalid-corpus") from failure
     cases = corpus.cases_of(document, small=options.small, every=options.every)
     began = time.monotonic()
-    journal = Journal(settings().store / "corpus" / f"{_run_id(options, text)}.jsonl", keep=options.resume)
+    journal = Journal(settings().store / "corpus" / f"{_run_id(options, run, text)}.jsonl", keep=options.resume)
     done = {row["id"]: Row(**row) for row in journal.rows()}
     left = [case for case in cases if case.id not in done]
-    tasks = corpus.tasks_of(left, options.target, emulate=options.emulate, seeds=options.seeds, races=options.races)
+    tasks = corpus.tasks_of(left, run)
     for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
         journal.add(row.as_json() for row in rows)
         done |= {row.id: row for row in rows}
@@ -71,10 +75,17 @@ def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Ro
         yield corpus.failed(task, answer) if isinstance(answer, RollerError) else answer
 
 
-def _run_id(options: argparse.Namespace, text: str) -> str:
+def _run(options: argparse.Namespace) -> Run:
+    return Run(
+        options.target, options.emulate, options.seeds, options.races,
+        None if options.family is None else one_of(KernelFamily, "family", options.family),
+        checked_tiles(common.tiles_of(options)),
+    )  # fmt: skip
+
+
+def _run_id(options: argparse.Namespace, run: Run, text: str) -> str:
     """Of what decides the rows: the file, the options, this version."""
-    choices = [options.target, options.small, options.emulate, options.races, options.seeds, options.every]
-    parts = [text, *choices, generator_digest()]
+    parts = [text, options.small, options.every, repr(run), generator_digest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -85,6 +96,9 @@ def _report(rows: list[Row], totals: corpus.Json) -> str:
         lines.append(f"... and {len(bad) - BAD_SHOWN} more (--json has them all)")
     counts = ", ".join(f"{totals[status]} {status}" for status in corpus.RANK)
     spilled = f", {totals['spilled']} spilled" if totals["spilled"] else ""
+    families = ", ".join(f"{count} {name}" for name, count in totals["kernels"]["family"].items())
+    if families:
+        lines.append(f"kernels of the cases that are ok: {families}")
     lines.append(
         f"{totals['cases']} cases on {totals['target']}: {counts} ({totals['ok_share']:.1%} ok){spilled};"
         f" compile median {show.duration(totals['compile_median_s'])}; {totals['seconds']:.0f} s in all"

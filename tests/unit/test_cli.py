@@ -230,6 +230,19 @@ def test_corpus_judges_every_case(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert not list((settings.settings().store / "corpus").iterdir())
 
 
+def test_corpus_demands_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "corpus.json"
+    path.write_text(json.dumps({"cases": CORPUS["cases"][:1]}))
+    words = ("corpus", str(path), "--target", "nvidia-a100-sxm-80gb", "--jobs", "1", "--json")
+    refused = Ran(capsys, *words, "--family", "mma")
+    assert refused.code == 0
+    assert "tf32 is not allowed" in refused.json["cases"][0]["detail"]
+    staged = Ran(capsys, *words, "--family", "simt", "--tiles", "raster=1")
+    assert staged.json["cases"][0]["kernels"][0]["family"] == "simt"
+    assert Ran(capsys, *words, "--family", "wmma").code == 2
+    assert Ran(capsys, *words, "--tiles", "depth=1").code == 2
+
+
 def test_corpus_resumes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "corpus.json"
     path.write_text(json.dumps({"cases": CORPUS["cases"][:2]}))

@@ -11,7 +11,8 @@ from emulated import cuda
 from handwritten import tensor
 
 from roller_svc import corpus
-from roller_svc.corpus import Row
+from roller_svc.corpus import Row, Run
+from roller_svc.ir.demands import KernelFamily
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Role
 from roller_svc.lang.compare import Agreement
 from roller_svc.lang.inputs import random_inputs
@@ -24,7 +25,7 @@ CORPUS = {
 
 def row(seeds: int, target: str = "local", *, emulate: bool = False, races: bool = False) -> Row:
     cases = corpus.cases_of(CORPUS, small=True)
-    (task,) = corpus.tasks_of(cases, target, emulate=emulate, seeds=seeds, races=races)
+    (task,) = corpus.tasks_of(cases, Run(target, emulate, seeds, races))
     (found,) = corpus.judge(task)
     return found
 
@@ -78,3 +79,45 @@ def test_races_of_a_case_are_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.status == "error"
     assert "emulator-fault" in found.detail
     assert "race: " in found.detail
+
+
+HALVES = {
+    "cases": [
+        {
+            "id": name, "cls": "gemm", "expr": f"C[m, n] +=! A[m, k] * B[k, n]{rest}",
+            "inputs": {"A": {"dtype": "float16", "shape": [32, k]}, "B": {"dtype": "float16", "shape": [k, 64]}},
+        }
+        for name, k, rest in (("plain", 128, ""), ("short", 16, ""), ("rows", 128, "; Y[m] >=! C[m, n]"))
+    ]
+}  # fmt: skip
+
+
+def halves(**tiles: int) -> dict[str, Row]:
+    """Each case on a matrix unit, compiled only."""
+    run = Run("nvidia-a100-sxm-80gb", family=KernelFamily.MMA, tiles=tuple(tiles.items()))
+    tasks = corpus.tasks_of(corpus.cases_of(HALVES, small=True), run)
+    return {row.id: row for task in tasks for row in corpus.judge(task)}
+
+
+def test_rows_say_what_their_kernels_are() -> None:
+    rows = halves()
+    assert {row.status for row in rows.values()} == {"ok"}
+    (kernel,) = rows["rows"].kernels
+    assert (kernel["family"], kernel["unit"], kernel["epilogue"]) == ("mma", "mma_f16", ["row reduction"])
+    assert kernel["operands"] == [{"dtype": "float16", "stored": "float16", "load": "async16"}] * 2
+    totals = corpus.summary(rows.values())["kernels"]
+    assert totals["family"] == {"mma": 3}
+    assert totals["epilogue"] == {"none": 2, "row reduction": 1}
+    assert totals["load"] == {"async16": 6}
+
+
+def test_what_a_case_cannot_have_of_the_demands_is_refused_with_the_reason() -> None:
+    rows = halves(split_k=2)
+    assert [rows[name].status for name in ("plain", "short", "rows")] == ["ok", "refused", "refused"]
+    assert "NoCandidateError no-candidate: " in rows["short"].detail
+    assert "some have no work" in rows["short"].detail
+    assert "cannot be split" in rows["rows"].detail
+    assert rows["plain"].kernels[0]["split_k"] == 2
+    totals = corpus.summary(rows.values())
+    assert (totals["ok"], totals["refused"]) == (1, 2)
+    assert totals["kernels"]["split_k"] == {"2": 1}
