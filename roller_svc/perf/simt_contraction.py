@@ -24,7 +24,8 @@ STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared me
 COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
 MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cores have no lanes but the multiply-adders
 # Registers of a thread beside its tile: the least (loop counters, where its columns are), for each factor that is
-# copied or held, for each copy that it begins in one step, for each element that it holds.
+# copied or held, for each copy that it begins in one step, for each element that it holds (twice that, where places
+# are found by divisions).
 LEAST_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
 DIVIDING = 10.0  # where rows of a factor are found by divisions
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
@@ -115,44 +116,56 @@ def block_needs(p: Problem, launch: Launch) -> BlockNeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """Registers that staging one factor takes of a thread, `each` for an element; `width` elements move at once."""
+
+    fixed: float
+    each: float
+    width: int
+
+    def of(self, elements: float) -> float:
+        return self.each * self.width * math.ceil(elements / self.width)
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadRegisters:
     """Registers of a thread as a function of how many elements of either factor it stages in one step."""
 
     fixed: float
-    each_a: float
-    each_b: float
+    a: Staged
+    b: Staged
 
     def of(self, staged_a: float, staged_b: float) -> int:
-        return math.ceil(self.fixed + self.each_a * staged_a + self.each_b * staged_b)
+        return math.ceil(self.fixed + self.a.of(staged_a) + self.b.of(staged_b))
 
 
 def thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
     """What a thread cannot do without: accumulators, two columns and rows of operands, overhead, and what is staged.
 
     ROLLER §3.3 counts m·n + m + n; of the operands those of the next row are loaded while one is multiplied. Fitted to
-    154 kernels that NVRTC 13 compiled with ever tighter bounds: where it has more registers, it takes some more, where
-    it has fewer, it spills. A thread that is a core's own (warp_size 1) has its loads done by others.
+    154 kernels that NVRTC 13 compiled, each with ever tighter bounds: where it has more registers, it takes some of
+    them, where it has fewer, it spills. A thread that is a core's own (warp_size 1) has its loads done by others.
     """
     words, limits = register_words(p.space.compute_dtype), p.machine.hw.limits
+    operands = thread_m + thread_n
     if limits.warp_size == 1:
-        tile = (thread_m * thread_n + thread_m + thread_n) * words
-        return ThreadRegisters(tile + overhead_registers(limits), 0.0, 0.0)
-    tile = (thread_m * thread_n + 2 * (thread_m + thread_n)) * words
-    of_a, each_a = _staging_registers(p, p.simt.a if p.simt else None)
-    of_b, each_b = _staging_registers(p, p.simt.b if p.simt else None)
-    overhead = min(overhead_registers(limits), LEAST_OVERHEAD + of_a + of_b)
+        nothing = Staged(0.0, 0.0, 1)
+        return ThreadRegisters(
+            (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
+        )  # fmt: skip
+    a, b = (_staged(feed, words) for feed in ((p.simt.a, p.simt.b) if p.simt else (None, None)))
+    overhead = min(float(overhead_registers(limits)), LEAST_OVERHEAD + a.fixed + b.fixed)
     divided = sum(DIVIDING for feed in ((p.simt.a, p.simt.b) if p.simt else ()) if feed.divided)
-    return ThreadRegisters(tile + overhead + divided, each_a, each_b)
+    return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
 
 
-def _staging_registers(p: Problem, feed: SimtFeed | None) -> tuple[float, float]:
-    """Of one factor, and of each element."""
-    words = register_words(p.space.compute_dtype)
+def _staged(feed: SimtFeed | None, words: int) -> Staged:
     if feed is None:
-        return HOLDING, EACH_HELD * words
+        return Staged(HOLDING, EACH_HELD * words, 1)
+    at_once = feed.width(feed.operand.run, feed.operand.run, None)
     if feed.is_async(feed.operand.run):
-        return COPYING, EACH_COPY / feed.width(feed.operand.run, feed.operand.run, None)
-    return HOLDING, EACH_HELD * words
+        return Staged(COPYING, EACH_COPY / at_once, at_once)
+    return Staged(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
 
 
 def stage_bytes(p: Problem, block: Tile) -> int:
