@@ -99,6 +99,17 @@ _HALF_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_f16(float 
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
   return h;
 }"""
+_BFLOAT_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_bf16(float a) {  // to nearest even, NaN to NaN
+#if __CUDA_ARCH__ >= 800
+  unsigned short h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(a));
+  return h;
+#else
+  unsigned int u = __float_as_uint(a);
+  if (a != a) return (unsigned short)(u >> 16 | 64);
+  return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+#endif
+}"""
 # a number of KernelSource.checks goes with every index that comes from data, for whoever wants to report it
 _IN_RANGE_CUDA = """__device__ __forceinline__ int in_range(long long at, unsigned long long size, int check) {
   return (unsigned long long)at < size;
@@ -164,6 +175,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return Helper(_IN_RANGE_CUDA)
     if name in ("f16_to_f32", "f32_to_f16"):
         return _half(name, dialect)
+    if name == "f32_to_bf16" and dialect.language is Language.CUDA:
+        return Helper(_BFLOAT_CUDA_FROM)
     if name in _CONVERSIONS:
         text, needs = _CONVERSIONS[name]
         return Helper(text.format(F=dialect.function), needs)

@@ -238,6 +238,29 @@ def test_the_handwritten_kernels_of_the_other_runtimes() -> None:
 TO, FROM = (helper(name, CUDA).text + "\n" for name in ("f16_to_f32", "f32_to_f16"))
 
 
+def test_the_twin_of_the_rounding_to_bfloat16_agrees_with_ml_dtypes() -> None:
+    text = f"""{helper("f32_to_bf16", CUDA).text}
+extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
+  int i = blockIdx.x * 256 + threadIdx.x;
+  n[i] = f32_to_bf16(f[i]);
+}}
+"""
+    # every bfloat16 with all the ways to lie between it and the next
+    rest = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    floats = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | rest).reshape(-1).view(np.float32)
+    buffers = (
+        tensor("F", "f", Role.INPUT, DType.FLOAT32, floats.shape),
+        tensor("N", "n", Role.OUTPUT, DType.BFLOAT16, floats.shape),
+    )
+    launch = LaunchSpec("narrow", ("f", "n"), (floats.size // 256, 1, 1), (256, 1, 1))
+    found = module(cuda(text, buffers, launch)).run({"F": floats})
+    with np.errstate(invalid="ignore"):
+        expected = floats.astype(ml_dtypes.bfloat16)
+    nan = np.isnan(floats)
+    np.testing.assert_array_equal(found["N"].view(np.uint16)[~nan], expected.view(np.uint16)[~nan])
+    assert (found["N"].view(np.uint16)[nan] & 0x7FFF > 0x7F80).all()
+
+
 def test_twins_of_the_half_conversions_agree_with_numpy() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     text = f"""{TO}{FROM}

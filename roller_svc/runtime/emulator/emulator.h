@@ -96,6 +96,10 @@ inline unsigned short f32_to_f16(float a) {  // to nearest even
     return (unsigned short)(sign | (__float_as_uint(__uint_as_float(u) + 0.5f) - 0x3f000000));
   return (unsigned short)(sign | ((u + 0xfff + (u >> 13 & 1)) >> 13) - (112 << 10));
 }
+inline unsigned short f32_to_bf16(float a) {  // to nearest even
+  unsigned int u = __float_as_uint(a);
+  return (unsigned short)(a != a ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
 inline int in_range(long long index, unsigned long long size, int check) {
   if ((unsigned long long)index < size) return 1;
   emulator::out_of_range(index, check);
