@@ -21,6 +21,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
+    Barrier,
     Compute,
     Copy,
     LaneReduce,
@@ -99,6 +100,9 @@ class CudaWalk(Walk):
                     self.line("#pragma unroll")
                 else:
                     self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
+                Walk.loop(self, loop)
+            case LoopKind.SERIAL if any(isinstance(node, Barrier) for node in descend(loop.body)):
+                self.line("#pragma unroll 1")  # copies of a staged step only cost registers and instruction cache
                 Walk.loop(self, loop)
             case _:
                 Walk.loop(self, loop)

@@ -70,16 +70,28 @@ def _sum(a: dict[str, int] | None, b: dict[str, int] | None) -> dict[str, int] |
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """How one dimension of a tensor is walked. `opaque`: not affine, every combination of its axes an element."""
+    """How one dimension of a tensor is walked. `opaque`: not affine, every combination of its axes an element, but
+    that `shared` neighbours have the same one (`k // 8`: eight)."""
 
     size: int
     coeffs: tuple[tuple[str, int], ...]
     opaque: bool = False
+    shared: int = 1
 
 
 def dim_of(index: Expr, size: int) -> Dim:
     """The walk of an index expression over a dimension of that size."""
     known = affine(index)
     if known is None:
-        return Dim(size, tuple((name, 1) for name in sorted(axes_of(index))), opaque=True)
+        coeffs = tuple((name, 1) for name in sorted(axes_of(index)))
+        return Dim(size, coeffs, opaque=True, shared=_divisor(index) if len(coeffs) == 1 else 1)
     return Dim(size, known.coeffs)
+
+
+def _divisor(index: Expr) -> int:
+    """That of an axis that is divided by a constant; 1 for anything else."""
+    match index:
+        case Op(kind=OpKind.FLOORDIV, args=(AxisRef(), Const(value=int(by)))) if by > 0:
+            return by
+        case _:
+            return 1

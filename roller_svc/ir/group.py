@@ -111,7 +111,7 @@ class TileAccess:
 def inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
     """Consecutive values that the index takes before it jumps."""
     if dim.opaque:
-        return 1
+        return 1 if dim.shared == 1 else touched(dim, reach)
     run = 1
     for stride, extent in sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs):
         if extent > 1 and stride > run:
@@ -127,7 +127,7 @@ def touched(dim: Dim, reach: Mapping[str, int]) -> int:
     """Values of the index: exact for walks whose strides nest (windows, blocks), else counted or bounded."""
     count = math.prod(reach.get(name, 1) for name, _ in dim.coeffs)
     if dim.opaque:
-        return min(dim.size, count)
+        return min(dim.size, -(-count // dim.shared))
     steps = sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs if reach.get(name, 1) > 1)
     if len(steps) < 2:
         return min(dim.size, count)

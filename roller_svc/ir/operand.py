@@ -150,11 +150,17 @@ def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
     """Whether memory is contiguous along k rather than along the other axis."""
     k_member, member = k.members[-1].name, axis.members[-1].name
     for load in loads_of(factor):
-        for known in map(affine, reversed(load.index)):  # dimensions of one element have no axis
-            along_k, along = (0, 0) if known is None else (abs(known.coeff(k_member)), abs(known.coeff(member)))
+        for index in reversed(load.index):  # dimensions of one element have no axis
+            along_k, along = _pace(index, k_member), _pace(index, member)
             if along_k or along:
                 return along == 0 or (along_k != 0 and along_k < along)
     return False
+
+
+def _pace(index: Expr, member: str) -> int:
+    """How fast an index moves with an axis; 1 where it is no sum (packed words: `k // 8`), 0 where it does not."""
+    known = affine(index)
+    return abs(known.coeff(member)) if known is not None else int(member in axes_of(index))
 
 
 def contiguous_run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import Operand
 from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
@@ -136,7 +136,7 @@ class Staging:
         value = self._value(self.operand.factor)
         alike = lead.extent % self._together == 0
         if alike:
-            value = substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))})
+            value = _in_whole_words(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._together)
         nodes: tuple[Node, ...] = (Compute(self.fetched, (held, ref(".lane")), value),)
         if alike:
             return self._placed(step, (Loop(".lane", self._together, LoopKind.UNROLL, nodes),))
@@ -157,6 +157,26 @@ class Staging:
         value = factor if factor.dtype is self.staged.dtype else Cast(factor, self.staged.dtype, implicit=True)
         inside = self._inside()
         return value if inside is None else Select(inside, value, _zero(self.staged.dtype), self.staged.dtype)
+
+
+def _in_whole_words(value: Expr, together: int) -> Expr:
+    """Divisions of `axis + .lane`, the axis a multiple of `together`, by another multiple: packed words and groups.
+
+    Written so that all lanes are seen to share the quotient: a word is loaded once.
+    """
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Op(kind=OpKind.FLOORDIV, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
+                return div(axis, by) if by > 0 and by % together == 0 else node
+            case Op(kind=OpKind.MOD, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
+                if by == together:
+                    return ref(".lane")
+                return add(mod(axis, by), ref(".lane")) if by > 0 and by % together == 0 else node
+            case _:
+                return node
+
+    return rewrite(value, change)
 
 
 def _zero(dtype: DType) -> Const:

@@ -52,11 +52,11 @@ class DimFootprint:
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
             span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
-            known = self._seen[key] = (
-                touched(self.dim, by_name),
-                inner_run(self.dim, by_name),
-                self.dim.size if self.dim.opaque else min(self.dim.size, span),
-            )
+            values = touched(self.dim, by_name)
+            reached = min(self.dim.size, span)
+            if self.dim.opaque:
+                reached = self.dim.size if self.dim.shared == 1 else values
+            known = self._seen[key] = (values, inner_run(self.dim, by_name), reached)
         return known
 
 
