@@ -11,6 +11,7 @@ import pytest
 from emulated import cuda, module, words, wrappers
 from handwritten import tensor
 
+from roller_svc.errors import WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
 
@@ -174,11 +175,16 @@ def test_mma_knows_every_value_of_its_operands(name: str) -> None:
         np.testing.assert_array_equal(multiplied(name, a, b, zero), fragments(expected, layouts.c_count, layouts.c))
 
 
-def test_tf32_is_truncated_and_int32_wraps() -> None:
-    a, b, c = np.zeros((1, 16, 8), np.float32), np.zeros((1, 8, 8), np.float32), np.zeros((1, 16, 8), np.float32)
-    a[0, :, 0] = np.float32(1 + 2**-10 + 2**-11)  # the last bit is not tf32's
-    b[0, 0, :] = np.float32(1 + 2**-23)
-    assert (multiplied("mma_m16n8k8_tf32", a, b, c) == np.float32(1 + 2**-10)).all()
+@pytest.mark.parametrize("of_a", [False, True])
+def test_a_word_that_was_not_rounded_to_tf32_is_refused(of_a: bool) -> None:
+    a, b, c = np.ones((1, 16, 8), np.float32), np.ones((1, 8, 8), np.float32), np.zeros((1, 16, 8), np.float32)
+    assert (multiplied("mma_m16n8k8_tf32", a, b, c) == np.float32(8)).all()
+    (a if of_a else b)[0, 3, 4] += np.float32(2**-11)  # the last bit of a tf32 is 2**-10
+    with pytest.raises(WrongAnswerError, match="mma_m16n8k8_tf32 of a word that was not rounded"):
+        multiplied("mma_m16n8k8_tf32", a, b, c)
+
+
+def test_int32_wraps() -> None:
     ones, sums = np.ones((1, 16, 32), np.int8), np.full((1, 16, 8), (1 << 31) - 1, np.int32)
     assert (multiplied("mma_m16n8k32_s8s8", ones, np.ones((1, 32, 8), np.int8), sums) == -(1 << 31) + 31).all()
 

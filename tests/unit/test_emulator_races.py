@@ -72,6 +72,8 @@ FINE = {
                                        "__syncthreads();\nc[i] = s[i ^ 1];", 32),
     "a copy and its own thread": ("copy_async_4(&s[i], &a[i], true);\ncommit_copies(); await_copies<0>();\n"
                                   "c[i] = s[i];", 32),
+    "a volatile read among atomics": ("if (i == 0) s[0] = 0;\n__syncthreads();\natomicAdd(&s[0], 1.0f);\n"
+                                      "if (*(volatile float *)s < 0) c[i] = 0;\nif (i < 32) c[i] = a[i];", 64),
     "a warp's atomics on memory": ("if (i == 0) c[0] = 0;\n__syncthreads();\natomicAdd(&c[0], a[i]);", 32),
 }  # fmt: skip
 
@@ -81,6 +83,17 @@ def test_what_is_ordered_is_no_race(name: str) -> None:
     body, threads = FINE[name]
     for seed in range(2):
         module(kernel(body, threads), seed, races=True).run(INPUT)
+
+
+@pytest.mark.parametrize("at", [-1, 30])
+def test_reads_beside_a_buffer_are_found_where_no_page_ends(at: int) -> None:
+    """30 floats end 8 bytes before their page does, and begin far behind the page before; no result shows the read."""
+    source = one_block(f"const int i = (int)threadIdx.x;\nc[i] = i;\nif (a[{at}] == 0) c[i] = 0;", 30)
+    source = dataclasses.replace(source, buffers=tuple(dataclasses.replace(b, shape=(30,)) for b in source.buffers))
+    arrays = {"A": INPUT["A"][:30]}
+    np.testing.assert_array_equal(module(source).run(arrays)["C"], np.arange(30, dtype=np.float32))
+    with pytest.raises(WrongAnswerError, match=f"touches byte {4 * at} of A, which has 120 bytes, at line 4"):
+        module(source, races=True).run(arrays)
 
 
 def test_blocks_of_a_launch_are_not_ordered() -> None:

@@ -290,6 +290,25 @@ extern "C" __global__ void one(const unsigned int *x, unsigned int *y, float *f)
     np.testing.assert_array_equal(found["F"], np.float32([0, 2**-149, 0, -1, 0.5, -1]))
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tries", ["seen != before", "false"])
+def test_another_thread_may_win_a_compare_and_swap(tries: str, seed: int) -> None:
+    """Who does not try again loses its update; two of four threads that all try are enough to see it."""
+    text = f"""
+extern "C" __global__ void one(unsigned int *sum) {{
+  unsigned int seen = *(volatile unsigned int *)sum, before;
+  do {{
+    before = seen;
+    seen = atomicCAS(sum, before, before + 1);
+  }} while ({tries});
+}}
+"""
+    buffers = (tensor("S", "sum", Role.OUTPUT, DType.UINT32, (1,)),)
+    source = cuda(text, buffers, LaunchSpec("one", ("sum",), (1, 1, 1), (4, 1, 1), zeroed=("sum",)))
+    total = module(source, seed).run({})["S"][0]
+    assert (total == 4) == (tries != "false")
+
+
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "uint64", "float32", "float64"])
 def test_atomic_sums(dtype: str) -> None:
     kind = DType(dtype)

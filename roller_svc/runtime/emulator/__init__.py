@@ -42,7 +42,7 @@ _CHECKS = (
     "-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern",
 )  # fmt: skip
 # Every access that other threads might see becomes a call, which races.h judges; lines for the addresses it reports.
-_WATCHED = ("-fsanitize=thread", "-g1")
+_WATCHED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g1")
 _WATCHED_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
 _ARENA_ALIGNMENT_BYTES = 64
 _FAULT, _OUT_OF_RANGE = 3, 5

@@ -127,18 +127,21 @@ void complete_barrier() {
 
 void lead();
 
+// A fiber that will begin another thread.
+Fiber *starting() {
+  Fiber *fiber = idle[--idle_count];
+  if (!fiber->stack) {
+    fiber->stack = mapped(STACK_BYTES + PAGE);  // the lowest page stays forbidden
+    allow(fiber->stack + PAGE, STACK_BYTES, PROT_READ | PROT_WRITE);
+    size_t colour = (fiber - fibers) % STACK_COLOURS * STACK_COLOUR_BYTES;
+    fiber->sp = fresh(fiber->stack + PAGE + STACK_BYTES - colour, lead);
+  }
+  return fiber;
+}
+
 // Whoever runs next; null when the block is done. When no thread can run, the barrier is complete or never will be.
 Fiber *next() {
-  if (!ready_count && started < threads) {
-    Fiber *fiber = idle[--idle_count];
-    if (!fiber->stack) {
-      fiber->stack = mapped(STACK_BYTES + PAGE);  // the lowest page stays forbidden
-      allow(fiber->stack + PAGE, STACK_BYTES, PROT_READ | PROT_WRITE);
-      size_t colour = (fiber - fibers) % STACK_COLOURS * STACK_COLOUR_BYTES;
-      fiber->sp = fresh(fiber->stack + PAGE + STACK_BYTES - colour, lead);
-    }
-    return fiber;
-  }
+  if (!ready_count && started < threads) return starting();
   if (!ready_count) {
     if (finished == threads) return nullptr;
     if (!waiting_count) stuck();
@@ -151,12 +154,14 @@ Fiber *next() {
   return fiber;
 }
 
-void leave() {
-  Fiber *self = current, *to = next();
+void leave_for(Fiber *to) {
+  Fiber *self = current;
   if (to == self) return;
   current = to;
   emulator_switch(&self->sp, to ? to->sp : outside);
 }
+
+void leave() { leave_for(next()); }
 
 void begin_thread(unsigned thread) {
   current->thread = thread;
@@ -253,6 +258,13 @@ void emulator::barrier(int line) {
   current->line = line;
   waiting[waiting_count++] = current;
   leave();
+}
+
+void emulator::give_way() {
+  static bool turn;
+  if (!(turn = !turn)) return;
+  run_last(current);
+  leave_for(started < threads ? starting() : next());
 }
 
 unsigned int emulator::lane() { return current->lane; }

@@ -17,6 +17,7 @@ struct Votes {
 // Every lane of the caller's warp gives a value and gets all of them; `lane` is where the caller's own is.
 const Votes &exchanged(const char *what, unsigned int mask, int width, unsigned long long value, int line);
 void sync_warp(unsigned int mask, int line);
+void give_way();  // every second call lets other threads run before the caller goes on
 unsigned int lane();
 unsigned int lanes();  // a warp's; the last one of a block may have fewer than 32
 
@@ -157,11 +158,13 @@ inline void __threadfence_block() { __threadfence(); }
 
 // atomics: give what was there
 namespace emulator {
+// Another thread may have come in between since the caller read `before`.
 template <class T> inline T swapped(T *at, T before, T after) {
+  give_way();
   __atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return before;
 }
-// No thread runs between the read and the write: fibers switch only where they wait.
+// No thread runs between the read and the write: fibers switch only where they wait or give way.
 template <class T, class Bits> inline T added(T *at, T value) {
   Bits bits = __atomic_load_n((Bits *)at, __ATOMIC_RELAXED);
   T before, after;

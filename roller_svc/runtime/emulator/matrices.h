@@ -90,6 +90,11 @@ template <class A, class B, int ROWS, int CHUNKS> void multiply(Exchange &exchan
   multiply<Numbers, ROWS, CHUNKS, A::ELEMENTS>(reinterpret_cast<Numbers *>(exchange.d), a, b);
 }
 
+// What layout tf32 has is the device's own affair: only a conversion makes one (PTX ISA, "Alternate Floating-Point Data
+// Formats"). The one that is emulated clears the bits that tf32 does not have.
+template <class T> bool is_operand(unsigned) { return true; }
+template <> bool is_operand<Tf32>(unsigned word) { return !(word & 0x1fff); }
+
 void need_whole_warp(const char *what, int line) {
   if (current->warp->lanes < WARP)
     report(FAULT, "line %d: %s takes a whole warp, this one has %u threads", line, what, current->warp->lanes);
@@ -99,6 +104,9 @@ template <class A, class B, int A_WORDS, int B_WORDS>
 void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int line) {
   constexpr int ROWS = A_WORDS == 1 ? 8 : 16;
   need_whole_warp(what, line);
+  for (int r = 0; r < A_WORDS + B_WORDS; r++)
+    if (r < A_WORDS ? !is_operand<A>(a[r]) : !is_operand<B>(b[r - A_WORDS]))
+      report(FAULT, "line %d: %s of a word that was not rounded", line, what);
   Exchange &exchange = entered(what, line);
   unsigned g = current->lane / 4, t = current->lane % 4;
 #pragma GCC unroll 4

@@ -65,17 +65,18 @@ bool conflict(const Access &before, const Access &access, bool in_shared) {
   return !(is_atomic(before.kind) && is_atomic(access.kind)) && !ordered(before, access.thread, in_shared);
 }
 
+const char *place_of(uint32_t where, char (&text)[32]) {
+  bool known = where & IS_LINE;
+  snprintf(text, sizeof text, known ? "line %u" : "@%x@", known ? where & ~IS_LINE : where);
+  return text;
+}
+
 [[noreturn]] void report_race(const Access &one, const Access &other, const char *name, size_t byte) {
-  auto line = [](const Access &access, char *text) {
-    bool known = access.where & IS_LINE;
-    snprintf(text, 32, known ? "line %u" : "@%x@", known ? access.where & ~IS_LINE : access.where);
-    return text;
-  };
   char place[2][32];
   bool apart = other.time < block_began;
   report(FAULT, "race: thread %u %s byte %zu of %s at %s, thread %u%s %s it at %s, and %s", one.thread,
-         KIND_NAMES[one.kind], byte, name, line(one, place[0]), other.thread, apart ? " of another block" : "",
-         KIND_NAMES[other.kind], line(other, place[1]),
+         KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), other.thread, apart ? " of another block" : "",
+         KIND_NAMES[other.kind], place_of(other.where, place[1]),
          other.kind == COPY ? "that copy was not awaited" : "nothing orders the two");
 }
 
@@ -126,6 +127,12 @@ Cell *cells_of(size_t bytes) {
   return reinterpret_cast<Cell *>(at);
 }
 
+[[noreturn]] void report_outside(const Region &region, const unsigned char *at, uint32_t where) {
+  char place[32];
+  report(FAULT, "touches byte %td of %s, which has %lu bytes, at %s", at - region.data, region.buffer->name,
+         region.buffer->bytes, place_of(where, place));
+}
+
 // A copy lands: from now on it is a write like any other.
 void watch_landing(unsigned thread, const void *address, size_t bytes, uint32_t where) {
   size_t byte = static_cast<const unsigned char *>(address) - shared.at;
@@ -144,8 +151,10 @@ void watch(unsigned thread, const void *address, size_t bytes, Kind kind, uint32
     return;
   }
   const Region *region = region_of(at);
-  if (!region || region->buffer->role == emulator::INPUT) return;
-  if (at < region->data || at + bytes > region->data + region->buffer->bytes) return;
+  if (!region) return;
+  // pages tell only of what is a few bytes off, not of what is in the slack
+  if (at < region->data || at + bytes > region->data + region->buffer->bytes) report_outside(*region, at, where);
+  if (region->buffer->role == emulator::INPUT) return;
   if (!buffer_cells) buffer_cells = static_cast<Cell **>(calloc(emulator_program.buffer_count, sizeof(Cell *)));
   Cell *&cells = buffer_cells[region - regions];
   if (!cells) cells = cells_of(region->buffer->bytes);

@@ -32,6 +32,15 @@ EMULATOR_ACCESS(4)
 EMULATOR_ACCESS(8)
 EMULATOR_ACCESS(16)
 
+// ld.volatile is as strong as a relaxed load (PTX ISA, "Memory Consistency Model"): it does not race with atomics.
+#define EMULATOR_VOLATILE(bytes) \
+  void __tsan_volatile_read##bytes(void *at) { watch_here(at, bytes, ATOMIC_READ, __builtin_return_address(0)); } \
+  void __tsan_volatile_write##bytes(void *at) { watch_here(at, bytes, ATOMIC_WRITE, __builtin_return_address(0)); }
+EMULATOR_VOLATILE(1)
+EMULATOR_VOLATILE(2)
+EMULATOR_VOLATILE(4)
+EMULATOR_VOLATILE(8)
+
 // Fibers switch only where they wait, so plain operations are atomic.
 #define EMULATOR_ATOMICS(bits, type) \
   type __tsan_atomic##bits##_load(const volatile type *at, int) { \
