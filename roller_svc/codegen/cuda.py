@@ -219,7 +219,7 @@ def _rastered(walker: CudaWalk, tiles: tuple[Loop, Loop], raster: int) -> str:
     left of the block's number."""
     row, column = tiles
     index = walker.scalar.index_type
-    tile, first, rows, place = (walker.names.of(f".{name}") for name in ("raster", "raster_row", "raster_rows", "raster_at"))
+    tile, first, rows, place = (walker.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
     walker.line(f"const int {tile} = (int)blockIdx.x % {row.extent * column.extent};")
     walker.line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
     rest = f"{row.extent} - {first}"

@@ -128,11 +128,11 @@ _CONVERSIONS = {
         "{F} float e5m2_to_f32(unsigned char e) {{ return f16_to_f32((unsigned short)(e << 8)); }}", ("f16_to_f32",)
     ),
     "e4m3_to_f32": (
-        "{F} float e4m3_to_f32(unsigned char e) {{  // 4 exponent bits, bias 7; 0x7f is NaN, there is no infinity\n"
-        "  unsigned int sign = (unsigned int)(e & 128) << 24, m = e & 127;\n"
-        "  if (m == 127) return bits_to_f32(sign | 0x7fc00000);\n"
-        "  if (m < 8) return bits_to_f32(sign | f32_bits((float)m * 0.001953125f));\n"
-        "  return bits_to_f32(sign | (m << 20) + (120u << 23));\n}}", ("f32_bits",)
+        "{F} float e4m3_to_f32(unsigned char e) {{  // a float16 with a bias of 7, not 15; 0x7f is NaN, not infinity\n"
+        "  unsigned int m = e & 127;\n"
+        "  float a = f16_to_f32((unsigned short)((e & 128) << 8 | m << 7)) * 256.0f;\n"
+        "  return m == 127 ? bits_to_f32((unsigned int)(e & 128) << 24 | 0x7fc00000) : a;\n}}",
+        ("f32_bits", "f16_to_f32")
     ),
     "f32_to_e4m3": (
         "{F} unsigned char f32_to_e4m3(float a) {{  // to nearest even, saturating at 448\n"
