@@ -70,7 +70,7 @@ class SimtWindow:
         threads = self._threads(block, base)
         if threads > min(MAX_THREADS, limits.max_threads_per_block):
             return self._measured(block, "threads per block")
-        registers = window_registers(p, self.windows, base.thread, limits)
+        registers = window_registers(self.windows, base.thread, limits)
         if block_registers(threads, registers, limits) > limits.registers_per_core:
             return self._measured(block, "registers per core")
         if -threads % limits.warp_size * MAX_WASTE_OF > threads:
@@ -129,7 +129,7 @@ class SimtWindow:
             return "statements per thread"
         if outputs > MAX_OUTPUTS * windows.lanes(thread):
             return "outputs per thread"
-        fits = window_registers(p, windows, thread, limits) <= limits.max_registers_per_thread
+        fits = window_registers(windows, thread, limits) <= limits.max_registers_per_thread
         return "" if fits or outputs == 1 else "registers per thread"
 
     def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:

@@ -16,5 +16,5 @@ def lower_nest_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     if is_map_group(group):
         return lower_map_gpu(group, program)
     if slides_windows(group, program):
-        return lower_window_gpu(group, program)
+        return lower_window_gpu(group, program, hw)
     return lower_reduction_gpu(group, program, hw)

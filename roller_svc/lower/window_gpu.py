@@ -28,6 +28,7 @@ from roller_svc.ir.expr import (
     with_children,
 )
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
@@ -43,17 +44,23 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.simt_window import window_registers
 from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, Window, WindowSpace, is_windowed, window_space
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 
 
-def lower_window_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower_window_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree. The outputs of a thread are neighbours along every axis."""
     space = window_space(program.space)
     if space is None:
         raise InvariantError(f"{group.name} has no windows for threads to slide")
-    return (ScheduleTree(group.name, _Windows(group, program, space).blocks()),)
+    lowered = _Windows(group, program, space)
+    needs = BlockNeeds(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
+    # as many blocks as the model counts on: left alone, the compiler reads all lines ahead and leaves room for few
+    resident = min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
+    return (ScheduleTree(group.name, lowered.blocks(), resident=resident),)
 
 
 def slides_windows(group: KernelGroup, program: RProgram) -> bool:

@@ -22,9 +22,9 @@ SECTORS_PER_CYCLE = 4  # of a core's first cache
 DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
 
 
-def window_registers(p: Problem, windows: WindowSpace, thread: Tile, limits: Limits) -> int:
+def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
     """Registers of a thread: a sum for each output, one line of inputs, the weights under it, addresses."""
-    words = register_words(p.space.compute_dtype)
+    words = register_words(windows.map.space.compute_dtype)
     slid = windows.slid(thread)
     taps = math.prod([w.taps for w in slid]) * windows.lanes(thread)
     return overhead_registers(limits) + words * (math.prod(thread) + windows.held(thread) + min(taps, 32))
@@ -35,7 +35,7 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
     mach, hw, windows = p.machine, p.machine.hw, p.windows
     if windows is None:
         raise InvariantError("the program has no windows")
-    needs = BlockNeeds(launch.threads, window_registers(p, windows, launch.thread, hw.limits), 0)
+    needs = BlockNeeds(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     instructions, requests = _thread_work(p, windows, launch)
