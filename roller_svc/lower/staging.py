@@ -65,7 +65,7 @@ class Staging:
         """Room for what is held in registers, around the nodes that fetch and store it."""
         if not self.is_prefetched:
             return body
-        return (Storage(self.fetched, self.staged.dtype, (self._rounds, self._together), Scope.REGISTER, body),)
+        return (Storage(self.fetched, self._held, (self._rounds, self._together), Scope.REGISTER, body),)
 
     def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot, asynchronously."""
@@ -85,7 +85,7 @@ class Staging:
 
     def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
         """From memory into the slot, one item after the other."""
-        body = Storage(self.fetched, self.staged.dtype, (1, self._together), Scope.REGISTER,
+        body = Storage(self.fetched, self._held, (1, self._together), Scope.REGISTER,
                        (*self._loads(step, num(0)), *self._into(slot, num(0))))  # fmt: skip
         return self._each_item((body,), LoopKind.SERIAL)
 
@@ -96,7 +96,7 @@ class Staging:
 
     def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
         index = (slot, ref(".row"), add(ref(".element"), ref(".lane")))
-        value = Load(self.fetched, (held, ref(".lane")), self.staged.dtype)
+        value = _as(Load(self.fetched, (held, ref(".lane")), self._held), self.staged.dtype)
         return (Loop(".lane", self._together, LoopKind.VECTOR, (Compute(self.room, index, value),)),)
 
     def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
@@ -133,7 +133,7 @@ class Staging:
     def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
         """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
         lead = (self.k if self.staged.along_k else self.axis).members[-1]
-        value = self._value(self.operand.factor)
+        value = self._value()
         alike = lead.extent % self._together == 0
         if alike:
             value = _in_whole_words(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._together)
@@ -146,17 +146,29 @@ class Staging:
         """Wide loads: within one the innermost axis just counts on, and no guard changes."""
         width = self.load.elements
         lead = (self.k if self.operand.along_k else self.axis).members[-1].name
-        value = substitute(self._value(self.operand.factor), {lead: add(ref(lead), ref(".lane"))})
+        value = substitute(self._value(), {lead: add(ref(lead), ref(".lane"))})
         index = (held, add(mul(ref(".vector"), num(width)), ref(".lane")))
         nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
         nodes = self._placed(step, nodes, mul(ref(".vector"), num(width)))
         return (Loop(".vector", self._together // width, LoopKind.UNROLL, nodes),)
 
-    def _value(self, factor: Expr) -> Expr:
-        """The factor inside of the tensor, 0 outside, in the staged type."""
-        value = factor if factor.dtype is self.staged.dtype else Cast(factor, self.staged.dtype, implicit=True)
-        inside = self._inside()
-        return value if inside is None else Select(inside, value, _zero(self.staged.dtype), self.staged.dtype)
+    @property
+    def _held(self) -> DType:
+        """What registers hold: elements as they are in memory, where they are not wider there than when staged."""
+        stored, staged = self.operand.stored, self.staged.dtype
+        return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
+
+    def _value(self) -> Expr:
+        """The factor inside of the tensor, 0 outside, as registers hold it."""
+        inside, source = self._inside(), self.operand.source
+        value = _as(self.operand.factor, self._held)
+        if source is not None and self._held is self.operand.stored:
+            inside, value = both(inside, self.operand.guard), source
+        return value if inside is None else Select(inside, value, _zero(self._held), self._held)
+
+
+def _as(value: Expr, dtype: DType) -> Expr:
+    return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
 
 
 def _in_whole_words(value: Expr, together: int) -> Expr:
