@@ -110,6 +110,16 @@ _BFLOAT_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_bf16(flo
   return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 #endif
 }"""
+# float8 conversions come in pairs, the second operand in the low byte; inf saturates, any NaN gives 0x7f
+_FLOAT8_CUDA_FROM = """__device__ __forceinline__ unsigned char f32_to_{t}(float a) {{  // to nearest even, saturating
+#if __CUDA_ARCH__ >= 890
+  unsigned short pair;
+  asm("cvt.rn.satfinite.{t}x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(a));
+  return (unsigned char)pair;
+#else
+{body}
+#endif
+}}"""
 # a number of KernelSource.checks goes with every index that comes from data, for whoever wants to report it
 _IN_RANGE_CUDA = """__device__ __forceinline__ int in_range(long long at, unsigned long long size, int check) {
   return (unsigned long long)at < size;
@@ -177,6 +187,10 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return _half(name, dialect)
     if name == "f32_to_bf16" and dialect.language is Language.CUDA:
         return Helper(_BFLOAT_CUDA_FROM)
+    if name in ("f32_to_e4m3", "f32_to_e5m2") and dialect.language is Language.CUDA:
+        text, needs = _CONVERSIONS[name]
+        body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
+        return Helper(_FLOAT8_CUDA_FROM.format(t=name.removeprefix("f32_to_"), body=body), needs)
     if name in _CONVERSIONS:
         text, needs = _CONVERSIONS[name]
         return Helper(text.format(F=dialect.function), needs)

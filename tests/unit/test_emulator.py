@@ -16,7 +16,7 @@ from handwritten import cuda_scale, tensor
 import roller_svc
 from roller_svc import hardware
 from roller_svc.backends import emulated
-from roller_svc.codegen.dialect import CUDA
+from roller_svc.codegen.dialect import CUDA, SHORT
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import instruction
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
@@ -238,27 +238,34 @@ def test_the_handwritten_kernels_of_the_other_runtimes() -> None:
 TO, FROM = (helper(name, CUDA).text + "\n" for name in ("f16_to_f32", "f32_to_f16"))
 
 
-def test_the_twin_of_the_rounding_to_bfloat16_agrees_with_ml_dtypes() -> None:
-    text = f"""{helper("f32_to_bf16", CUDA).text}
-extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2])
+def test_twins_of_the_roundings_agree_with_ml_dtypes(dtype: DType) -> None:
+    name = f"f32_to_{SHORT[dtype]}"
+    narrow = {DType.BFLOAT16: ml_dtypes.bfloat16, DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
+              DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2}[dtype]  # fmt: skip
+    needed = "".join(helper(n, CUDA).text + "\n" for n in helper(name, CUDA).needs)
+    text = f"""{needed}{helper(name, CUDA).text}
+extern "C" __global__ void narrow(const float *f, {CUDA.storage_type(dtype)} *n) {{
   int i = blockIdx.x * 256 + threadIdx.x;
-  n[i] = f32_to_bf16(f[i]);
+  n[i] = {name}(f[i]);
 }}
 """
-    # every bfloat16 with all the ways to lie between it and the next
+    # every bfloat16, and so every float8 and every tie between two, with all the ways to lie between it and the next
     rest = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     floats = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | rest).reshape(-1).view(np.float32)
     buffers = (
         tensor("F", "f", Role.INPUT, DType.FLOAT32, floats.shape),
-        tensor("N", "n", Role.OUTPUT, DType.BFLOAT16, floats.shape),
+        tensor("N", "n", Role.OUTPUT, dtype, floats.shape),
     )
     launch = LaunchSpec("narrow", ("f", "n"), (floats.size // 256, 1, 1), (256, 1, 1))
-    found = module(cuda(text, buffers, launch)).run({"F": floats})
+    found = module(cuda(text, buffers, launch)).run({"F": floats})["N"].view(narrow)
+    greatest = np.inf if dtype is DType.BFLOAT16 else float(ml_dtypes.finfo(narrow).max)
     with np.errstate(invalid="ignore"):
-        expected = floats.astype(ml_dtypes.bfloat16)
+        expected = np.clip(floats, -greatest, greatest).astype(narrow)
     nan = np.isnan(floats)
-    np.testing.assert_array_equal(found["N"].view(np.uint16)[~nan], expected.view(np.uint16)[~nan])
-    assert (found["N"].view(np.uint16)[nan] & 0x7FFF > 0x7F80).all()
+    bits = f"u{found.dtype.itemsize}"
+    np.testing.assert_array_equal(found.view(bits)[~nan], expected.view(bits)[~nan])
+    assert np.isnan(found[nan].astype(np.float64)).all()
 
 
 def test_twins_of_the_half_conversions_agree_with_numpy() -> None:

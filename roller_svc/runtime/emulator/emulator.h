@@ -1,4 +1,4 @@
-// CUDA C++ as a CPU's compiler reads it: included before the kernel's own, unchanged text.
+// CUDA C++ as a CPU's compiler reads it: included before the kernel's own text.
 //
 // A kernel sees keywords, built-in variables and functions of CUDA, and a twin of each named wrapper of an instruction.
 // No system header is included here, so that none of its macros meets a kernel's names. What runs the kernel is in
@@ -59,6 +59,9 @@ struct Argument {
 // Dynamic shared memory has that much behind it, which nobody may write.
 constexpr unsigned long DYNAMIC_SLACK_BYTES = 1024;
 
+// What the driver writes behind variables that have no value: NaN, which no sum and no maximum hides.
+template <class T> __forceinline__ void forget(T &variable) { __builtin_memset(&variable, 0xff, sizeof variable); }
+
 void barrier(int line);
 [[noreturn]] void out_of_range(long long index, int check);
 
@@ -99,6 +102,26 @@ inline unsigned short f32_to_f16(float a) {  // to nearest even
 inline unsigned short f32_to_bf16(float a) {  // to nearest even
   unsigned int u = __float_as_uint(a);
   return (unsigned short)(a != a ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline unsigned char f32_to_e4m3(float a) {  // to nearest even, saturating at 448
+  unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return 127;
+  if (u >= 0x43e00000) return (unsigned char)(sign | 126);
+  if (u < 0x3c800000)  // a subnormal: the addition rounds it to multiples of 2^-9
+    return (unsigned char)(sign | (__float_as_uint(__uint_as_float(u) + 0x1p14f) - 0x46800000));
+  u = ((u + 0x7ffff + (u >> 20 & 1)) >> 20) - 960;
+  return (unsigned char)(sign | (u > 126 ? 126 : u));
+}
+inline unsigned char f32_to_e5m2(float a) {  // to nearest even, saturating at 57344
+  unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return 127;
+  if (u >= 0x47600000) return (unsigned char)(sign | 123);
+  if (u < 0x38800000)  // a subnormal: the addition rounds it to multiples of 2^-16
+    return (unsigned char)(sign | (__float_as_uint(__uint_as_float(u) + 0x1p7f) - 0x43000000));
+  u = ((u + 0xfffff + (u >> 21 & 1)) >> 21) - 448;
+  return (unsigned char)(sign | (u > 123 ? 123 : u));
 }
 inline int in_range(long long index, unsigned long long size, int check) {
   if ((unsigned long long)index < size) return 1;

@@ -1,7 +1,7 @@
 """A CUDA kernel's text → the C++ program that the emulator compiles: the text itself, and tables of what to launch.
 
-The text stays as it is but for one thing: the definitions of wrappers (device functions around an `asm`) become
-comments, for emulator.h has a twin of each. Anywhere else an `asm` is an error.
+The text stays as it is but for two things. The definitions of wrappers (device functions around an `asm`) become
+comments, for emulator.h has a twin of each; anywhere else an `asm` is an error. And floating variables begin as NaN.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ _DEVICE_FUNCTION = re.compile(
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+# A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
+_UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
 
 
 def program_text(source: KernelSource) -> str:
     """program.cpp: what runtime.cpp runs."""
-    return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{without_wrappers(source.text)}\n{_tables(source)}'
+    text = _UNSET.sub(r"\g<0> emulator::forget(\1);", without_wrappers(source.text))
+    return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
 
 
 def without_wrappers(text: str) -> str:
