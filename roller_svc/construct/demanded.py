@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from roller_svc.construct.contraction import MIN_K
 from roller_svc.construct.split import may_split, piece_length
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import Demands
@@ -118,15 +119,20 @@ def _nearest_split(group: KernelGroup, model: Model, program: RProgram, wanted: 
         return Nearest(1)
     if not may_split(group):
         return Nearest(1, "a reduction that others follow cannot be split")
-    space, block = program.space, program.block.as_dict()
-    longest = max(m.extent for axis in space.reduced for m in axis.members)
-    for parts in range(min(wanted, longest), 0, -1):
-        length = piece_length(space, program.unit, block, parts)
-        if (parts - 1) * length < longest:  # no part is without work
-            break
+    longest = max(m.extent for axis in program.space.reduced for m in axis.members)
+    parts = next(n for n in range(min(wanted, longest), 0, -1) if n == 1 or _parts_have_work(program, n, longest))
     if parts == wanted:
         return Nearest(wanted)
-    return Nearest(parts, f"of {wanted} parts of {longest} in steps as of {tile_text(program)} some have no work")
+    return Nearest(parts, f"{wanted} parts of {longest} in steps as of {tile_text(program)} are too short")
+
+
+def _parts_have_work(program: RProgram, parts: int, longest: int) -> bool:
+    """Whether none is empty, and those of a contraction are contractions."""
+    space = program.space
+    length = piece_length(space, program.unit, program.block.as_dict(), parts)
+    if (parts - 1) * length >= longest:
+        return False
+    return not space.role(AxisRole.K) or space.role(AxisRole.K)[0].extent // longest * length >= MIN_K
 
 
 def _nearest_stream(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:

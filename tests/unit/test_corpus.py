@@ -115,7 +115,7 @@ def test_what_a_case_cannot_have_of_the_demands_is_refused_with_the_reason() -> 
     rows = halves(split_k=2)
     assert [rows[name].status for name in ("plain", "short", "rows")] == ["ok", "refused", "refused"]
     assert "NoCandidateError no-candidate: " in rows["short"].detail
-    assert "some have no work" in rows["short"].detail
+    assert "are too short" in rows["short"].detail
     assert "cannot be split" in rows["rows"].detail
     assert rows["plain"].kernels[0]["split_k"] == 2
     totals = corpus.summary(rows.values())

@@ -57,6 +57,13 @@ def test_no_part_of_a_demanded_split_is_without_work() -> None:
         assert (parts - 1) * length < 256
 
 
+def test_parts_of_a_demanded_split_are_contractions() -> None:
+    """Of 9 products three parts would have 3 each: too few for a matrix unit."""
+    group = contraction("C[m, n] +=! A[m, k, r] * B[r, k, n]", A="float16 64 3 3", B="float16 3 3 96")
+    assert "3 parts of 3 in steps as of " in refused(group, split_k=3).message
+    assert "are too short" in refused(group, split_k=3).message
+
+
 def test_stages_beyond_shared_memory_name_the_limit_and_what_fits() -> None:
     failure = refused(SMALL, limited(shared_bytes_per_block=16 << 10), stages=9)
     assert failure.message.startswith("no tiles of kernel0 have stages = 9: 9 stages of m=")
@@ -72,7 +79,7 @@ def test_stages_beyond_shared_memory_name_the_limit_and_what_fits() -> None:
 @pytest.mark.parametrize(
     ("tiles", "reason", "hint"),
     [
-        ({"split_k": 99}, "of 99 parts of 256 in steps as of ", "split_k = "),
+        ({"split_k": 99}, "99 parts of 256 in steps as of ", "split_k = "),
         ({"stream_k": 10_000}, r"steps, one for each of as many blocks", "stream_k = "),
         ({"stages": 1}, "a pipeline on mma_f16 has at least 2 stages", "stages = 2"),
         ({"raster": 50}, " rows", "raster = "),
