@@ -172,7 +172,7 @@ def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable
         yield group, program, ()
         return
     halves = split_group(group, program)
-    yield halves.partial, halves.partial_program, (halves.workspace,)
+    yield halves.partial, halves.partial_program, halves.workspaces
     yield halves.combining, _best(halves.combining, hw), ()
 
 

@@ -11,9 +11,11 @@ from roller_svc.construct.contraction import Contraction, as_contraction
 from roller_svc.construct.flat_rows import flat_rows
 from roller_svc.construct.inline import inlined, squeezed
 from roller_svc.construct.space import contraction_space, nest_space
+from roller_svc.construct.split_joint import cuts_evenly
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.joint import joints
 from roller_svc.ir.operand import value_dtype
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -126,9 +128,18 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec, others: set[
         return None
     rows = math.prod(a.extent for a in draft.outer)
     row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
-    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW:
+    joined = _Draft((*draft.statements, _renamed(statement, names, draft)), draft.contraction)
+    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(joined, hw):
         return None
-    return _Draft((*draft.statements, _renamed(statement, names, draft)), draft.contraction)
+    return joined
+
+
+def _shares_pass(draft: _Draft, hw: HardwareSpec) -> bool:
+    """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
+    last = draft.statements[-1]
+    return hw.family is not Family.CPU and cuts_evenly(last) and any(
+        joint.second is last for joint in joints(draft.statements)
+    )
 
 
 def _with_row_reduction(

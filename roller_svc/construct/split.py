@@ -6,16 +6,19 @@ statements, so that nothing below construction knows of splitting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.construct.contraction import as_contraction
 from roller_svc.construct.space import contraction_space, nest_space
+from roller_svc.construct.split_joint import even_pieces, joined_pair, joint_of, partial_pair
 from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
+from roller_svc.ir.joint import Joint
 from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
@@ -26,11 +29,15 @@ class Halves:
     partial: KernelGroup
     partial_program: RProgram
     combining: KernelGroup
-    workspace: tuple[str, TensorType]
+    workspaces: tuple[tuple[str, TensorType], ...]
 
 
 def may_split(group: KernelGroup) -> bool:
-    """One reduction comes first and the rest are maps of its own points."""
+    """One reduction comes first, or two that share a pass, and the rest are maps of its own points."""
+    return _is_single(group) or joint_of(group) is not None
+
+
+def _is_single(group: KernelGroup) -> bool:
     first, *rest = group.statements
     outer = {a.name for a in group.outer}
     return first.kind is StatementKind.REDUCE and all(
@@ -59,6 +66,8 @@ def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
 
 def split_group(group: KernelGroup, program: RProgram) -> Halves:
     """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
+    if (joint := None if _is_single(group) else joint_of(group)) is not None:
+        return _split_pair(group, program, joint)
     first = group.statements[0]
     tensor = f"{first.output}.partial"
     longest = max(first.reduced, key=lambda a: a.extent)
@@ -69,9 +78,29 @@ def split_group(group: KernelGroup, program: RProgram) -> Halves:
     partial = _partial(first, tensor, longest, length, piece, type_)
     inputs = dict(group.inputs)
     types = {**inputs, tensor: type_}
-    partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, (tensor, type_))
-    combining = _combining_group(group, tensor, piece, type_)
-    return Halves(partial_group, _moved(program, partial_group.space, longest), combining, (tensor, type_))
+    workspaces = ((tensor, type_),)
+    partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, workspaces)
+    # partial results keep the accumulator's type: only the complete one is of the tensor's
+    body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
+    combined = replace(first, axes=(*first.spatial, replace(piece, kind=AxisKind.REDUCE)), body=body)
+    combining = _combining_group(group, (combined, *group.statements[1:]), workspaces)
+    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
+
+
+def _split_pair(group: KernelGroup, program: RProgram, joint: Joint) -> Halves:
+    longest = max(joint.first.reduced, key=lambda a: a.extent)
+    pieces = even_pieces(longest.extent, program.split_k)
+    cut = replace(longest, extent=longest.extent // pieces)
+    piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
+    names = (f"{joint.first.output}.partial", f"{joint.second.output}.partial")
+    place = add(mul(ref(piece.name), num(cut.extent)), ref(cut.name))
+    partials = partial_pair(joint, names, cut, place, piece)
+    workspaces = tuple((s.output, s.type) for s in partials)
+    types = {**dict(group.inputs), **dict(workspaces)}
+    partial_group = _regrouped(group, f"{group.name}_partial", partials, types, workspaces)
+    points = math.prod(a.extent for a in partials[0].reduced)
+    combining = _combining_group(group, joined_pair(joint, names, piece, points, group.statements), workspaces)
+    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
 
 
 def _partial(
@@ -119,7 +148,7 @@ def _guarded(body: Expr, guard: Expr, combine: Combine) -> Expr:
 
 def _regrouped(
     group: KernelGroup, name: str, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
-    stored: tuple[str, TensorType],
+    stored: tuple[tuple[str, TensorType], ...],
 ) -> KernelGroup:  # fmt: skip
     outer = statements[0].spatial
     contraction = as_contraction(statements[0]) if group.kind is GroupKind.CONTRACTION else None
@@ -129,28 +158,25 @@ def _regrouped(
     else:
         kind, space, factors = GroupKind.NEST, nest_space(statements, outer, types), None
     read = {t for s in statements for t in s.reads_tensors}
-    inputs = tuple((t, ty) for t, ty in types.items() if t in read)
-    return KernelGroup(name, kind, statements, outer, frozenset(), (stored,), inputs, space, factors)
+    written = {s.output for s in statements}
+    inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in written)
+    return KernelGroup(name, kind, statements, outer, frozenset(), stored, inputs, space, factors)
 
 
-def _combining_group(group: KernelGroup, tensor: str, piece: Axis, type_: TensorType) -> KernelGroup:
-    first = group.statements[0]
-    axis = replace(piece, kind=AxisKind.REDUCE)
-    # partial results keep the accumulator's type: only the complete one is of the tensor's
-    body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
-    combined = replace(first, axes=(*first.spatial, axis), body=body)
-    statements = (combined, *group.statements[1:])
-    types = {tensor: type_, **dict(group.inputs), **dict(group.stored)}
+def _combining_group(
+    group: KernelGroup, statements: tuple[TensorExpr, ...], workspaces: tuple[tuple[str, TensorType], ...]
+) -> KernelGroup:
+    types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
     read = {t for s in statements for t in s.reads_tensors}
     inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in {s.output for s in statements})
     views = {t: ty for t, ty in types.items() if t not in group.locals}
-    space = nest_space(statements, combined.spatial, views)
+    space = nest_space(statements, group.outer, views)
     return KernelGroup(
-        f"{group.name}_combine", GroupKind.NEST, statements, combined.spatial, group.locals, group.stored, inputs, space
+        f"{group.name}_combine", GroupKind.NEST, statements, group.outer, group.locals, group.stored, inputs, space
     )
 
 
-def _moved(program: RProgram, space: TileSpace, longest: Axis) -> RProgram:
+def _moved(program: RProgram, space: TileSpace) -> RProgram:
     """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
 
     def tile(old: RTile) -> RTile:

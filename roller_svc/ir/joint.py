@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
+from roller_svc.ir.affine import affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
@@ -138,10 +140,13 @@ def _constant(expr: Expr) -> int | None:
 
 
 def _is_beyond(limit: int, place: Expr, second: TensorExpr) -> bool:
-    """Whether no place is past the limit: places are bare axes, perhaps converted."""
-    axis = place
-    while isinstance(axis, Cast):
-        axis = axis.arg
-    if not isinstance(axis, AxisRef):
+    """Whether no place is past the limit: places are sums of axes, perhaps converted."""
+    while isinstance(place, Cast):
+        place = place.arg
+    walk = affine(place)
+    if walk is None or place.dtype is not DType.INT32:
         return False
-    return limit <= 0 if second.combine is Combine.MAX else limit >= second.extents[axis.name] - 1
+    ends = [(0, c * (second.extents[name] - 1)) for name, c in walk.coeffs]
+    if second.combine is Combine.MAX:
+        return limit <= walk.offset + sum(min(end) for end in ends)
+    return limit >= walk.offset + sum(max(end) for end in ends)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
+from roller_svc.construct import rank
 from roller_svc.construct.partition import partition, stored_types
-from roller_svc.construct.split import may_split
+from roller_svc.construct.split import may_split, split_group
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.joint import joints
+from roller_svc.ir.program import StatementKind, TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
@@ -69,8 +71,27 @@ def test_softmax_is_one_kernel_over_its_rows() -> None:
 
 
 def test_few_long_rows_are_spread_over_the_device_one_statement_at_a_time() -> None:
-    found = groups("m[a] >=! x[a,c]; s[a] +=! exp(x[a,c]-m[a])", x=(1, 1 << 20))
+    found = groups("m[a] >=! x[a,c]; s[a] +=! exp(x[a,c]*m[a])", x=(1, 1 << 20))
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m[a] >=! x[a,c]; s[a] +=! exp(x[a,c]-m[a])",
+        "s[a] +=! x[a,c]; q[a] +=! (x[a,c]-s[a]/1048576.0)*(x[a,c]-s[a]/1048576.0)",
+        "m[a] <=! x[a,c]; i[a] >=! c.when([m[a] == x[a,c]], -1)",
+    ],
+)
+def test_two_reductions_that_share_a_pass_are_split_together(text: str) -> None:
+    (group,) = groups(text, x=(2, 1 << 20))
+    assert may_split(group)
+    (found,), _ = rank(group, H200, H200.unit_for(DType.FLOAT32), 1)
+    assert found.program.split_k > 1
+    halves = split_group(group, found.program)
+    assert [s.kind for s in halves.partial.statements] == [StatementKind.REDUCE] * 2
+    assert len(joints(halves.partial.statements)) == 1
+    assert len(halves.workspaces) == 2
 
 
 def test_axes_that_always_stand_together_are_one() -> None:
