@@ -18,8 +18,8 @@ _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # What emulator.h defines in place of the text's own: wrappers of instructions, and of what only the emulator watches.
 # `shared_address` is of use to wrappers only.
 TWINS = frozenset({
-    "f16_to_f32", "f32_to_f16", "f32_to_bf16", "in_range", "round_tf32", "shared_address", "commit_copies",
-    "await_copies",
+    "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
+    "shared_address", "commit_copies", "await_copies",
     *(f"copy_async_{size}" for size in (4, 8, 16)),
     *(f"load_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
     *(f"mma_{shape}_{types}" for shape in ("m16n8k16", "m16n8k8") for types in ("f16", "bf16")),
