@@ -290,6 +290,14 @@ extern "C" __global__ void one(const unsigned int *x, unsigned int *y, float *f)
     np.testing.assert_array_equal(found["F"], np.float32([0, 2**-149, 0, -1, 0.5, -1]))
 
 
+@pytest.mark.parametrize("declared", ["float", "__align__(16) float", "double"])
+def test_variables_without_a_value_are_not_a_number(declared: str) -> None:
+    """A sum shows any large number; a greatest value shows only what is greater, or NaN."""
+    body = f"  {declared} best[2];\n  const int i = (int)threadIdx.x;\n"
+    body += "  c[i] = a[i] > best[1] || a[i] != a[i] ? a[i] : best[1];"
+    assert np.isnan(module(one_block(body)).run(INPUT)["C"]).all()
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tries", ["seen != before", "false"])
 def test_another_thread_may_win_a_compare_and_swap(tries: str, seed: int) -> None:

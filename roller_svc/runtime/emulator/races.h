@@ -152,6 +152,9 @@ void watch(unsigned thread, const void *address, size_t bytes, Kind kind, uint32
   }
   const Region *region = region_of(at);
   if (!region) return;
+  size_t left = region->data + region->buffer->bytes - at;
+  // an update of a narrow element is one of the word around it
+  if (is_atomic(kind) && at >= region->data && left < bytes && left < 4) bytes = left;
   // pages tell only of what is a few bytes off, not of what is in the slack
   if (at < region->data || at + bytes > region->data + region->buffer->bytes) report_outside(*region, at, where);
   if (region->buffer->role == emulator::INPUT) return;
