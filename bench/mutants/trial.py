@@ -13,7 +13,7 @@ from roller_svc import hardware
 from roller_svc.backends import emulated
 from roller_svc.construct import rank_units
 from roller_svc.construct.partition import partition
-from roller_svc.errors import InvariantError, KernelTimeoutError, WrongAnswerError
+from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, WrongAnswerError
 from roller_svc.front import parse
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.dtype import DType
@@ -102,6 +102,8 @@ def _tried(case: Case, source: KernelSource, seed: int, *, races: bool) -> Findi
         found = module.run(arrays)
     except WrongAnswerError as fault:
         return Finding(seed, races, _cause(fault.message), fault.message)
+    except IndexRangeError as outside:  # the inputs' indices are all inside
+        return Finding(seed, races, Cause.FAULT, outside.message)
     except KernelTimeoutError as late:
         return Finding(seed, races, Cause.TIMEOUT, late.message)
     agreement = agrees(program, found, expected)
