@@ -18,9 +18,10 @@ from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_b
 LEAK = 0.08
 BARRIER_CYCLES = 30.0
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
-# Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through registers
-# the load, its address and for each store into shared memory itself and, as often as not, a conversion. A guard is
-# comparisons and a choice; places on fused axes are added up. Compilers add some for wide addresses: LEAK covers those.
+# Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
+# registers the load, its address and for each store into shared memory itself and, as often as not, a conversion. A
+# guard is comparisons and a choice; places on fused axes are added up. Compilers add some for wide addresses, which
+# LEAK covers.
 COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
 MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cores have no lanes but the multiply-adders
 # Registers of a thread beside its tile: the least (loop counters, where its columns are), for each factor that is
