@@ -130,10 +130,9 @@ REDUCTIONS: tuple[Mutation, ...] = (
             Edit(r"A\[\(\(m_piece__first \* 6256\) \+ k0\)\]", "A[(short)((m_piece__first * 6256) + k0)]", 3)),
     planted(GRID_SUM, "the last piece goes beyond the end", Kind.GUARD, Edit(r"< 100003\)", "< 100096)")),
     planted(GRID_SUM, "the last piece goes one beyond the end", Kind.GUARD, Edit(r"< 100003\)", "<= 100003)")),
-    planted(GRID_SUM, "parts of the second launch are left out", Kind.PART, Edit(r"chunk < 4\)", "chunk < 3)")),
+    planted(GRID_SUM, "the first parts again and again", Kind.PART, Edit(r"(C_partial\[\(*)k0", r"\g<1>0")),
     planted(GRID_SUM, "pieces are stored over each other", Kind.PLACE,
             Edit(r"C_partial\[m_piece__first\] =", "C_partial[0] =")),
-    planted(GRID_SUM, "the second launch adds one block", Kind.PART, Edit(r"C_acc \+= C_parts\[\(place \+ 1\)\];", "")),
 )  # fmt: skip
 
 ROWS: tuple[Mutation, ...] = (

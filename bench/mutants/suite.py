@@ -1,0 +1,34 @@
+"""All planted bugs, and what is known of those that nothing finds."""
+
+from __future__ import annotations
+
+import zlib
+
+from mutants import matrix_async, matrix_kinds, memory_bugs, scalar_bugs
+from mutants.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *matrix_async.MUTATIONS,
+    *matrix_kinds.MUTATIONS,
+    *scalar_bugs.MUTATIONS,
+    *memory_bugs.MUTATIONS,
+)
+
+# Why a bug that the suite does not find is not found.
+SURVIVORS: dict[str, str] = {}
+
+# Changes that no machine can tell from the original, and that are no mutations therefore.
+EQUIVALENT = {
+    "mma stream-k: the last share is not cut at the last tile's end": (
+        "what lies beyond is a tile beyond the edge: nothing of it is read or stored but partial sums that nobody adds"
+    ),
+    "mma int8 t4: items are dealt to threads in another order": "each is still fetched and stored once",
+    "row sum: shuffles down in place of butterflies": "only lane 0 of the last round is stored, whose sum is the same",
+    "softmax: the neighbour's maximum is subtracted": "the quotient does not depend on what is subtracted from both",
+    "mma vector: zeros before a guarded read, where a select behind it gives zero again": "the select decides",
+}
+
+
+def in_sample(mutation: Mutation) -> bool:
+    """Whether the bug is of the fixed tenth that every run of the tests looks for."""
+    return zlib.crc32(mutation.id.encode()) % 10 == 0
