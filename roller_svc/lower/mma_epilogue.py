@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, axes_of, walk
+from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, walk
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import contiguous_run
 from roller_svc.ir.program import Combine, TensorExpr, identity
@@ -22,6 +22,8 @@ from roller_svc.perf.mma_tile import CHUNK_BYTES, COLUMNS, ROWS, MmaTile
 SUMS, PART = ".sums", ".part"
 # Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
 UNROLLED_OPERATIONS = 256
+FUNCTION_OPERATIONS = 16  # of a function such as erf, once it is written out
+_PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Epilogue:
     @property
     def _operations(self) -> int:
         """Of one output point, its store counted as one."""
-        return 1 + sum(isinstance(part, Op) for s in self.view.group.statements[1:] for part in walk(s.body))
+        parts = (part for s in self.view.group.statements[1:] for part in walk(s.body))
+        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in parts if isinstance(p, Op))
 
     def _row_place(self, number: int, count: int) -> Expr:
         """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
