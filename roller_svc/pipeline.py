@@ -65,7 +65,7 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     shortlist: tuple[Plan, ...] = trace("shortlist", plans[: request.top_k])
     clock.lap("construct")
     backend = _available_backend(request, hw)
-    measuring, notes = _may_measure(request, program, hw, backend)
+    measuring, notes = _may_measure(request, hw, backend)
     if measuring:
         attempts = _built_together(shortlist, program, groups, hw)
     else:
@@ -221,18 +221,12 @@ def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
     return backend
 
 
-def _may_measure(
-    request: BuildRequest, program: TensorProgram, hw: HardwareSpec, backend: Backend
-) -> tuple[bool, tuple[str, ...]]:
+def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> tuple[bool, tuple[str, ...]]:
     """Whether candidates can be timed; where they were to be and cannot, a note that says why."""
     if request.select is Select.MODEL:
         return False, ()
     if not backend.present(hw):
         return False, (f"nothing was measured: there is no {hw.id} here, the model chose",)
-    unplaceable = {t.dtype for _, t in program.inputs} & backend.unplaceable
-    if unplaceable:
-        names = ", ".join(sorted(d.value for d in unplaceable))
-        return False, (f"nothing was measured: no arrays of {names} can be made on the device, the model chose",)
     return True, ()
 
 

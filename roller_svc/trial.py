@@ -20,7 +20,7 @@ from roller_svc.ir.report import RuntimeChoice
 from roller_svc.lang.compare import Agreement, agrees
 from roller_svc.lang.interpreter import evaluate, sampled
 from roller_svc.runtime.cuda import device_present
-from roller_svc.runtime.cuda_arrays import import_cupy
+from roller_svc.runtime.cuda_arrays import placed
 from roller_svc.runtime.measure import host_name, measure
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -42,8 +42,7 @@ class Trial:
         self.call()
         found = self.call.finish()
         if self.on_gpu:
-            cupy = import_cupy()
-            return {name: cupy.asnumpy(array) for name, array in found.items()}
+            return {name: array.numpy() for name, array in found.items()}
         return found
 
     def timed(self, budget_s: float = 0.5) -> Measurement:
@@ -62,8 +61,7 @@ def prepared(
         return Trial(runner.bound(arrays), on_gpu=False)
     if not device_present():
         raise LaunchError("there is no NVIDIA device here to run the kernel on", code="no-device")
-    cupy = import_cupy()
-    return Trial(runner.bound({name: cupy.asarray(array) for name, array in arrays.items()}), on_gpu=True)
+    return Trial(runner.bound(placed(arrays)), on_gpu=True)
 
 
 def judged(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement:

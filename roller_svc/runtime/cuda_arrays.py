@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from roller_svc.errors import ArgumentError, LaunchError
 from roller_svc.ir.dtype import DType
-from roller_svc.runtime.binding import numpy_dtype
+from roller_svc.runtime.binding import Array, numpy_dtype
 
 ALIGNMENT_BYTES = 64
 _DLPACK_CUDA = 2
@@ -90,13 +94,19 @@ class CupyArrays:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
+        return _must(self.view(self._made(shape, dtype, device)))
+
+    def _made(self, shape: tuple[int, ...], dtype: DType, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             try:
-                array = self._cupy.empty(shape, numpy_dtype(dtype))
+                return self._cupy.empty(shape, numpy_dtype(dtype))
             except (TypeError, ValueError) as error:
                 raise ArgumentError(f"CuPy has no arrays of {dtype.value}: call with PyTorch tensors",
                                     code="dtype-mismatch") from error  # fmt: skip
-        return _must(self.view(array))
+            except self._cupy.cuda.memory.OutOfMemoryError as error:
+                raise LaunchError(
+                    f"the device has no room for {dtype.value}{list(shape)}", code="out-of-memory"
+                ) from error
 
     def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
         copy = self.empty(array.shape, dtype, array.device)
@@ -158,6 +168,60 @@ class TorchArrays:
         return array.array
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """A dense array on the current device, of any element type: CuPy keeps the bytes, and has not all of the types."""
+
+    raw: Any  # one dimension of uint8
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cupy: Any, array: Array) -> DeviceBytes:
+        """A copy of an array that is in the host's memory."""
+        dense = np.ascontiguousarray(array)
+        return cls(cupy.asarray(dense.reshape(-1).view(np.uint8)), DType(array.dtype.name), array.shape)
+
+    def numpy(self) -> Array:
+        """A copy in the host's memory; waits for what the current stream has to do."""
+        host: Array = self.raw.get()
+        return host.view(numpy_dtype(self.dtype)).reshape(self.shape)
+
+
+class ByteArrays(CupyArrays):
+    """What `placed` makes: results are DeviceBytes too."""
+
+    name = "bytes"
+
+    def view(self, array: DeviceBytes) -> DeviceArray:
+        strides: list[int] = []
+        step = array.dtype.bytes
+        for extent in reversed(array.shape):
+            strides.insert(0, step)
+            step *= extent
+        raw = array.raw
+        return DeviceArray(
+            array, int(raw.data.ptr), array.dtype.value, array.shape, tuple(strides), int(raw.device.id)
+        )  # fmt: skip
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
+        raw = self._made((math.prod(shape) * dtype.bytes,), DType.UINT8, device)
+        return self.view(DeviceBytes(raw, dtype, shape))
+
+    def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
+        with self._cupy.cuda.Device(target.device):
+            target.array.raw[...] = source.array.raw
+
+
+def placed(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
+    """Arrays of the host's memory, copied to the current device; LaunchError where they do not fit."""
+    cupy = import_cupy()
+    try:
+        return {name: DeviceBytes.of(cupy, array) for name, array in arrays.items()}
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise LaunchError(f"the device has no room for the arrays: {error}", code="out-of-memory") from error
+
+
 class DlpackArrays(CupyArrays):
     """Any other library: through CuPy without a copy, results handed back by the library's own from_dlpack."""
 
@@ -184,6 +248,8 @@ class DlpackArrays(CupyArrays):
 
 def library_of(name: str, array: Any) -> ArrayLibrary:
     """The library of the argument called `name`; raises ArgumentError for what is no GPU array of any."""
+    if isinstance(array, DeviceBytes):
+        return ByteArrays(import_cupy())
     package = type(array).__module__.partition(".")[0]
     if package == "cupy":
         return CupyArrays(import_cupy())

@@ -43,15 +43,16 @@ def measure(
 
     A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree, or
     when they are all well above `best_s`, the best time known of another kernel for the same work. A call that runs
-    elsewhere brings its own `stopwatch` and `device_name`; other calls are timed on the host.
+    elsewhere brings its own `stopwatch`, `min_sample_s` and `device_name`; other calls are timed on the host.
     """
     watch: Stopwatch = getattr(call, "stopwatch", host_stopwatch) if stopwatch is None else stopwatch
     device_name = device_name or getattr(call, "device_name", host_name)()
+    least_s: float = getattr(call, "min_sample_s", _MIN_SAMPLE_S)
     first_s = watch(call, 1)  # also the warm-up: page faults, thread pools, clocks
     samples = [first_s]
     spent_s = first_s
-    if not _hopeless(samples, best_s) or spent_s < _MIN_SAMPLE_S:
-        inner, probed_s = _inner_repeats(call, watch, first_s)
+    if not _hopeless(samples, best_s) or spent_s < least_s:
+        inner, probed_s = _inner_repeats(lambda times: watch(call, times), first_s, least_s)
         spent_s += probed_s
         samples = []
         while len(samples) < repeats and (spent_s < budget_s or len(samples) < 1):
@@ -75,16 +76,16 @@ def host_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _inner_repeats(call: Call, stopwatch: Stopwatch, guess_s: float) -> tuple[int, float]:
+def _inner_repeats(sample: Callable[[int], float], guess_s: float, least_s: float) -> tuple[int, float]:
     """Calls in a sample, and the seconds it took to find out: the first call is no measure, it was cold."""
     inner, spent_s = 1, 0.0
     sample_s = guess_s
     while inner < _MAX_INNER:
-        sample_s = stopwatch(call, inner)
+        sample_s = sample(inner)
         spent_s += sample_s
-        if sample_s >= _MIN_SAMPLE_S:
+        if sample_s >= least_s:
             break
-        growth = _MIN_SAMPLE_S / sample_s if sample_s > 0 else 10.0
+        growth = least_s / sample_s if sample_s > 0 else 10.0
         inner = min(_MAX_INNER, max(inner * 2, round(inner * growth * 1.2)))
     return inner, spent_s
 

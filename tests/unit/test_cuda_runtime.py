@@ -12,12 +12,14 @@ import pytest
 from handwritten import tensor
 
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
 from roller_svc.runtime import cuda, cuda_arrays
-from roller_svc.runtime.binding import aligned_empty
-from roller_svc.runtime.cuda import CudaModule, runs_on
-from roller_svc.runtime.cuda_arrays import DeviceArray
+from roller_svc.runtime.binding import aligned_empty, numpy_dtype
+from roller_svc.runtime.cuda import CudaModule, Replay, runs_on
+from roller_svc.runtime.cuda_arrays import ByteArrays, DeviceArray, DeviceBytes, placed
+from roller_svc.runtime.measure import measure
 
 BUFFERS = (
     tensor("A", "a", Role.INPUT, shape=(8,)),
@@ -46,6 +48,9 @@ class FakeArray:
     def __setitem__(self, key: object, value: FakeArray) -> None:
         self.numpy[key] = value.numpy
 
+    def get(self) -> np.ndarray:
+        return self.numpy.copy()
+
 
 FakeArray.__module__ = "cupy._core.core"
 
@@ -54,53 +59,115 @@ class FakeDriverError(Exception):
     pass
 
 
+class FakeNoMemoryError(MemoryError):
+    pass
+
+
+class FakeStream:
+    """A stream that records; while it does, what is launched on it does not run."""
+
+    ptr = 99
+
+    def __init__(self, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.recorded: list[Any] | None = None
+
+    def begin_capture(self) -> None:
+        assert self.recorded is None
+        self.recorded = []
+
+    def end_capture(self) -> Any:
+        recorded, self.recorded = self.recorded, None
+        assert recorded is not None
+        return types.SimpleNamespace(launch=lambda stream: [run() for run in recorded])
+
+
 class FakeCupy:
-    """Records what is called; `refuse` makes every launch fail."""
+    """Records what is called; `refuse` makes every launch fail, `full` every allocation."""
 
     ndarray = FakeArray
+    uint8 = np.uint8
 
     def __init__(self, capability: str = "80") -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.refuse = False
+        self.streams: list[FakeStream] = []
+        self.refuse = self.full = False
         self._capability = capability
         driver = types.SimpleNamespace(
             CUDADriverError=FakeDriverError,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
             funcSetAttribute=lambda *args: self.calls.append(("attribute", *args)),
         )
-        runtime = types.SimpleNamespace(CUDARuntimeError=FakeDriverError, memsetAsync=self._memset)
+        runtime = types.SimpleNamespace(
+            CUDARuntimeError=FakeDriverError, memsetAsync=self._memset, streamSynchronize=lambda _: None
+        )
         self.cuda = types.SimpleNamespace(
             Device=self._device,
             Module=lambda: types.SimpleNamespace(load=lambda _: None, get_function=self._function),
             driver=driver,
             runtime=runtime,
+            memory=types.SimpleNamespace(OutOfMemoryError=FakeNoMemoryError),
+            Stream=self._stream,
+            Event=self._event,
+            get_elapsed_time=lambda start, end: float(end.at - start.at),  # one launch or memset takes 1 ms
             get_current_stream=lambda: types.SimpleNamespace(ptr=77),
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> FakeArray:
         if dtype.itemsize == 1 and dtype.kind == "V":
             raise ValueError("Unsupported dtype")
+        if self.full:
+            raise FakeNoMemoryError
         return FakeArray(aligned_empty(shape, dtype))
+
+    def asarray(self, array: np.ndarray) -> FakeArray:
+        made = self.empty(array.shape, array.dtype)
+        made.numpy[...] = array
+        return made
+
+    def _stream(self, *, non_blocking: bool) -> FakeStream:
+        self.streams.append(FakeStream(non_blocking=non_blocking))
+        return self.streams[-1]
+
+    def _event(self) -> Any:
+        event = types.SimpleNamespace(at=-1, synchronize=lambda: None)
+        event.record = lambda _: setattr(event, "at", len(self.calls))
+        return event
 
     @contextlib.contextmanager
     def _device(self, _: int):
         yield types.SimpleNamespace(compute_capability=self._capability)
 
+    def _run(self, stream: int, run: Any) -> None:
+        """Now, or when a graph that records it is launched."""
+        recording = [s.recorded for s in self.streams if s.ptr == stream and s.recorded is not None]
+        if recording:
+            recording[0].append(run)
+        else:
+            run()
+
     def _memset(self, address: int, value: int, size: int, stream: int) -> None:
-        self.calls.append(("memset", size, stream))
-        ctypes.memset(address, value, size)
+        def run() -> None:
+            self.calls.append(("memset", size, stream))
+            ctypes.memset(address, value, size)
+
+        self._run(stream, run)
 
     def _function(self, name: str) -> Any:
         def launch(grid: object, block: object, arguments: Any, shared_mem: int, stream: Any) -> None:
             if self.refuse:
                 raise FakeDriverError("CUDA_ERROR_INVALID_VALUE")
-            self.calls.append((name, grid, block, shared_mem, stream.ptr))
             assert all(argument.itemsize == 8 for argument in arguments)
-            source, target = (np.ctypeslib.as_array((ctypes.c_float * 8).from_address(int(x))) for x in arguments)
-            if name == "accumulate":
-                target += source
-            else:
-                target[...] = 2 * source
+
+            def run() -> None:
+                self.calls.append((name, grid, block, shared_mem, stream.ptr))
+                source, target = (np.ctypeslib.as_array((ctypes.c_float * 8).from_address(int(x))) for x in arguments)
+                if name == "accumulate":
+                    target += source
+                else:
+                    target[...] = 2 * source
+
+            self._run(stream.ptr, run)
 
         launch.ptr = name  # type: ignore[attr-defined] # a stand-in for the driver's handle
         return launch
@@ -183,6 +250,68 @@ def test_what_the_driver_refuses_is_a_launch_error(cupy: FakeCupy) -> None:
     cupy.refuse = True
     with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
         CudaModule(COMPILED).run({"A": FakeArray(floats())})
+
+
+def test_arrays_that_do_not_fit_into_memory_are_a_launch_error(cupy: FakeCupy) -> None:
+    cupy.full = True
+    with pytest.raises(LaunchError) as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "out-of-memory"
+    with pytest.raises(LaunchError) as raised:
+        placed({"A": floats()})
+    assert raised.value.code == "out-of-memory"
+
+
+def test_placed_arrays_have_every_type_and_come_back(cupy: FakeCupy) -> None:
+    result = CudaModule(COMPILED).run(placed({"A": floats()}))["C"]
+    assert isinstance(result, DeviceBytes)
+    assert np.array_equal(result.numpy(), 2 * floats())
+    for dtype in DType:
+        values = np.arange(6).reshape(3, 2).astype(numpy_dtype(dtype))
+        one = placed({"x": values, "y": values.T})["y"]
+        back = one.numpy()
+        assert back.dtype == values.dtype
+        assert np.array_equal(back, values.T)
+        view = ByteArrays(cupy).view(one)
+        assert (view.shape, view.strides) == ((2, 3), (3 * dtype.bytes, dtype.bytes))
+        made = ByteArrays(cupy).empty((4, 5), dtype, 0)
+        assert made.array.raw.shape == (20 * dtype.bytes,)
+
+
+def test_placed_outputs_that_overlap_an_input_are_written_afterwards(cupy: FakeCupy) -> None:
+    a = placed({"A": floats()})["A"]
+    result = CudaModule(COMPILED).run({"A": a}, {"C": a})["C"]
+    assert result is a
+    assert np.array_equal(a.numpy(), 2 * floats())
+
+
+def test_times_are_of_calls_that_the_device_replays(cupy: FakeCupy) -> None:
+    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    cupy.calls.clear()
+    assert call.stopwatch(call, 2) == pytest.approx(2 * 3e-3)  # a memset and two launches, of 1 ms each
+    assert len(cupy.calls) == 2 * 2 * 3  # all of them once before, to warm up
+    assert {entry[-1] for entry in cupy.calls} == {FakeStream.ptr}
+    call.stopwatch(call, 2)
+    assert len(cupy.streams) == 1  # recorded once for as many calls
+    measured = measure(call, device_name="a stand-in")
+    assert measured.min_s == pytest.approx(3e-3)
+    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+
+
+def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
+    module = CudaModule(COMPILED)
+    calls = [module.bound({"A": FakeArray(floats() + i)}) for i in range(2)]
+    assert Replay(cupy, calls, 3).seconds() == pytest.approx(9e-3)
+    for i, call in enumerate(calls):
+        assert np.array_equal(call.finish()["C"].numpy, 2 * (floats() + i))
+
+
+def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
+    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    cupy.refuse = True
+    with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
+        call.stopwatch(call, 1)
+    assert [stream.recorded for stream in cupy.streams] == [None]
 
 
 def test_another_device_is_refused_before_loading(cupy: FakeCupy) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from roller_svc import pipeline
-from roller_svc.backends import BACKENDS, Backend
+from roller_svc.backends import BACKENDS
 from roller_svc.errors import CompileError, ToolchainMissingError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import Family
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest, Select
@@ -64,16 +64,6 @@ def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monke
     report = build_kernel(MATMUL)
     assert report.winner.measurement is None
     assert "nothing was measured" in report.notes[0]
-
-
-def test_types_that_no_array_on_the_device_has_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def picky(_: HardwareSpec) -> Backend:
-        return replace(BACKENDS[0], unplaceable=frozenset({DType.FLOAT32}))
-
-    monkeypatch.setattr(pipeline, "backend_for", picky)
-    report = build_kernel(MATMUL)
-    assert report.winner.measurement is None
-    assert "float32" in report.notes[0]
 
 
 def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
