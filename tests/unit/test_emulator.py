@@ -314,6 +314,17 @@ def test_an_asm_without_a_twin_is_refused() -> None:
     with pytest.raises(LaunchError, match="line 2") as raised:
         without_wrappers(stray)
     assert raised.value.code == "emulator-no-twin"
+
+
+@pytest.mark.parametrize(("allowed", "fits"), [(64, True), (32, False)])
+def test_a_launch_of_more_threads_than_the_kernel_is_for_is_refused(allowed: int, fits: bool) -> None:
+    source = one_block("  if (threadIdx.x < 32) c[threadIdx.x] = a[threadIdx.x];", threads=64)
+    bounded = dataclasses.replace(source, text=source.text.replace("one(", f"__launch_bounds__({allowed}, 1)\none("))
+    if fits:
+        np.testing.assert_array_equal(module(bounded).run(INPUT)["C"], INPUT["A"])
+    else:
+        with pytest.raises(LaunchError, match="one is for blocks of 32 threads and launched with 64"):
+            module(bounded)
     with pytest.raises(LaunchError, match="line 3"):
         without_wrappers(TO.replace("f16_to_f32", "f16_to_f33"))
     assert without_wrappers(f"{TO}// asm in a comment\n").count("\n") == TO.count("\n") + 1

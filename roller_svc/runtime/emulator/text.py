@@ -7,6 +7,7 @@ comments, for emulator.h has a twin of each; anywhere else an `asm` is an error.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 
@@ -37,13 +38,24 @@ _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
 _UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
+_BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
 
 
 def program_text(source: KernelSource) -> str:
-    """program.cpp: what runtime.cpp runs."""
+    """program.cpp: what runtime.cpp runs. Raises LaunchError for a launch that a device would refuse."""
+    _check_bounds(source)
     text = _UNSET.sub(r"\g<0> emulator::forget(\1);", without_wrappers(source.text))
     return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
+
+
+def _check_bounds(source: KernelSource) -> None:
+    """No block has more threads than its kernel allows (CUDA programming guide, "Launch Bounds")."""
+    most = {name: int(threads) for threads, name in _BOUNDS.findall(source.text)}
+    for launch in source.launches:
+        threads = math.prod(launch.block)
+        if threads > most.get(launch.name, threads):
+            raise LaunchError(f"{launch.name} is for blocks of {most[launch.name]} threads and launched with {threads}")
 
 
 def without_wrappers(text: str) -> str:
