@@ -135,4 +135,14 @@ EDGES: tuple[Mutation, ...] = (
     planted(ASYNC, "too little shared memory", Kind.ROOM, Edit(r"shared_memory\[24576\]", "shared_memory[16384]")),
 )  # fmt: skip
 
-MUTATIONS = (*PIPELINE, *FRAGMENTS, *EDGES)
+OUTSIDE: tuple[Mutation, ...] = (
+    planted(ASYNC, "the launch has more threads than the kernel allows", Kind.DECLARED,
+            Edit(r"__launch_bounds__\(128", "__launch_bounds__(64")),
+    planted(ASYNC, "the assembly of mma takes words of a in another order", Kind.ASSEMBLY,
+            Edit(r"\{%4, %5, %6, %7\}", "{%4, %6, %5, %7}")),
+    planted(ASYNC, "the assembly of ldmatrix does not turn", Kind.ASSEMBLY, Edit(r"\.x4\.trans", ".x4")),
+    planted(ASYNC, "the assembly waits for other groups", Kind.ASSEMBLY, Edit(r"wait_group %0", "wait_group 2")),
+    planted(ASYNC, "a wide variable is not aligned", Kind.DECLARED, Edit(r"__align__\(16\) (float sums_wide1)", r"\1")),
+)  # fmt: skip
+
+MUTATIONS = (*PIPELINE, *FRAGMENTS, *EDGES, *OUTSIDE)

@@ -139,6 +139,7 @@ ROWS: tuple[Mutation, ...] = (
     planted(SOFTMAX, "no barrier before the maxima are joined", Kind.BARRIER, Edit(_BARRIER, "", 2, only=0)),
     planted(SOFTMAX, "no barrier before the sums are joined", Kind.BARRIER, Edit(_BARRIER, "", 2, only=1)),
     planted(SOFTMAX, "one room for maxima and sums", Kind.BARRIER, Edit(r"S_lanes\[point", "M_lanes[point", 2)),
+    planted(SOFTMAX, "shuffles among half of a warp", Kind.SHUFFLE, Edit(r"0xffffffffu", "0x0000ffffu", 2)),
     planted(SOFTMAX, "shuffles down", Kind.SHUFFLE, Edit(r"__shfl_xor_sync", "__shfl_down_sync", 2)),
     planted(SOFTMAX, "maxima begin with zero", Kind.INITIAL,
             Edit(r"M_acc = -__int_as_float\(0x7f800000\)", "M_acc = 0.0f")),

@@ -71,6 +71,8 @@ class Kind(Enum):
     ROOM = "shared rooms overlap"
     NARROWED = "a value or an index in too narrow a type"
     DIVERGENCE = "threads part where they should go together"
+    DECLARED = "what a declaration promises"
+    ASSEMBLY = "the assembly in a wrapper of an instruction"
 
 
 class PatternError(ValueError):

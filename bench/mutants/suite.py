@@ -15,7 +15,13 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 # Why a bug that the suite does not find is not found.
-SURVIVORS: dict[str, str] = {}
+_ASSEMBLY = "the emulator has a twin of the wrapper and does not read its assembly, which a GPU alone can judge"
+SURVIVORS = {
+    "mma async: the assembly of mma takes words of a in another order": _ASSEMBLY,
+    "mma async: the assembly of ldmatrix does not turn": _ASSEMBLY,
+    "mma async: the assembly waits for other groups": _ASSEMBLY,
+    "mma async: a wide variable is not aligned": "a CPU's compiler aligns local arrays of 16 bytes on its own",
+}
 
 # Changes that no machine can tell from the original, and that are no mutations therefore.
 EQUIVALENT = {

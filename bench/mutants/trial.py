@@ -13,7 +13,7 @@ from roller_svc import hardware
 from roller_svc.backends import emulated
 from roller_svc.construct import rank_units
 from roller_svc.construct.partition import partition
-from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, WrongAnswerError
+from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.front import parse
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.dtype import DType
@@ -37,6 +37,7 @@ class Cause(Enum):
     FAULT = "fault"
     RACE = "race"
     DIVERGENCE = "divergence or deadlock"
+    LAUNCH = "refused launch"
     TIMEOUT = "timeout"
 
 
@@ -97,15 +98,16 @@ def _findings(case: Case, source: KernelSource, *, races: bool) -> tuple[Finding
 def _tried(case: Case, source: KernelSource, seed: int, *, races: bool) -> Finding | None:
     program, _ = kernel(case)
     arrays, expected = _reference(case, seed)
-    module = emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
     try:
-        found = module.run(arrays)
+        found = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
     except WrongAnswerError as fault:
         return Finding(seed, races, _cause(fault.message), fault.message)
     except IndexRangeError as outside:  # the inputs' indices are all inside
         return Finding(seed, races, Cause.FAULT, outside.message)
     except KernelTimeoutError as late:
         return Finding(seed, races, Cause.TIMEOUT, late.message)
+    except LaunchError as refused:
+        return Finding(seed, races, Cause.LAUNCH, refused.message)
     agreement = agrees(program, found, expected)
     return None if agreement.ok else Finding(seed, races, Cause.NUMBERS, agreement.detail)
 
