@@ -99,15 +99,17 @@ def _tried(case: Case, source: KernelSource, seed: int, *, races: bool) -> Findi
     program, _ = kernel(case)
     arrays, expected = _reference(case, seed)
     try:
-        found = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
+        module = emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
+    except LaunchError as refused:
+        return Finding(seed, races, Cause.LAUNCH, refused.message)
+    try:
+        found = module.run(arrays)
     except WrongAnswerError as fault:
         return Finding(seed, races, _cause(fault.message), fault.message)
     except IndexRangeError as outside:  # the inputs' indices are all inside
         return Finding(seed, races, Cause.FAULT, outside.message)
     except KernelTimeoutError as late:
         return Finding(seed, races, Cause.TIMEOUT, late.message)
-    except LaunchError as refused:
-        return Finding(seed, races, Cause.LAUNCH, refused.message)
     agreement = agrees(program, found, expected)
     return None if agreement.ok else Finding(seed, races, Cause.NUMBERS, agreement.detail)
 
