@@ -124,7 +124,10 @@ def programs(draw: st.DrawFn, types: tuple[str, str]) -> TensorProgram:
     plain = types[0] == types[1] and types[0] in ("float16", "bfloat16", "float32") and draw(st.booleans())
     cast = "" if plain else f".cast(`{sums}`)"
     stored = types[0] if plain else sums
-    source = f"C[{product.out}] +=! {left}{cast} * {product.right}{cast}{product.where}"
+    right = product.right
+    computed = draw(st.sampled_from(["", "", "", "left", "right"]))  # a producer that is part of the load
+    left, right = (f"max({f}, 0)" if side == computed else f for side, f in (("left", left), ("right", right)))
+    source = f"C[{product.out}] +=! {left}{cast} * {right}{cast}{product.where}"
     value, outputs = f"C[{product.out}]", []
     for step in range(draw(st.sampled_from([0, 1, 1, 2]))):
         kind = draw(st.sampled_from(["bias", "residual", "activation", "scale", "two outputs"]))
