@@ -87,7 +87,7 @@ def test_assembly_stands_only_in_named_wrappers() -> None:
     text = text_for("C[m,n] +=! A[m,k]*B[k,n]", "nvidia-a100-sxm-80gb", A=half, B=half)
     kernels = text[text.index('extern "C"') :]
     assert "asm" not in kernels
-    assert "mma_m16n8k16_f16(" in kernels and "load_matrix_4" in kernels and "copy_async_16(" in kernels
+    assert all(f"{name}(" in kernels for name in ("mma_m16n8k16_f16", "load_matrix_4", "copy_async_16"))
 
 
 def test_a_gather_checks_its_index_where_it_runs() -> None:

@@ -1,0 +1,37 @@
+"""A fixed part of the corpora as CUDA kernels in the emulator: what can be shown of GPUs wherever there is a g++."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roller_svc.corpus import Case, Run, Task, cases_of, judge
+
+DATA = Path(__file__).parents[2] / "bench" / "data"
+A100, T4, RTX4090 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090"
+EVERY, ELSEWHERE = 20, 150
+
+pytestmark = pytest.mark.emulator
+
+
+def part(every: int) -> list[Case]:
+    documents = (json.loads((DATA / f"{name}.json").read_text()) for name in ("public", "tensorcore"))
+    return [case for document in documents for case in cases_of(document, small=True, every=every)]
+
+
+def check(case: Case, target: str) -> None:
+    (row,) = judge(Task((case,), Run(target, emulate=True)))
+    assert row.status == "ok", (row.id, row.status, row.detail)
+
+
+@pytest.mark.parametrize("case", part(EVERY), ids=lambda case: case.id)
+def test_a_twentieth_is_right_on_an_a100(case: Case) -> None:
+    check(case, A100)
+
+
+@pytest.mark.parametrize("target", [T4, RTX4090])
+@pytest.mark.parametrize("case", part(ELSEWHERE), ids=lambda case: case.id)
+def test_a_few_are_right_on_others(case: Case, target: str) -> None:
+    check(case, target)
