@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from roller_svc.api import Call, on_device
 from roller_svc.backends import emulated
 from roller_svc.errors import LaunchError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
@@ -89,7 +90,16 @@ class Einsum:
 
 
 def as_einsum(program: TensorProgram) -> Einsum | None:
-    """The equation of a program of one sum over a product of floating tensors indexed by bare axes; else None."""
+    """The equation of a program that numpy can do in one call in its own floating types; else None."""
+    einsum = equation_of(program)
+    types = dict(program.inputs)
+    if einsum is None or any(not _computed_by_numpy(types[name].dtype) for name in einsum.operands):
+        return None
+    return einsum
+
+
+def equation_of(program: TensorProgram) -> Einsum | None:
+    """The equation of a program of one sum over a product of whole inputs indexed by bare axes; else None."""
     if len(program.statements) != 1:
         return None
     statement = program.statements[0]
@@ -107,12 +117,15 @@ def as_einsum(program: TensorProgram) -> Einsum | None:
     types = dict(program.inputs)
     for factor in factors:
         kind = types.get(factor.tensor)
-        whole = kind is not None and kind.shape == tuple(statement.extents[n] for n in _bare(factor.index) or ())
-        if not whole or not factor.dtype.is_float or factor.dtype.is_narrow_float:
+        if kind is None or kind.shape != tuple(statement.extents[n] for n in _bare(factor.index) or ()):
             return None
     terms = ["".join(letters[name] for name in index or ()) for index in left]
     equation = f"{','.join(terms)}->{''.join(letters[name] for name in right)}"
     return Einsum(equation, tuple(factor.tensor for factor in factors))
+
+
+def _computed_by_numpy(dtype: DType) -> bool:
+    return dtype.is_float and not dtype.is_narrow_float
 
 
 def _factors(body: Expr) -> list[Load] | None:

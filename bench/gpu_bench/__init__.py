@@ -1,0 +1,1 @@
+"""Checks and measurements of every kernel family on an NVIDIA device (docs/gpu.md)."""

@@ -1,0 +1,99 @@
+"""Memory of a device with guard bytes around every buffer: what a kernel writes beside its buffers shows, and what it
+reads there is NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel, Role
+from roller_svc.runtime.binding import Array
+from roller_svc.runtime.cuda import CudaCall, CudaModule, DeviceBinding
+from roller_svc.runtime.cuda_arrays import ByteArrays, DeviceArray, DeviceBytes
+
+# More than a row of the widest tile: a store that is one row or one vector off lands in it.
+GUARD_BYTES = 64 * 1024
+# NaN in every floating type that there is, -1 in signed integers: nothing that a kernel computes by chance.
+FILL = 0xFF
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One buffer: guard, `size` bytes, guard."""
+
+    whole: Any
+    size: int
+
+    def disturbed(self) -> list[int]:
+        """Offsets of guard bytes that were written, counted from the buffer's first byte."""
+        ends = (self.whole[:GUARD_BYTES].get(), self.whole[GUARD_BYTES + self.size :].get())
+        starts = (-GUARD_BYTES, self.size)
+        written = (np.flatnonzero(guard != FILL) for guard in ends)
+        return [start + int(at) for start, places in zip(starts, written, strict=True) for at in places]
+
+
+class GuardedArrays(ByteArrays):
+    """An array library whose arrays all lie between guards, and hold FILL at first."""
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__(cupy)
+        self.blocks: list[Block] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
+        size = math.prod(shape) * dtype.bytes
+        whole = self._made((size + 2 * GUARD_BYTES,), DType.UINT8, device)
+        self._cupy.cuda.runtime.memset(whole.data.ptr, FILL, size + 2 * GUARD_BYTES)
+        self.blocks.append(Block(whole, size))
+        return self.view(DeviceBytes(whole[GUARD_BYTES : GUARD_BYTES + size], dtype, shape))
+
+    def place(self, array: Array) -> DeviceArray:
+        """A copy of an array that is in the host's memory."""
+        made = self.empty(array.shape, DType(array.dtype.name), 0)
+        made.array.raw.set(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return made
+
+
+class GuardedCall:
+    """A kernel bound to guarded copies of its inputs."""
+
+    def __init__(self, compiled: CompiledKernel, arrays: Mapping[str, Array], cupy: Any) -> None:
+        self._cupy = cupy
+        self._source = compiled.source
+        self._library = GuardedArrays(cupy)
+        memory, outputs = {}, {}
+        for buffer in self._source.buffers:
+            if buffer.role is Role.INPUT:
+                memory[buffer.symbol] = self._library.place(arrays[buffer.name])
+            elif buffer.role is Role.OUTPUT:
+                memory[buffer.symbol] = outputs[buffer.name] = self._library.empty(buffer.shape, buffer.dtype, 0)
+        self._outputs = outputs
+        binding = DeviceBinding(self._library, 0, memory, outputs, {}, ())
+        self._call = CudaCall(self._source, cupy, binding, CudaModule(compiled).functions(cupy, 0))
+
+    def results(self) -> dict[str, Array]:
+        """Run once on outputs that hold FILL; what was written, in the host's memory.
+
+        What the device finds wrong is raised here, as CuPy raises it: after it this process has no use of the device.
+        """
+        for output in self._outputs.values():
+            raw = output.array.raw
+            self._cupy.cuda.runtime.memset(raw.data.ptr, FILL, raw.nbytes)
+        self._call()
+        self._cupy.cuda.runtime.deviceSynchronize()
+        return {name: array.numpy() for name, array in self._call.finish().items()}
+
+    def disturbed(self) -> list[str]:
+        """The buffers beside which something was written, and where."""
+        found = []
+        names = [b.symbol for b in self._source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+        names += [b.symbol for b in self._source.buffers_of(Role.WORKSPACE)]
+        for name, block in zip(names, self._library.blocks, strict=True):
+            offsets = block.disturbed()
+            if offsets:
+                found.append(f"{len(offsets)} bytes beside {name}, the first at {offsets[0]} of {block.size}")
+        return found

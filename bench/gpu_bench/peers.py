@@ -1,0 +1,128 @@
+"""A case → the time of the vendors' libraries for the same work, through PyTorch, or CuPy for bare products."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpu_bench.samples import TimedCase, timing_inputs
+from roller_svc.ir.program import TensorProgram
+from roller_svc.runtime.binding import Array
+from roller_svc.runtime.cuda_arrays import import_cupy
+from roller_svc.trial import equation_of
+
+Json = dict[str, Any]
+Work = Callable[[], Any]
+_LEAST_SAMPLE_S = 1e-3
+_SAMPLES = 7
+_STRIDED = re.compile(r"HO(?: \* (\d+))? \+ KH(?: - (\d+))?,")
+
+
+def peer_timed(case: TimedCase) -> Json | None:
+    """None where no library has the operation in one call, or none is there."""
+    if importlib.util.find_spec("torch") is None:
+        return _by_cupy(case)
+    import torch  # noqa: PLC0415 - optional, and slow to import
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    program = case.program()
+    tensors = {name: _tensor(torch, array) for name, array in timing_inputs(case, program).items()}
+    found = _torch_work(torch, case, program, tensors)
+    if found is None:
+        return None
+    name, work = found
+    torch.cuda.empty_cache()
+    shape = list(program.types[program.outputs[0].tensor].shape)
+    made = list(work().shape)
+    if made != shape:
+        return {"name": name, "error": f"it makes {made}, not {shape}"}
+    return {"name": f"torch {name}", "seconds": _replayed(torch, work)}
+
+
+def _torch_work(
+    torch: Any, case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]
+) -> tuple[str, Work] | None:
+    given = list(tensors.values())
+    einsum = equation_of(program)
+    if einsum is not None:
+        factors = [tensors[name] for name in einsum.operands]
+        if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
+            return "matmul", lambda: torch.matmul(*factors)
+        return "einsum", lambda: torch.einsum(einsum.equation, *factors)
+    functional = torch.nn.functional
+    match case.cls:
+        case "relu":
+            return "relu", lambda: torch.relu(given[0])
+        case "add":
+            return "add", lambda: given[0] + given[1]
+        case "softmax":
+            return "softmax", lambda: torch.softmax(given[0], -1)
+        case "layernorm":
+            return "layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
+        case "transpose":
+            return "permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
+        case "embedding":
+            return "embedding", lambda: functional.embedding(given[1], given[0])
+        case "conv2d" | "conv2d_1x1":
+            strided = _STRIDED.search(case.expression)
+            stride, padding = (int(strided[1] or 1), int(strided[2] or 0)) if strided else (1, 0)
+            return "conv2d", lambda: functional.conv2d(given[0], given[1], stride=stride, padding=padding)
+    return None
+
+
+def _replayed(torch: Any, work: Work) -> float:
+    """Median seconds of one call, of several recorded as a CUDA graph: the host's part is not counted, as for ours."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries choose and allocate at the first calls, which must not be recorded
+        for _ in range(3):
+            work()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    times = max(1, round(_LEAST_SAMPLE_S / max(1e-6, start.elapsed_time(end) / 1e3)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    samples = []
+    for _ in range(_SAMPLES):
+        graph.replay()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / 1e3 / times)
+    return statistics.median(samples)
+
+
+def _tensor(torch: Any, array: Array) -> Any:
+    """A copy on the device; numpy's own types lack some of PyTorch's."""
+    bits = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).cuda()
+    return bits.view(getattr(torch, array.dtype.name)).reshape(array.shape)
+
+
+def _by_cupy(case: TimedCase) -> Json | None:
+    program = case.program()
+    einsum = equation_of(program)
+    if einsum is None or einsum.equation != "ab,bc->ac":
+        return None
+    cupy, arrays = import_cupy(), timing_inputs(case, program)
+    a, b = (cupy.asarray(arrays[name]) for name in einsum.operands)
+    samples = []
+    for _ in range(_SAMPLES + 1):  # the first warms up
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        cupy.matmul(a, b)
+        end.record()
+        end.synchronize()
+        samples.append(cupy.cuda.get_elapsed_time(start, end) / 1e3)
+    return {"name": "cupy matmul", "seconds": statistics.median(samples[1:])}

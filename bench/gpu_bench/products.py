@@ -1,0 +1,52 @@
+"""A product's result, all of it, against the same product in float32 on the device, by PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller_svc.runtime.binding import Array
+
+# Unit roundoff of a sum in float32. Tensor cores do not round each addition but cut it off, which is twice that
+# (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021).
+_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+_CUT_OFF = 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """`worst`: the greatest error as a share of what is allowed: the result's own rounding, and for each of k additions
+    a relative error of 2^-23 of the sum of the products' sizes, once for the kernel and once for the reference."""
+
+    elements: int
+    wrong: int
+    worst: float
+
+    @property
+    def detail(self) -> str:
+        return f"{self.wrong} of {self.elements} elements are wrong, the worst {self.worst:.3g} times what is allowed"
+
+
+def whole_product(equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Whole | None:
+    """None where there is no PyTorch with a device."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch  # noqa: PLC0415 - optional, and slow to import
+
+    if not torch.cuda.is_available():
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    operands = [torch.from_numpy(array.astype(np.float32)).cuda() for array in arrays.values()]
+    (result,) = results.values()
+    found = torch.from_numpy(result.astype(np.float32)).cuda()
+    reference = torch.einsum(equation, *operands)
+    sizes = torch.einsum(equation, *(operand.abs() for operand in operands))
+    summed = set(equation.partition("->")[0]) - set(equation.partition("->")[2]) - {","}
+    terms, index = equation.split(",")[0], next(iter(summed))
+    k = operands[0].shape[terms.index(index)]
+    allowed = _ROUNDOFF[result.dtype.name] * reference.abs() + 2 * k * _CUT_OFF * sizes
+    share = ((found - reference).abs() / allowed).nan_to_num(nan=float("inf"))
+    return Whole(found.numel(), int((share > 1).sum()), float(share.max()))

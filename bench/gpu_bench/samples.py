@@ -1,0 +1,100 @@
+"""A corpus → the cases to time: a fixed few of every class and operand type, by priority."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller_svc.errors import ArgumentError
+from roller_svc.front import parse
+from roller_svc.ir.program import TensorProgram
+from roller_svc.lang.input_types import tensor_types
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.runtime.binding import Array, numpy_dtype
+
+Json = dict[str, Any]
+# Beyond it the host makes and sends arrays for longer than anything is measured.
+MOST_BYTES = 2 << 30
+# Random elements that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
+_RANDOM_ELEMENTS = (1 << 22) + 4099
+_REFERENCE_SIZES = (8192, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCase:
+    """One program to time. `flops`: as the corpus counts them, a multiply and an add being two."""
+
+    id: str
+    cls: str
+    expression: str
+    inputs: Json
+    outputs: tuple[str, ...] | None
+    hints: Json
+    flops: float | None
+
+    def program(self) -> TensorProgram:
+        return parse(self.expression, dict(tensor_types(self.inputs)), self.outputs)
+
+    @property
+    def dtype(self) -> str:
+        return str(next(iter(self.inputs.values()))["dtype"])
+
+
+def references() -> list[TimedCase]:
+    """Square products for which the vendor's library is known to come close to what the device can do."""
+    return [
+        TimedCase(f"square-{size}-{dtype}", "reference", "C[m,n] +=! A[m,k] * B[k,n]",
+                  {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"}, None, {}, 2.0 * size**3)
+        for size in _REFERENCE_SIZES for dtype in ("float16", "bfloat16")
+    ]  # fmt: skip
+
+
+def sampled_cases(path: Path, each: int) -> list[TimedCase]:
+    """`each` performance cases of every class and type of the first operand: the one in the middle by flops, the
+    largest, the smallest, then those between; first the first of all classes, then the second of all."""
+    groups: dict[tuple[str, str], list[TimedCase]] = {}
+    for case in _cases(path):
+        groups.setdefault((case.cls, case.dtype), []).append(case)
+    order = [[group[i] for i in _places(len(group), each)] for _, group in sorted(groups.items())]
+    return [picked[turn] for turn in range(each) for picked in order if turn < len(picked)]
+
+
+def data_bytes(program: TensorProgram) -> int:
+    """Inputs and outputs, once each."""
+    types = [kind for _, kind in program.inputs] + [program.types[out.tensor] for out in program.outputs]
+    return sum(kind.dtype.bytes * int(np.prod(kind.shape, dtype=np.int64)) for kind in types)
+
+
+def timing_inputs(case: TimedCase, program: TensorProgram) -> dict[str, Array]:
+    """Random arrays; where floats alone are many, a few million random elements again and again."""
+    large = any(np.prod(kind.shape, dtype=np.int64) > _RANDOM_ELEMENTS for _, kind in program.inputs)
+    if not large or any(not kind.dtype.is_float for _, kind in program.inputs):
+        return dict(random_inputs(program, 0, case.hints))
+    rng = np.random.default_rng(0)
+    found: dict[str, Array] = {}
+    for name, kind in program.inputs:
+        values = rng.uniform(-1.0, 1.0, _RANDOM_ELEMENTS).astype(numpy_dtype(kind.dtype))
+        found[name] = np.resize(values, kind.shape)
+    return found
+
+
+def _cases(path: Path) -> Iterator[TimedCase]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    except (OSError, ValueError, KeyError) as problem:
+        raise ArgumentError(f"{path}: not a case file: {problem}", code="unreadable-file") from problem
+    wanted = (row for row in rows if "performance" in row["use"] and row["bytes"] <= MOST_BYTES)
+    for row in sorted(wanted, key=lambda row: (row["flops"], row["id"])):
+        yield TimedCase(row["id"], row["cls"], row["expr"], row["inputs"], tuple(row["out_meta"]),
+                        row.get("hints") or {}, float(row["flops"]))  # fmt: skip
+
+
+def _places(count: int, each: int) -> list[int]:
+    """Of 0 .. count - 1: the middle, the last, the first, then halves of what lies between."""
+    shares = [0.5, 1.0, 0.0, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875]
+    return list(dict.fromkeys(round(share * (count - 1)) for share in shares))[:each]

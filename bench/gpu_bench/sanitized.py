@@ -1,0 +1,96 @@
+"""Checks → compute-sanitizer's findings; run as a module, it is what the sanitizer watches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpu_bench.cases import Check, checks
+from gpu_bench.verify import built
+from roller_svc.artifact import kept
+from roller_svc.front import parse
+from roller_svc.lang.input_types import tensor_types
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda_arrays import import_cupy, placed
+
+Json = dict[str, Any]
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+BENCH = Path(__file__).resolve().parents[1]
+_FOUND = 86  # our exit code for findings: none of Python's
+_ERRORS = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?)")
+_MOST_TEXT = 4000
+
+
+def sample(every: list[Check]) -> list[Check]:
+    """The second check of each family, which is small, or its only one; without those that fill a device."""
+    families: dict[str, list[Check]] = {}
+    for check in every:
+        if not check.family.endswith("-large"):
+            families.setdefault(check.family, []).append(check)
+    return [group[min(1, len(group) - 1)] for group in families.values()]
+
+
+def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
+    """One row a tool, all of them side by side; one row that says so where there is no compute-sanitizer."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return [{"tool": "compute-sanitizer", "status": "not run", "detail": "it is not on the PATH"}]
+    words = [sys.executable, "-m", "gpu_bench.sanitized", "--target", target, *(check.id for check in chosen)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCH), str(BENCH.parent)])}
+    running = [
+        subprocess.Popen(
+            [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", *words],
+            env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        for tool in TOOLS
+    ]  # fmt: skip
+    return [_finished(tool, process, timeout_s) for tool, process in zip(TOOLS, running, strict=True)]
+
+
+def _finished(tool: str, process: subprocess.Popen[str], timeout_s: float) -> Json:
+    try:
+        text, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        text, _ = process.communicate()
+        return {"tool": tool, "status": "timeout", "detail": text[-_MOST_TEXT:]}
+    return judged_text(tool, text, process.returncode)
+
+
+def judged_text(tool: str, text: str, code: int) -> Json:
+    """What the tool's report says; where it has no summary, or no error and yet a failure, it did not get that far."""
+    summary = _ERRORS.search(text)
+    if summary is None:
+        return {"tool": tool, "status": "not run", "detail": text[-_MOST_TEXT:], "exit_code": code}
+    errors = int(summary[1] or summary[2])
+    status = "wrong" if errors else "ok" if code == 0 else "not run"
+    detail = "" if status == "ok" else text[-_MOST_TEXT:]
+    return {"tool": tool, "status": status, "errors": errors, "detail": detail, "exit_code": code}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("ids", nargs="+")
+    options = parser.parse_args()
+    cupy = import_cupy()
+    cupy.cuda.set_allocator(None)  # a pool's neighbours would hide an access beside a buffer
+    for check in (check for check in checks() if check.id in options.ids):
+        print(f"== {check.id}", flush=True)
+        program = parse(check.expression, dict(tensor_types(check.types)), None)
+        arrays = random_inputs(program, 0, check.hints)
+        CudaModule(kept(built(check, options.target)).compiled).run(placed(arrays))
+        cupy.cuda.runtime.deviceSynchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A case → the times of its best candidates on the device, beside what the model expects of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_bench.fault import ending_the_process
+from gpu_bench.samples import TimedCase, data_bytes, timing_inputs
+from roller_svc import hardware
+from roller_svc.errors import BuildError, InvariantError
+from roller_svc.features import kernels
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.pipeline import best_plans, generate, ranked_groups
+from roller_svc.runtime.cuda import CudaModule, Replay
+from roller_svc.runtime.cuda_arrays import import_cupy, placed
+from roller_svc.runtime.measure import measure
+from roller_svc.toolchain import compile_source
+from roller_svc.trial import WHOLE_POINTS, judged
+
+Json = dict[str, Any]
+BUDGET_S = 0.1  # of measuring one candidate
+MOST_SETS = 64  # of copies of the arrays, to find them out of the cache
+# Twice the cache, and a little: then what is read again has been replaced by then, whatever the cache prefers to keep.
+_CACHES = 2.5
+_COLD_SAMPLES = 5
+COPIED_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    case: TimedCase
+    target: str
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate of a program, compiled. `rank`: its place by the model, 0 the best."""
+
+    rank: int
+    predicted_s: float
+    bound: str
+    kernels: tuple[Json, ...]
+    compiled: CompiledKernel
+
+
+@dataclass(frozen=True, slots=True)
+class TimingTask:
+    case: TimedCase
+    candidates: tuple[Built, ...]
+
+
+def build(task: BuildTask) -> tuple[Built, ...]:
+    """The best candidates that compile; raises InputError for a program that is refused, BuildError where none does."""
+    program, hw = task.case.program(), hardware.load(task.target)
+    groups, ranked, _ = ranked_groups(program, hw, task.top_k)
+    found: list[Built] = []
+    failures: list[BuildError] = []
+    for rank, plan in enumerate(best_plans(ranked, task.top_k)):
+        try:
+            compiled = compile_source(generate(plan, program, groups, hw))
+        except BuildError as failure:
+            failures.append(failure)
+            continue
+        estimate = plan.estimate
+        found.append(Built(rank, estimate.seconds, estimate.bound, kernels(groups, plan, hw), compiled))
+    if not found:
+        raise failures[0]
+    return tuple(found)
+
+
+def timed(task: TimingTask) -> Json:
+    """Seconds of every candidate with all arrays where they were (`warm_s`: small ones are in the cache), and of the
+    fastest and the model's first on arrays that are not in the cache (None where they cannot be kept out of it)."""
+    with ending_the_process():
+        row = _timed(task)
+    import_cupy().get_default_memory_pool().free_all_blocks()
+    return row
+
+
+def _timed(task: TimingTask) -> Json:
+    program = task.case.program()
+    on_device = placed(timing_inputs(task.case, program))
+    rows: list[Json] = []
+    best: tuple[float, Built] | None = None
+    for built in task.candidates:
+        call = CudaModule(built.compiled).bound(on_device)
+        found = measure(call, BUDGET_S, best_s=best[0] if best else None)
+        rows.append(_candidate(built) | {"warm_s": found.min_s, "median_s": found.median_s, "samples": found.samples})
+        if best is None or found.min_s < best[0]:
+            best = (found.min_s, built)
+    if best is None:
+        raise InvariantError(f"{task.case.id} has no candidate to time")
+    warm_s, winner = best
+    cold_s = _cold(task, winner, warm_s)
+    first = task.candidates[0]
+    first_s: float = rows[0]["warm_s"]
+    return {
+        "bytes": data_bytes(program),
+        "candidates": rows,
+        "best_s": warm_s,
+        "best_rank": winner.rank,
+        "cold_s": cold_s,
+        "predicted_s": first.predicted_s,
+        "first_s": first_s,
+        "first_cold_s": cold_s if winner is first else _cold(task, first, first_s),
+        "judged": _verdict(task, winner),
+    }
+
+
+def copy_bandwidth(_: object) -> Json:
+    """Bytes a second of a copy within the device, what is read and what is written both counted."""
+    cupy = import_cupy()
+    runtime = cupy.cuda.runtime
+    source, target = (cupy.empty((COPIED_BYTES,), cupy.uint8) for _ in range(2))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    best_s = math.inf
+    for _ in range(10):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        runtime.memcpyAsync(target.data.ptr, source.data.ptr, COPIED_BYTES, runtime.memcpyDeviceToDevice, stream.ptr)
+        end.record(stream)
+        end.synchronize()
+        best_s = min(best_s, cupy.cuda.get_elapsed_time(start, end) / 1e3)
+    return {"bytes": 2 * COPIED_BYTES, "seconds": best_s, "bytes_per_s": 2 * COPIED_BYTES / best_s}
+
+
+def _candidate(built: Built) -> Json:
+    resources = built.compiled.resources
+    return {
+        "rank": built.rank,
+        "predicted_s": built.predicted_s,
+        "bound": built.bound,
+        "kernels": list(built.kernels),
+        "registers": max(r.registers_per_thread for r in resources),
+        "shared_bytes": max(r.shared_bytes for r in resources),
+        "spill_bytes": sum(r.spill_bytes for r in resources),
+    }
+
+
+def _cold(task: TimingTask, built: Built, warm_s: float) -> float | None:
+    """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns."""
+    cupy, program = import_cupy(), task.case.program()
+    size = data_bytes(program)
+    cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
+    sets = math.ceil(_CACHES * cache / size)
+    if sets == 1:
+        return warm_s
+    if sets > MOST_SETS:
+        return None
+    arrays, module = timing_inputs(task.case, program), CudaModule(built.compiled)
+    calls = [module.bound(placed(arrays)) for _ in range(sets)]
+    times = sets * max(1, math.ceil(calls[0].min_sample_s / (sets * warm_s)))
+    cupy.cuda.runtime.deviceSynchronize()
+    replay = Replay(cupy, calls, times)
+    return min(replay.seconds() for _ in range(_COLD_SAMPLES)) / times
+
+
+def _verdict(task: TimingTask, winner: Built) -> str:
+    """Whether the fastest is right too, at this size: a sample of its elements, if those take not too many points."""
+    case, program = task.case, task.case.program()
+    outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
+    points = sum(statement.points for statement in program.statements)
+    if points > WHOLE_POINTS and points / outputs * 1024 > WHOLE_POINTS:
+        return "not judged: an element takes too many points"
+    arrays = timing_inputs(case, program)
+    call = CudaModule(winner.compiled).bound(placed(arrays))
+    call()
+    agreement = judged(program, arrays, {n: a.numpy() for n, a in call.finish().items()}, allow_tf32=False)
+    return "ok" if agreement.ok else f"wrong: {agreement.detail}"
