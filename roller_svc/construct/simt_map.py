@@ -7,58 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.nest_rules import NestRules
+from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.map_tile import MapSpace
 from roller_svc.perf.occupancy import block_registers
-from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_map import MapTile, map_registers
 
 BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
 MAX_VECTORS = 16
 MAX_WASTE_OF = 8  # of so many lanes, or so many vectors of a row, one may have nothing to do
 LINE_BYTES = 128  # what a warp's access is served in at once
-MIN_THREADS, MAX_THREADS = 64, 512
+MAX_THREADS = 512
 MAX_BASES = 6
 FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
-class SimtMap:
-    problem: Problem
+class SimtMap(NestRules):
     map: MapSpace
-
-    def lane_choices(self) -> tuple[int, ...]:
-        return (1,)
-
-    def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.thread_level.name,
-            names=self._names(),
-            steps=tuple([self._thread_steps(i) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self._measured(t, self._thread_rule(t)),
-            saturates=lambda _tile: True,
-        )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """From one vector to several."""
         return sorted(grown.large, key=math.prod)[:MAX_BASES]
-
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
-        )
 
     def look(self, block: Tile, base: Base) -> Look:
         p, limits = self.problem, self.problem.machine.hw.limits
@@ -75,9 +49,6 @@ class SimtMap:
             return self._measured(block, "", "execution unit")
         huge = p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
         return self._measured(block, "", "grid size" if huge else "")
-
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the row."""
@@ -138,13 +109,10 @@ class SimtMap:
         footprint_bytes, moved = self.problem.touched.measure(tile)
         return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
 
-    def _threads(self, block: Tile, base: Base) -> int:
-        return math.prod([b // t for b, t in zip(block, base.thread, strict=True)])
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self._thread_rule(thread))
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
-
-    def _rank(self) -> Tile:
-        """Without reuse the row grows first, then the other axes from the inside out."""
-        count = len(self.problem.extents)
-        return tuple([-1 if i == self.map.row else count - i for i in range(count)])
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """Without reuse, the row."""
+        return (self.map.row,)

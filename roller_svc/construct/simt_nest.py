@@ -5,56 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid, spread
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.nest_rules import NestRules
+from roller_svc.construct.rules import Base, replaced, spatial_grid, spread
+from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import block_registers
-from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_nest import nest_registers
 
 MAX_POINTS = 16  # of one thread
-MIN_THREADS, MAX_THREADS = 128, 512
+MAX_THREADS = 512
 MAX_BASES = 3
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
-class SimtNest:
-    problem: Problem
-
-    def lane_choices(self) -> tuple[int, ...]:
-        return (1,)
-
-    def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
-        steps = tuple([self._thread_steps(i) for i in range(len(p.extents))])
-        return Stage(
-            level=p.machine.hw.thread_level.name,
-            names=self._names(),
-            steps=steps,
-            rank=self._rank(),
-            look=lambda t: self._measured(t, self._thread_rule(t)),
-            saturates=lambda _tile: True,
-        )
+class SimtNest(NestRules):
+    ENOUGH_THREADS: ClassVar[int] = 128
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """From one point to many along the vector axis, then the tiles of least traffic."""
         vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.fast)]
         return list(dict.fromkeys([*spread(vector_only, MAX_BASES - 1), *grown.large]))[:MAX_BASES]
-
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
-        )
 
     def look(self, block: Tile, base: Base) -> Look:
         threads = self._threads(block, base)
@@ -77,9 +52,6 @@ class SimtNest:
             return "execution unit"
         huge = self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID
         return "grid size" if huge else ""
-
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the vector axis."""
@@ -123,18 +95,10 @@ class SimtNest:
             points *= tile[i]
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
-    def _threads(self, block: Tile, base: Base) -> int:
-        threads = 1
-        for i in self.problem.spatial:
-            threads *= block[i] // base.thread[i]
-        return threads
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self._thread_rule(thread))
 
-    def _rank(self) -> Tile:
-        """Without reuse the vector axis grows first, then the other axes from the inside out."""
-        p = self.problem
-        return tuple([-1 if i == p.fast else len(p.extents) - i for i in range(len(p.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
-
-
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """Without reuse, the vector axis."""
+        return (self.problem.fast,)

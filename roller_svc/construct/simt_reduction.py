@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.nest_rules import NestRules
+from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
-from roller_svc.perf.problem import Problem
 from roller_svc.perf.row_space import LaneWalk, RowSpace
 
 MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operand lacks
 MAX_SUMS = 48  # accumulators of a thread, of 4 bytes
 MAX_REGISTERS = 128  # of a thread with more than a chunk in flight: 512 threads a core hide what is left of latency
-MIN_THREADS, MAX_THREADS = 128, 256  # of a block whose rows need no more
+MAX_THREADS = 256  # of a block whose rows need no more
 APART_LANES = (32, 8, 1)  # of rows that are neighbours in memory
 CHUNKS_A_LANE = (1, 4, 16)  # a row that is short enough is dealt out in so few
 FLIGHTS = (1, 2, 4)  # chunks of a lane in flight
@@ -25,9 +26,10 @@ MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
-class SimtReduction:
-    problem: Problem
+class SimtReduction(NestRules):
     rows: RowSpace
+
+    ENOUGH_THREADS: ClassVar[int] = 128
 
     def lane_choices(self) -> tuple[int, ...]:
         """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
@@ -40,40 +42,15 @@ class SimtReduction:
         choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_A_LANE}
         return tuple(sorted(choices | {min(all_of_it, limits.warp_size, most)}, reverse=True))
 
-    def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.thread_level.name,
-            names=self._names(),
-            steps=tuple([self._thread_steps(i) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self._measured(t, self.rows.walk(t, t, lanes), self._thread_rule(t)),
-            saturates=lambda _tile: True,
-        )
-
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """The tile of least traffic, and the smallest."""
         return list(dict.fromkeys([*grown.large[:1], *sorted(grown.large, key=math.prod)[:1]]))
-
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
-        )
 
     def look(self, block: Tile, base: Base) -> Look:
         threads = self._threads(block, base)
         walk = self.rows.walk(block, base.thread, base.lanes)
         too_large = self._capacity_rule(walk, base, threads)
         return self._measured(block, walk, too_large, "" if too_large else self._alignment_rule(block, threads))
-
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """A warp a row, or a thread a row, a chunk at a time."""
@@ -153,17 +130,10 @@ class SimtReduction:
             points *= tile[i]
         return Look(self.problem.touched.bytes(tile), moved / points, too_large, misaligned)
 
-    def _threads(self, block: Tile, base: Base) -> int:
-        threads = base.lanes
-        for i in self.rows.spatial:
-            threads *= block[i] // base.thread[i]
-        return threads
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self.rows.walk(thread, thread, lanes), self._thread_rule(thread))
 
-    def _rank(self) -> Tile:
-        """Rows in flight before rows side by side, of these the vector axis first."""
-        p = self.problem
-        first = {self.rows.inner: -2, p.fast: -1}
-        return tuple([first.get(i, len(p.extents) - i) for i in range(len(p.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """Rows in flight before rows side by side, of these the vector axis."""
+        return (self.rows.inner, self.problem.fast)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.nest_rules import NestRules
+from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
-from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_window import window_registers
 from roller_svc.perf.window_tile import UNROLLED_STATEMENTS, WindowSpace
 
 MAX_ALONG, MAX_OUTPUTS = 8, 32  # of a thread along one window and in all: more save few inputs, and take registers
-MIN_THREADS, MAX_THREADS = 64, 256
+MAX_THREADS = 256
 MAX_BASES = 4
 MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
 FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
@@ -26,23 +26,8 @@ MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
-class SimtWindow:
-    problem: Problem
+class SimtWindow(NestRules):
     windows: WindowSpace
-
-    def lane_choices(self) -> tuple[int, ...]:
-        return (1,)
-
-    def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.thread_level.name,
-            names=self._names(),
-            steps=tuple([self._thread_steps(i) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self._measured(t, self._thread_rule(t)),
-            saturates=lambda _tile: True,
-        )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
@@ -53,17 +38,6 @@ class SimtWindow:
 
         large = sorted(grown.large, key=reads)
         return list(dict.fromkeys([*large[: MAX_BASES - 1], min(large, key=math.prod)]))
-
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(p.extents))]),
-            rank=self._rank(),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: self._threads(t, base) >= MIN_THREADS,
-        )
 
     def look(self, block: Tile, base: Base) -> Look:
         p, limits = self.problem, self.problem.machine.hw.limits
@@ -77,9 +51,6 @@ class SimtWindow:
             return self._measured(block, "", "execution unit")
         huge = p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
         return self._measured(block, "", "grid size" if huge else "")
-
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One output a thread, a warp along the row."""
@@ -137,13 +108,10 @@ class SimtWindow:
         points = math.prod([tile[i] for i, a in enumerate(self.problem.space.axes) if a.kind is AxisKind.SPATIAL])
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
-    def _threads(self, block: Tile, base: Base) -> int:
-        return math.prod([block[i] // base.thread[i] for i in self.problem.spatial])
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self._thread_rule(thread))
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
-
-    def _rank(self) -> Tile:
-        """The row grows first, then the other axes from the inside out."""
-        count = len(self.problem.extents)
-        return tuple([-1 if i == self.windows.row else count - i for i in range(count)])
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """The row."""
+        return (self.windows.row,)
