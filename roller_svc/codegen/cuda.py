@@ -314,21 +314,23 @@ def _atomic(name: str) -> tuple[tuple[str, ...], str]:
         sign = "+" if combine is Combine.SUM else "*"
         operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
         join = f"({value})({old} {sign} {operand})"
-    word = "unsigned long long" if dtype.bits == 64 else "unsigned int"
-    bits = "unsigned short" if dtype.bits == 16 else "unsigned char"
+    word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
     whole = f"*({word} *)&stored"
-    if dtype.bits < 32:
-        whole = f"(seen & ~mask) | ((unsigned int)*({bits} *)&stored << shift & mask)"
-    if dtype.bits >= 32:
+    if dtype.bits == 8:  # there is no swap of bytes: that of the word around them, which may reach past the array
+        whole = "(seen & ~mask) | ((unsigned int)*(unsigned char *)&stored << shift & mask)"
+    if dtype.bits > 8:
         locate = f"  {word} *at = ({word} *)place;\n"
         extract = f"    {stored} old = *({stored} *)&seen;\n"
     else:
         locate = (
             "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
             "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"
-            f"  unsigned int mask = {(1 << dtype.bits) - 1}u << shift;\n"
+            "  unsigned int mask = 255u << shift;\n"
         )
-        extract = f"    {bits} part = ({bits})((seen & mask) >> shift);\n    {stored} old = *({stored} *)&part;\n"
+        extract = (
+            "    unsigned char part = (unsigned char)((seen & mask) >> shift);\n"
+            f"    {stored} old = *({stored} *)&part;\n"
+        )
     text = (
         f"__device__ __forceinline__ void {name}({stored} *place, {stored} value) {{\n{locate}"
         f"  {word} seen = *(volatile {word} *)at, before;\n  do {{\n    before = seen;\n{extract}"

@@ -176,6 +176,9 @@ template <class T, class Bits> inline T added(T *at, T value) {
 }
 }  // namespace emulator
 inline int atomicCAS(int *at, int before, int after) { return emulator::swapped(at, before, after); }
+inline unsigned short atomicCAS(unsigned short *at, unsigned short before, unsigned short after) {
+  return emulator::swapped(at, before, after);
+}
 inline unsigned int atomicCAS(unsigned int *at, unsigned int before, unsigned int after) {
   return emulator::swapped(at, before, after);
 }
