@@ -41,7 +41,7 @@ STAGES = ("verify", "sanitize", "measure")
 VERIFIED_BY, SANITIZED_BY, MEASURED_BY = 0.5, 0.65, 0.95
 MOST_JOBS_ON_DEVICE = 8  # a context each, which takes about half a gigabyte and a second
 # For the plan: what one of each took on two cores, or is allowed to take of the device.
-CHECK_S, BUILD_S, TIMING_S = 4.0, 4.0, 2.0
+CHECK_S, BUILD_S, TIMING_S = 2.0, 4.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def _torch_work(
             return "softmax", lambda: torch.softmax(given[0], -1)
         case "layernorm":
             return "layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
-        case "transpose":
+        case "transpose" if given[0].ndim == 4:
             return "permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
         case "embedding":
             return "embedding", lambda: functional.embedding(given[1], given[0])
@@ -93,7 +93,7 @@ def _replayed(torch: Any, work: Work) -> float:
     with torch.cuda.graph(graph):
         for _ in range(times):
             work()
-    samples = []
+    samples: list[float] = []
     for _ in range(_SAMPLES):
         graph.replay()
         start.record()

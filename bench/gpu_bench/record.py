@@ -74,8 +74,9 @@ def table(found: Json) -> str:
 
 
 def _of_class(rows: Sequence[Json]) -> Json:
-    """Geometric means over its cases. `predicted_to_measured`: of the candidate that the model likes best, whose arrays
-    are not in the cache where they can be kept out of it, as the model has it; `first_to_best`: its time to that of the fastest candidate; `peer_to_ours`: the library's time to ours."""
+    """Geometric means over its cases. `predicted_to_measured`: of the candidate that the model likes best, its arrays
+    out of the cache where they can be kept out of it, as the model has it; `first_to_best`: its time to that of the
+    fastest candidate; `peer_to_ours`: the library's time to ours."""
     peers = [row["peer"]["seconds"] / row["best_s"] for row in rows if "seconds" in (row.get("peer") or {})]
     ratios = [row["predicted_s"] / (row["first_cold_s"] or row["first_s"]) for row in rows]
     return {

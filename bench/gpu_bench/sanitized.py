@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def _finished(tool: str, process: subprocess.Popen[str], timeout_s: float) -> Js
     try:
         text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the program that it watches too
         text, _ = process.communicate()
         return {"tool": tool, "status": "timeout", "detail": text[-_MOST_TEXT:]}
     return judged_text(tool, text, process.returncode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,9 @@ from roller_svc import hardware
 from roller_svc.errors import BuildError, InvariantError
 from roller_svc.features import kernels
 from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.program import TensorProgram
 from roller_svc.pipeline import best_plans, generate, ranked_groups
+from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda import CudaModule, Replay
 from roller_svc.runtime.cuda_arrays import import_cupy, placed
 from roller_svc.runtime.measure import measure
@@ -82,7 +85,8 @@ def timed(task: TimingTask) -> Json:
 
 def _timed(task: TimingTask) -> Json:
     program = task.case.program()
-    on_device = placed(timing_inputs(task.case, program))
+    arrays = timing_inputs(task.case, program)
+    on_device = placed(arrays)
     rows: list[Json] = []
     best: tuple[float, Built] | None = None
     for built in task.candidates:
@@ -94,7 +98,7 @@ def _timed(task: TimingTask) -> Json:
     if best is None:
         raise InvariantError(f"{task.case.id} has no candidate to time")
     warm_s, winner = best
-    cold_s = _cold(task, winner, warm_s)
+    cold_s = _cold(winner, arrays, data_bytes(program), warm_s)
     first = task.candidates[0]
     first_s: float = rows[0]["warm_s"]
     return {
@@ -105,8 +109,8 @@ def _timed(task: TimingTask) -> Json:
         "cold_s": cold_s,
         "predicted_s": first.predicted_s,
         "first_s": first_s,
-        "first_cold_s": cold_s if winner is first else _cold(task, first, first_s),
-        "judged": _verdict(task, winner),
+        "first_cold_s": cold_s if winner is first else _cold(first, arrays, data_bytes(program), first_s),
+        "judged": _verdict(program, arrays, winner),
     }
 
 
@@ -116,7 +120,7 @@ def copy_bandwidth(_: object) -> Json:
     runtime = cupy.cuda.runtime
     source, target = (cupy.empty((COPIED_BYTES,), cupy.uint8) for _ in range(2))
     stream = cupy.cuda.Stream(non_blocking=True)
-    best_s = math.inf
+    best_s: float = math.inf
     for _ in range(10):
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         start.record(stream)
@@ -140,17 +144,16 @@ def _candidate(built: Built) -> Json:
     }
 
 
-def _cold(task: TimingTask, built: Built, warm_s: float) -> float | None:
+def _cold(built: Built, arrays: Mapping[str, Array], size: int, warm_s: float) -> float | None:
     """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns."""
-    cupy, program = import_cupy(), task.case.program()
-    size = data_bytes(program)
+    cupy = import_cupy()
     cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
-    sets = math.ceil(_CACHES * cache / size)
+    sets: int = math.ceil(_CACHES * cache / size)
     if sets == 1:
         return warm_s
     if sets > MOST_SETS:
         return None
-    arrays, module = timing_inputs(task.case, program), CudaModule(built.compiled)
+    module = CudaModule(built.compiled)
     calls = [module.bound(placed(arrays)) for _ in range(sets)]
     times = sets * max(1, math.ceil(calls[0].min_sample_s / (sets * warm_s)))
     cupy.cuda.runtime.deviceSynchronize()
@@ -158,14 +161,12 @@ def _cold(task: TimingTask, built: Built, warm_s: float) -> float | None:
     return min(replay.seconds() for _ in range(_COLD_SAMPLES)) / times
 
 
-def _verdict(task: TimingTask, winner: Built) -> str:
+def _verdict(program: TensorProgram, arrays: Mapping[str, Array], winner: Built) -> str:
     """Whether the fastest is right too, at this size: a sample of its elements, if those take not too many points."""
-    case, program = task.case, task.case.program()
     outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
     points = sum(statement.points for statement in program.statements)
     if points > WHOLE_POINTS and points / outputs * 1024 > WHOLE_POINTS:
         return "not judged: an element takes too many points"
-    arrays = timing_inputs(case, program)
     call = CudaModule(winner.compiled).bound(placed(arrays))
     call()
     agreement = judged(program, arrays, {n: a.numpy() for n, a in call.finish().items()}, allow_tf32=False)

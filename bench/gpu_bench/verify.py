@@ -139,7 +139,7 @@ def _judged(
     """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
     against a product in float32, where the check is one and PyTorch has a device."""
     agreement = judged(program, arrays, results, allow_tf32=check.allow_tf32)
-    verdict = {
+    verdict: Json = {
         "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
         "max_abs_error": agreement.max_abs_error,
     }  # fmt: skip

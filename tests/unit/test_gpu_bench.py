@@ -1,0 +1,213 @@
+"""bench/gpu: its checks, its guards, its record; and a dry run, which is all of it that goes without a device."""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakecupy import FakeCupy, floats_at
+from handwritten import tensor
+
+from roller_svc.errors import LaunchError, RollerError
+from roller_svc.front import parse
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
+from roller_svc.lang.input_types import tensor_types
+from roller_svc.runtime import cuda_arrays
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+COMPILED = CompiledKernel(
+    KernelSource(
+        "k", Language.CUDA, Arch("sm_", 80), "",
+        (tensor("A", "a", Role.INPUT, shape=(8,)), tensor("w", "w", Role.WORKSPACE, shape=(4,)),
+         tensor("C", "c", Role.OUTPUT, shape=(8,))),
+        (LaunchSpec("work", ("a", "w", "c"), (1, 1, 1), (8, 1, 1)),),
+    ),
+    b"cubin", "", (Resources(8, 0, 0),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from gpu_bench import cases, fault, guarded, machine, main, record, samples, sanitized, verify
+
+    return types.SimpleNamespace(
+        cases=cases, fault=fault, guarded=guarded, machine=machine, main=main, record=record, samples=samples,
+        sanitized=sanitized, verify=verify,
+    )  # fmt: skip
+
+
+def test_every_check_is_a_program_with_an_id_of_its_own(bench: Any) -> None:
+    found = bench.cases.checks()
+    assert len({check.id for check in found}) == len(found)
+    for check in found:
+        program = parse(check.expression, dict(tensor_types(check.types)), None)
+        assert program.outputs, check.id
+        assert set(check.hints) <= {name for name, _ in program.inputs}, check.id
+
+
+def test_the_sample_of_cases_takes_every_class_first_and_repeats_none(bench: Any) -> None:
+    found = bench.samples.sampled_cases(bench.main.DATA, 3)
+    assert len({case.id for case in found}) == len(found)
+    groups = [(case.cls, case.dtype) for case in found]
+    first = groups[: len(set(groups))]
+    assert len(set(first)) == len(first)
+    assert all(groups.count(group) <= 3 for group in set(groups))
+
+
+def test_inputs_to_time_are_of_their_types_and_shapes(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.samples, "_RANDOM_ELEMENTS", 7)  # else only large inputs repeat
+    (case, *_) = bench.samples.references()
+    case = type(case)("small", "", case.expression, {n: {"dtype": "bfloat16", "shape": [5, 5]} for n in "AB"}, None, {},
+                      None)  # fmt: skip
+    arrays = bench.samples.timing_inputs(case, case.program())
+    assert {a.shape for a in arrays.values()} == {(5, 5)}
+    assert {a.dtype.name for a in arrays.values()} == {"bfloat16"}
+    flat = arrays["A"].reshape(-1)
+    assert np.array_equal(flat[:7], flat[7:14])
+    assert not np.array_equal(arrays["A"], arrays["B"])
+
+
+def guarded_call(bench: Any, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
+    fake = FakeCupy({"work": work})
+    monkeypatch.setattr(cuda_arrays, "import_cupy", lambda: fake)
+    return bench.guarded.GuardedCall(COMPILED, {"A": np.arange(8, dtype=np.float32)}, fake)
+
+
+def test_guards_are_whole_where_a_kernel_stays_inside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(a: int, w: int, c: int) -> None:
+        floats_at(w, 4)[...] = 1.0
+        floats_at(c, 8)[...] = floats_at(a, 8) + 1
+
+    call = guarded_call(bench, monkeypatch, work)
+    assert np.array_equal(call.results()["C"], np.arange(8, dtype=np.float32) + 1)
+    assert call.disturbed() == []
+
+
+@pytest.mark.parametrize(
+    ("buffer", "at", "message"),
+    [
+        ("c", 8, "4 bytes beside c, the first at 32 of 32"),
+        ("c", -1, "4 bytes beside c, the first at -4 of 32"),
+        ("w", 4, "4 bytes beside w, the first at 16 of 16"),
+        ("a", 8, "4 bytes beside a, the first at 32 of 32"),
+    ],
+)
+def test_what_is_written_beside_a_buffer_shows(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, buffer: str, at: int, message: str
+) -> None:
+    def work(a: int, w: int, c: int) -> None:
+        floats_at({"a": a, "w": w, "c": c}[buffer] + 4 * at, 1)[...] = 1.0
+
+    call = guarded_call(bench, monkeypatch, work)
+    call.results()
+    assert call.disturbed() == [message]
+
+
+def test_what_is_not_written_or_read_beside_an_input_is_nan(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(a: int, w: int, c: int) -> None:
+        floats_at(c, 7)[...] = floats_at(a + 8, 7)
+
+    first, second = (guarded_call(bench, monkeypatch, work).results()["C"] for _ in range(2))
+    assert np.array_equal(np.isnan(first), [False] * 6 + [True] * 2)
+    assert np.array_equal(first, second, equal_nan=True)
+
+
+def test_a_device_that_refuses_ends_the_process(bench: Any) -> None:
+    """What a lane takes for an error of ours would leave its process, and a broken context in it, to the next task."""
+    with pytest.raises(bench.fault.DeviceFault) as raised, bench.fault.ending_the_process():
+        raise LaunchError("CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert not isinstance(raised.value, RollerError)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "target"),
+    [
+        ("NVIDIA H200", (9, 0), "nvidia-h200-sxm"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), "nvidia-h100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), "nvidia-a100-sxm-80gb"),
+        ("NVIDIA Unheard", (6, 0), None),
+    ],
+)
+def test_the_spec_of_a_device(bench: Any, name: str, capability: tuple[int, int], target: str | None) -> None:
+    spec = bench.machine.target_of({"name": name, "capability": list(capability)})
+    assert (spec and spec.id) == target
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", 0, "ok"),
+        ("========= ERROR SUMMARY: 2 errors", 86, "wrong"),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 86, "wrong"),
+        ("========= ERROR SUMMARY: 0 errors", 1, "not run"),
+        ("Device not supported", 1, "not run"),
+    ],
+)
+def test_reports_of_the_sanitizer(bench: Any, text: str, code: int, status: str) -> None:
+    assert bench.sanitized.judged_text("memcheck", text, code)["status"] == status
+
+
+def test_the_summary_counts_and_compares(bench: Any, tmp_path: Path) -> None:
+    record = bench.record.Record(tmp_path / "sub" / "gpu.json", {})
+    record.add("verification", {"id": "a", "family": "map", "status": "ok", "emulator": {"status": "ok"}})
+    record.add("verification", {"id": "b", "family": "map", "status": "wrong", "emulator": {"status": "ok"},
+                                "max_abs_error": float("inf"), "repeatable": False})  # fmt: skip
+    timing = {"cls": "gemm", "best_s": 1.0, "first_s": 2.0, "first_cold_s": None, "predicted_s": 4.0}
+    record.add("measurements", {"id": "c", **timing, "peer": {"name": "x", "seconds": 0.5}, "judged": "ok"})
+    record.add("measurements", {"id": "d", "cls": "gemm", "error": "timeout"})
+    found = record.finish()
+    assert json.loads(record.path.read_text())["complete"]
+    assert found["verification"] == {"map": {"ok": 1, "wrong": 1}}
+    assert found["not_repeatable"] == found["device_differs_from_emulator"] == ["b"]
+    gemm = found["classes"]["gemm"]
+    assert (gemm["cases"], gemm["predicted_to_measured"], gemm["first_to_best"]) == (1, 2.0, 2.0)
+    assert gemm["peer_to_ours"] == 0.5
+    assert "library/ours" in bench.record.table(found)
+    assert bench.main.wrong(record.document)
+
+
+def options(bench: Any, out: Path, pattern: str) -> Any:
+    return bench.main.parsed(["--dry", "--jobs", "1", "--each", "1", "--top-k", "1", "--seeds", "1", "--only", pattern,
+                              "--out", str(out)])  # fmt: skip
+
+
+@pytest.mark.emulator
+def test_a_dry_run_compiles_and_emulates(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pattern = r"^mma/odd-nn-float16$|^scatter/histogram$|^layout-large/transpose$|^square-4096-float16$"
+    assert bench.main.run(options(bench, tmp_path / "gpu.json", pattern)) == 0
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["complete"]
+    assert found["about"]["plan"]["checks"] == 3
+    rows = {row["id"]: row for row in found["verification"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "mma/odd-nn-float16": "ok", "scatter/histogram": "ok", "layout-large/transpose": "compiled",
+    }  # fmt: skip
+    assert rows["mma/odd-nn-float16"]["kernels"][0]["family"] == "mma"
+    assert rows["mma/odd-nn-float16"]["emulator"]["status"] == "ok"
+    assert [row["built"] for row in found["measurements"]] == [1]
+    assert "1 ok" in capsys.readouterr().out
+
+
+def test_when_the_time_is_up_the_rest_is_listed_as_skipped(bench: Any, tmp_path: Path) -> None:
+    chosen = bench.main.parsed(["--dry", "--minutes", "0", "--only", "^map/", "--out", str(tmp_path / "gpu.json")])
+    assert bench.main.run(chosen) == 0
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["verification"] == []
+    checks = sum(bool(re.search("^map/", check.id)) for check in bench.cases.checks())
+    assert {"stage": "verify", "tasks": checks} in found["skipped"]
+
+
+def test_without_a_device_it_says_so(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.machine, "device_present", lambda: False)
+    assert bench.main.run(bench.main.parsed(["--out", str(tmp_path / "gpu.json")])) == 3
+    assert "no NVIDIA device" in capsys.readouterr().out
+    assert not (tmp_path / "gpu.json").exists()
