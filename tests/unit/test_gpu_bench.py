@@ -18,7 +18,7 @@ from roller_svc.front import parse
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
 from roller_svc.lang.input_types import tensor_types
-from roller_svc.runtime import cuda_arrays
+from roller_svc.runtime import cuda, cuda_arrays
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 COMPILED = CompiledKernel(
@@ -35,11 +35,11 @@ COMPILED = CompiledKernel(
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import cases, fault, guarded, machine, main, record, samples, sanitized, verify
+    from gpu_bench import cases, fault, guarded, machine, main, record, samples, sanitized, timing, verify
 
     return types.SimpleNamespace(
         cases=cases, fault=fault, guarded=guarded, machine=machine, main=main, record=record, samples=samples,
-        sanitized=sanitized, verify=verify,
+        sanitized=sanitized, timing=timing, verify=verify,
     )  # fmt: skip
 
 
@@ -211,3 +211,61 @@ def test_without_a_device_it_says_so(
     assert bench.main.run(bench.main.parsed(["--out", str(tmp_path / "gpu.json")])) == 3
     assert "no NVIDIA device" in capsys.readouterr().out
     assert not (tmp_path / "gpu.json").exists()
+
+
+def doubling(name: str) -> FakeCupy:
+    """A device whose one kernel is given the addresses of x and y."""
+
+    def work(x: int, y: int) -> None:
+        floats_at(y, 8)[...] = 2 * floats_at(x, 8)
+
+    fake = FakeCupy({name: work}, "90")
+    fake.cuda.runtime.getDeviceProperties = lambda _: {"l2CacheSize": 256}
+    fake.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)  # type: ignore[attr-defined]
+    return fake
+
+
+def doubled(bench: Any) -> Any:
+    return bench.cases.Check("doubled", "map", "y[i] = x[i] * 2.0", (("x", ("float32", (8,))),))
+
+
+@pytest.mark.emulator
+def test_a_check_on_a_device_is_judged_and_compared_with_the_emulator(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = doubling("kernel0")
+    monkeypatch.setattr(bench.verify, "import_cupy", lambda: fake)
+    row = bench.verify.verify(bench.verify.Verification(doubled(bench), "nvidia-h200-sxm", 2, on_device=True))
+    assert (row["status"], row["detail"], row["seeds"], row["repeatable"]) == ("ok", "", 2, True)
+    assert row["emulator"]["status"] == "ok"
+    assert row["emulator"]["difference"] == 0.0
+    assert row["launches"][0]["registers_per_thread"] > 0
+
+
+def test_a_device_that_is_wrong_is_found(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = doubling("kernel0")
+    fake._kernels = {"kernel0": lambda x, y: floats_at(y, 8).fill(0.5)}
+    monkeypatch.setattr(bench.verify, "import_cupy", lambda: fake)
+    monkeypatch.setattr(bench.verify, "EMULATED_POINTS", 0)
+    row = bench.verify.verify(bench.verify.Verification(doubled(bench), "nvidia-h200-sxm", 1, on_device=True))
+    assert row["status"] == "wrong"
+    assert "8 of 8 elements are wrong" in row["detail"]
+
+
+def test_times_stand_beside_what_the_model_expects(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = doubling("kernel0")
+    for module in (cuda, cuda_arrays, bench.timing):
+        monkeypatch.setattr(module, "import_cupy", lambda: fake)
+    monkeypatch.setattr(bench.timing, "placed", cuda_arrays.placed)
+    monkeypatch.setattr(cuda, "device_present", lambda: True)
+    monkeypatch.setattr(cuda.CudaCall, "device_name", lambda _: "a stand-in")
+    check = doubled(bench)
+    case = bench.samples.TimedCase("doubled", "relu", check.expression, check.types, None, {}, 8.0)
+    built = bench.timing.build(bench.timing.BuildTask(case, "nvidia-h200-sxm", 2))
+    assert built[0].rank == 0
+    row = bench.timing.timed(bench.timing.TimingTask(case, built))
+    assert row["best_s"] == pytest.approx(1e-3)  # of one launch, by the stand-in's clock
+    assert row["cold_s"] == pytest.approx(1e-3)
+    assert row["predicted_s"] == built[0].predicted_s
+    assert len(row["candidates"]) == len(built)
+    assert row["judged"] == "ok"
