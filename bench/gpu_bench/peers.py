@@ -20,7 +20,9 @@ Json = dict[str, Any]
 Work = Callable[[], Any]
 _LEAST_SAMPLE_S = 1e-3
 _SAMPLES = 7
-_STRIDED = re.compile(r"HO(?: \* (\d+))? \+ KH(?: - (\d+))?,")
+# An index of the corpus's windows, `HO * 2 + KH - 1`: stride and padding.
+_STRIDED = re.compile(r"\w+(?: \* (\d+))?(?: \+ \w+)?(?: - (\d+))?")
+_KERNEL = re.compile(r"K[HW] in (\d+)")
 
 
 def peer_timed(case: TimedCase) -> Json | None:
@@ -69,11 +71,38 @@ def _torch_work(
             return "permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
         case "embedding":
             return "embedding", lambda: functional.embedding(given[1], given[0])
-        case "conv2d" | "conv2d_1x1":
-            strided = _STRIDED.search(case.expression)
-            stride, padding = (int(strided[1] or 1), int(strided[2] or 0)) if strided else (1, 0)
-            return "conv2d", lambda: functional.conv2d(given[0], given[1], stride=stride, padding=padding)
+        case "rmsnorm" if len(given) == 2:
+            return "rms_norm", lambda: functional.rms_norm(given[0], given[0].shape[-1:], given[1], eps=1e-5)
+    found = windows(case.expression, given[0].ndim)
+    if found is None:
+        return None
+    stride, padding = found
+    match case.cls.removeprefix("kb_").replace("_1x1", ""):
+        case "conv2d" | "conv2d_bias":
+            return "conv2d", lambda: functional.conv2d(*given, stride=stride, padding=padding)
+        case "conv2d_bias_relu":
+            return "conv2d, relu", lambda: torch.relu(functional.conv2d(*given, stride=stride, padding=padding))
+        case "depthwise":
+            weight = given[1].reshape(given[0].shape[1], 1, *given[1].shape[-2:])
+            groups = given[0].shape[1]
+            return "conv2d", lambda: functional.conv2d(given[0], weight, None, stride, padding, 1, groups)
+        case "maxpool" | "avgpool" as kind if len(_KERNEL.findall(case.expression)) == 2:
+            pool = functional.max_pool2d if kind == "maxpool" else functional.avg_pool2d
+            kernel = [int(extent) for extent in _KERNEL.findall(case.expression)]
+            return kind, lambda: pool(given[0], kernel, stride, padding)
     return None
+
+
+def windows(expression: str, dimensions: int) -> tuple[list[int], list[int]] | None:
+    """Stride and padding of both spatial dimensions, which are the last of the first tensor that is read; None where
+    its indices are no windows."""
+    read = re.search(r"=!? \w+\[([^\]]*)\]", expression)
+    indices = read[1].split(", ") if read else []
+    found = [_STRIDED.fullmatch(index) for index in indices[-2:]]
+    if len(indices) != dimensions or len(found) != 2 or not all(found):
+        return None
+    pairs = [(int(one[1] or 1), int(one[2] or 0)) for one in found if one is not None]
+    return [stride for stride, _ in pairs], [padding for _, padding in pairs]
 
 
 def _replayed(torch: Any, work: Work) -> float:

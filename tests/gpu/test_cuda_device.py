@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.runtime.binding import numpy_dtype
 from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda_arrays import DeviceBytes, placed
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain.nvrtc import compile_cuda
 
@@ -72,11 +75,22 @@ def test_torch_tensors(module: CudaModule) -> None:
         assert torch.equal(out, 2 * a.flip(0))
 
 
+def test_placed_arrays(module: CudaModule) -> None:
+    a = np.random.default_rng(0).random(20000, np.float32)
+    result = module.run(placed({"A": a}))["C"]
+    assert isinstance(result, DeviceBytes)
+    assert np.array_equal(result.numpy(), 2 * a[::-1])
+    for dtype in DType:
+        values = np.arange(24).reshape(4, 6).astype(numpy_dtype(dtype))
+        assert np.array_equal(placed({"x": values})["x"].numpy(), values)
+
+
 def test_times_are_the_devices(cupy: Any, module: CudaModule) -> None:
     call = module.bound({"A": cupy.ones(20000, cupy.float32)})
-    measured = measure(call, stopwatch=call.stopwatch, device_name=call.device_name())
+    measured = measure(call)
     assert 1e-6 < measured.median_s < 1e-2
     assert measured.device_name
+    assert (call.finish()["C"] == 2).all()  # what was timed is what a call does
 
 
 def test_the_launcher_stands_without_the_project(cupy: Any, module: CudaModule, tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ COMPILED = CompiledKernel(
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import cases, fault, guarded, machine, main, record, samples, sanitized, timing, verify
+    from gpu_bench import cases, fault, guarded, machine, main, peers, record, samples, sanitized, timing, verify
 
     return types.SimpleNamespace(
-        cases=cases, fault=fault, guarded=guarded, machine=machine, main=main, record=record, samples=samples,
-        sanitized=sanitized, timing=timing, verify=verify,
+        cases=cases, fault=fault, guarded=guarded, machine=machine, main=main, peers=peers, record=record,
+        samples=samples, sanitized=sanitized, timing=timing, verify=verify,
     )  # fmt: skip
 
 
@@ -171,6 +171,20 @@ def test_the_summary_counts_and_compares(bench: Any, tmp_path: Path) -> None:
     assert gemm["peer_to_ours"] == 0.5
     assert "library/ours" in bench.record.table(found)
     assert bench.main.wrong(record.document)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimensions", "found"),
+    [
+        ("y[n,f,ho,wo] +=! x[N, C, HO * 2 + KH - 1, WO + KW] * w[F, C, KH, KW]", 4, ([2, 1], [1, 0])),
+        ("y[n,f,ho,wo] +=! x[N, C, HO * 2, WO * 2] * w[F, C, 0, 0]", 4, ([2, 2], [0, 0])),
+        ("y[n,f,ho,wo] +=! x[N, C, HO, WO] * w[F, C, 0, 0]", 4, ([1, 1], [0, 0])),
+        ("y[i] = x[i // 3, i % 3]", 2, None),
+        ("y[n] = x[N, C]", 3, None),
+    ],
+)
+def test_windows_of_the_corpus_are_read(bench: Any, text: str, dimensions: int, found: object) -> None:
+    assert bench.peers.windows(text, dimensions) == found
 
 
 def options(bench: Any, out: Path, pattern: str) -> Any:
