@@ -91,7 +91,11 @@ def _matrix_programs() -> Iterator[Check]:
     yield Check("residual-gelu", family, f"{product}; C[m,n] = gelu(S[m,n]).cast(`float16`) + R[m,n]",
                 (a, b, ("R", ("float16", (150, 104)))))  # fmt: skip
     yield Check("row-sum", family, f"{product}; T[m] +=! S[m,n]; C[m,n] = S[m,n] / (abs(T[m]) + 1.0)", (a, b))
+    yield Check("scale-cast", family, f"{product}; C[m,n] = (S[m,n] * 0.0625).cast(`bfloat16`)", (a, b))
     wide = ("B", ("float16", (88, 1500)))
+    narrow = ("B", ("float16", (88, 48)))
+    for name, other in (("row-sum-alone", b), ("row-sum-alone-narrow", narrow), ("row-sum-alone-wide", wide)):
+        yield Check(name, family, f"{product}; T[m] +=! S[m,n]", (a, other))
     softmax = "h[m] >=! S[m,n]; e[m,n] = exp(S[m,n] - h[m]); t[m] +=! e[m,n]; C[m,n] = e[m,n] / t[m]"
     yield Check("softmax", family, f"{product}; {softmax}", (a, b))
     yield Check("softmax-wide", family, f"{product}; {softmax}", (a, wide))
