@@ -13,18 +13,21 @@ from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, S
 from roller_svc.lower.rows import converted
 
 THREADS = 256
+FEW_POINTS = 32  # one warp's: a launch takes longer than one thread takes for them
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 
 
 def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...]:
-    """Two trees. A CPU walks the points in row-major order, so that the last write wins; a GPU joins atomically."""
+    """Two trees. A CPU walks the points in row-major order, so that the last write wins; a GPU joins atomically, and
+    walks a few plain writes as a CPU does."""
     (statement,) = group.statements
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
     write = _write(statement, atomic=family is not Family.CPU and statement.combine is not None)
     if family is Family.CPU:
         bodies = (_serial(axes, (_copy(statement, tuple(ref(a.name) for a in axes)),)), _serial(statement.axes, write))
     else:
-        bodies = (_wide_copy(statement, axes), _threads(statement.axes, write))
+        in_order = statement.combine is None and statement.points <= FEW_POINTS
+        bodies = (_wide_copy(statement, axes), (_serial if in_order else _threads)(statement.axes, write))
     return (ScheduleTree(f"{group.name}_copy", bodies[0]), ScheduleTree(group.name, bodies[1]))
 
 
