@@ -133,7 +133,7 @@ def check_reduction(group: KernelGroup, program: RProgram) -> None:
     if program.split_k > 1:
         assert may_split(group)
         halves = split_group(group, program)
-        assert halves.workspace[1].shape[0] == program.split_k
+        assert halves.workspaces[0][1].shape[0] == program.split_k
         whole, piece = operands(group), operands(halves.partial)
         for before, after in zip(whole, piece, strict=True):
             assert after.along_k == before.along_k
