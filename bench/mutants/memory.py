@@ -64,9 +64,9 @@ SCATTER = Case(
     "scatter", "scatter", "C[I[i], n] +=. A[i, n]",
     (("C", "float32", (8, 30)), ("I", "int32", (100,)), ("A", "float32", (100, 30))), Tiles((16, 32), (2, 8)),
 )  # fmt: skip
-SCATTER_MAX = Case(
-    "scatter of halves", "scatter", "C[I[i]] >=. A[i]",
-    (("C", "float16", (9,)), ("I", "int32", (500,)), ("A", "float16", (500,))), Tiles((64,), (2,)),
+SCATTER_BYTES = Case(
+    "scatter of bytes", "scatter", "C[I[i]] +=. A[i]",
+    (("C", "int8", (9,)), ("I", "int32", (500,)), ("A", "int8", (500,))), Tiles((64,), (2,)),
 )  # fmt: skip
 GATHER = Case(
     "gather", "gather", "Y[i, n] = T[I[i], n]", (("T", "float16", (50, 36)), ("I", "int64", (45,))),

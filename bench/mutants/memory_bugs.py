@@ -15,7 +15,7 @@ from mutants.memory import (
     ROW_MAX,
     ROW_SUM,
     SCATTER,
-    SCATTER_MAX,
+    SCATTER_BYTES,
     SOFTMAX,
     THIN,
     TRANSPOSE,
@@ -70,10 +70,10 @@ MAPS: tuple[Mutation, ...] = (
     planted(SCATTER, "the target is not copied", Kind.UNINITIALISED, Edit(r"(kernel0_copy\(.*\{\n)", r"\1  return;\n")),
     planted(SCATTER, "points beyond the last", Kind.GUARD, Edit(r"point < 3000", "point <= 3000")),
     planted(SCATTER, "the neighbour's value", Kind.PLACE, Edit(r"A\[i \* 30 \+ n\]", "A[i * 30 + (n ^ 1)]")),
-    planted(SCATTER_MAX, "the other half of the word is cleared", Kind.ATOMIC, Edit(r"\(seen & ~mask\) \| ", "")),
-    planted(SCATTER_MAX, "the wrong half of the word", Kind.PLACE,
+    planted(SCATTER_BYTES, "the other bytes of the word are cleared", Kind.ATOMIC, Edit(r"\(seen & ~mask\) \| ", "")),
+    planted(SCATTER_BYTES, "the wrong byte of the word", Kind.PLACE,
             Edit(r"unsigned long long\)place & 3\) \* 8", "unsigned long long)place & 1) * 8")),
-    planted(SCATTER_MAX, "an update that lost is not tried again", Kind.ATOMIC,
+    planted(SCATTER_BYTES, "an update that lost is not tried again", Kind.ATOMIC,
             Edit(r"while \(seen != before\)", "while (false)")),
 )  # fmt: skip
 
