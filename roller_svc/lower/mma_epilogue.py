@@ -13,8 +13,8 @@ from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
-from roller_svc.lower.mma_fragments import LANE, LANES
-from roller_svc.lower.mma_pipeline import ACC, SHARED_A, SHARED_B
+from roller_svc.lower.mma_fragments import LANE, LANES, SHARED_A, SHARED_B
+from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.lower.rows import RowReads, converted, row_tensors, wrapped
 from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import CHUNK_BYTES, COLUMNS, ROWS, MmaTile

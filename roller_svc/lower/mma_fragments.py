@@ -11,50 +11,49 @@ from roller_svc.ir.expr import Expr
 from roller_svc.ir.schedule import LoadMatrix, Node, RoundFragment
 from roller_svc.perf.mma_tile import StagedOperand
 
+SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 A, B = ".a", ".b"  # fragments, in registers
 LANE, LANES = ".lane_id", 32
 SLOT = ".slot"  # of the step that is multiplied
 
 
-def a_fragment(
-    shared: str, room: StagedOperand, row: Expr, k_step: Expr, index: tuple[Expr, ...]
-) -> tuple[Node, ...]:
+def a_fragment(room: StagedOperand, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
     """Four matrices: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
     lane, chunk = ref(LANE), room.chunk
     k = mul(k_step, num(2 * chunk))
     if room.along_k:
         at = (ref(SLOT), add(row, mod(lane, 16)), add(k, mul(div(lane, 16), num(chunk))))
-        return _rounded(room, index, 4, (LoadMatrix(A, index, 4, shared, at),))
+        return _rounded(room, index, 4, (LoadMatrix(A, index, 4, SHARED_A, at),))
     if room.dtype.bytes == 2:
         k_row = add(k, add(mod(lane, 8), mul(div(lane, 16), num(8))))
         at = (ref(SLOT), k_row, add(row, mul(mod(div(lane, 8), 2), num(8))))
-        return (LoadMatrix(A, index, 4, shared, at, transposed=True),)
+        return (LoadMatrix(A, index, 4, SHARED_A, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(4):
         k_row, along = add(mod(lane, 4), num(word // 2 * 4)), add(div(lane, 4), num(word % 2 * 8))
         at = (ref(SLOT), add(k, k_row), add(row, along))
-        words += (LoadMatrix(A, (*index, num(word)), 1, shared, at, transposed=True),)
+        words += (LoadMatrix(A, (*index, num(word)), 1, SHARED_A, at, transposed=True),)
     return _rounded(room, index, 4, words)
 
 
-def b_fragments(  # noqa: PLR0913 - one more than a_fragment, whose twin it is
-    shared: str, room: StagedOperand, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
+def b_fragments(
+    room: StagedOperand, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
 ) -> tuple[Node, ...]:
     """One or two fragments of 8 columns: the first 16 bytes of k, then the second, of one and then of the other."""
     lane, chunk = ref(LANE), room.chunk
     k = mul(k_step, num(2 * chunk))
     if room.along_k:
         at = (ref(SLOT), add(column, _pair_row(lane, count)), add(k, mul(mod(div(lane, 8), 2), num(chunk))))
-        return _rounded(room, index, 2 * count, (LoadMatrix(B, index, 2 * count, shared, at),))
+        return _rounded(room, index, 2 * count, (LoadMatrix(B, index, 2 * count, SHARED_B, at),))
     if room.dtype.bytes == 2:
         k_row = add(k, add(mod(lane, 8), mul(mod(div(lane, 8), 2), num(8))))
         at = (ref(SLOT), k_row, add(column, mul(div(lane, 16), num(8))) if count == 2 else column)
-        return (LoadMatrix(B, index, 2 * count, shared, at, transposed=True),)
+        return (LoadMatrix(B, index, 2 * count, SHARED_B, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(2 * count):
         k_row, along = add(mod(lane, 4), num(word % 2 * 4)), add(div(lane, 4), num(word // 2 * 8))
         at = (ref(SLOT), add(k, k_row), add(column, along))
-        words += (LoadMatrix(B, (*index, num(word)), 1, shared, at, transposed=True),)
+        words += (LoadMatrix(B, (*index, num(word)), 1, SHARED_B, at, transposed=True),)
     return _rounded(room, index, 2 * count, words)
 
 

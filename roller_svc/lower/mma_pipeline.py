@@ -25,7 +25,7 @@ from roller_svc.lower.mma_fragments import LANE, LANES, SLOT, A, B, a_fragment, 
 from roller_svc.lower.staging import THREAD, Staging
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
 
-SHARED_A, SHARED_B, ACC = ".a_shared", ".b_shared", ".acc"
+ACC = ".acc"
 FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"))
 _STEP = AxisRef("k.step")
 
@@ -143,16 +143,16 @@ class Pipeline:
     def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
         tile = self.tile
         rows = add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(ROWS)))
-        a = a_fragment(SHARED_A, tile.a, rows, k_step, (half, FRAGMENT[0]))
+        a = a_fragment(tile.a, rows, k_step, (half, FRAGMENT[0]))
         nodes: tuple[Node, ...] = (Loop("m.fragment", tile.fragments[0], LoopKind.UNROLL, a),)
         first = mul(ref("n.warp"), num(tile.warp_n))
         pairs, rest = divmod(tile.fragments[1], 2)
         pair = mul(ref(".pair"), num(2))
         columns = add(first, mul(pair, num(COLUMNS)))
         if pairs:
-            two = b_fragments(SHARED_B, tile.b, columns, k_step, (half, pair), 2)
+            two = b_fragments(tile.b, columns, k_step, (half, pair), 2)
             nodes += (Loop(".pair", pairs, LoopKind.UNROLL, two),)
         if rest:
             last = num(tile.fragments[1] - 1)
-            nodes += b_fragments(SHARED_B, tile.b, add(first, mul(last, num(COLUMNS))), k_step, (half, last), 1)
+            nodes += b_fragments(tile.b, add(first, mul(last, num(COLUMNS))), k_step, (half, last), 1)
         return nodes

@@ -69,7 +69,7 @@ def test_every_candidate_keeps_the_contract(target: str, group: KernelGroup) -> 
 )
 @settings(QUIET, max_examples=12)
 @given(m=extents, n=extents, k=extents)
-def test_every_type_keeps_the_contract(  # noqa: PLR0913 - what is drawn and what is given
+def test_every_type_keeps_the_contract(
     target: str, name: str, dtype: str, layout: str, m: int, n: int, k: int
 ) -> None:
     hw = hardware.load(target)

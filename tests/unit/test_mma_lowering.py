@@ -46,8 +46,8 @@ from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.lower.legality import check
-from roller_svc.lower.mma_fragments import LANE, A, B
-from roller_svc.lower.mma_pipeline import ACC, SHARED_A
+from roller_svc.lower.mma_fragments import LANE, SHARED_A, A, B
+from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.perf.stream_k import partial_tiles
 from roller_svc.pipeline import generate
 from tests.unit.scheduling import program
