@@ -12,17 +12,16 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, ceil_div, equal, least, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
 from roller_svc.ir.group import KernelGroup, TileAxis
-from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
 
-LANE = ".lane"
-PACKED_A, PACKED_B, TILE_C, ACC = ".a_packed", ".b_packed", ".c_tile", ".acc"
+PACKED_A, PACKED_B, TILE_C = ".a_packed", ".b_packed", ".c_tile"
 
 
 def lower_contraction_cpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
@@ -185,30 +184,14 @@ class _Blocked:
         return (ref("m.panel"), ref("n.panel")) if self.steps > 1 else (num(0), num(0))
 
     def _micro_kernel(self) -> tuple[Node, ...]:
-        dtype, column = self.view.dtype, add(mul(ref(".vector"), num(self.lanes)), ref(LANE))
-        acc = (ref(".row"), column)
-        in_tile = (*self._tile_panel(), ref(".row"), column)
-
-        def over_tile(*nodes: Node) -> Node:
-            vectors = Loop(".vector", self.nr // self.lanes, LoopKind.UNROLL, (
-                Loop(LANE, self.lanes, LoopKind.VECTOR, nodes),
-            ))  # fmt: skip
-            return Loop(".row", self.mr, LoopKind.UNROLL, (vectors,))
-
-        a = Load(PACKED_A, (ref("m.panel"), ref("k.row"), ref(".row")), dtype)
-        b = Load(PACKED_B, (ref("n.panel"), ref("k.row"), column), dtype)
-        product = Op(OpKind.MUL, (a, b), dtype)
-        start: Node = over_tile(Compute(ACC, acc, _zero(self.view)))
-        if self.steps > 1:
-            resume = over_tile(Compute(ACC, acc, Load(TILE_C, in_tile, dtype)))
-            start = Branch(equal(ref("k.step"), num(0)), (start,), (resume,))
-        body = (
-            start,
-            Loop("k.row", self.kc, LoopKind.SERIAL, (over_tile(Compute(ACC, acc, product, Combine.SUM)),),
-                 ref("k.count")),
-            over_tile(Compute(TILE_C, in_tile, Load(ACC, acc, dtype))),
+        dtype = self.view.dtype
+        kernel = MicroKernel(
+            self.mr, self.nr, self.lanes, dtype, (Steps("k.row", self.kc, ref("k.count")),),
+            a=lambda row: Load(PACKED_A, (ref("m.panel"), ref("k.row"), row), dtype),
+            b=lambda column: Load(PACKED_B, (ref("n.panel"), ref("k.row"), column), dtype),
         )  # fmt: skip
-        return (Storage(ACC, dtype, (self.mr, self.nr), Scope.REGISTER, body),)
+        tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
+        return kernel.nodes(tile, Start(tile, equal(ref("k.step"), num(0))) if self.steps > 1 else None)
 
     def _finish(self) -> tuple[Node, ...]:
         """The finished tile of C through the epilogue to memory."""

@@ -1,0 +1,86 @@
+"""Register tile of a contraction on a CPU: rows x columns sums over loops along k, operands from wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
+from roller_svc.ir.program import Combine
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Scope, Storage
+
+LANE = ".lane"
+ACC = ".acc"
+ROW, VECTOR = ".row", ".vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Where a tile of C lies: a tensor, and the place in it of (row, column)."""
+
+    tensor: str
+    index: Callable[[Expr, Expr], tuple[Expr, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the sums begin with: 0 where `fresh` holds, else what stands in `tile`; None is never."""
+
+    tile: Tile
+    fresh: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """One loop along k: `var` from 0 to extent - 1, before `limit`."""
+
+    var: str
+    extent: int
+    limit: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """C[row, column] += sum of a(row) * b(column) over `steps`, outermost first, for rows x columns in registers.
+
+    `a` gives one element of A, all lanes of a row share it; `b` one of B, neighbouring columns being neighbours in
+    memory; both may use the variables of `steps`. `columns` is a multiple of `lanes`.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    dtype: DType
+    steps: tuple[Steps, ...]
+    a: Callable[[Expr], Expr]
+    b: Callable[[Expr], Expr]
+
+    def nodes(self, to: Tile, start: Start | None = None) -> tuple[Node, ...]:
+        """Begin, walk k, store: the tile of sums is in `to` afterwards."""
+        held = (ref(ROW), self._column())
+        product = Op(OpKind.MUL, (self.a(ref(ROW)), self.b(self._column())), self.dtype)
+        walk: Node = self._over_tile(Compute(ACC, held, product, Combine.SUM))
+        for step in reversed(self.steps):
+            walk = Loop(step.var, step.extent, LoopKind.SERIAL, (walk,), step.limit)
+        store = self._over_tile(Compute(to.tensor, to.index(*held), Load(ACC, held, self.dtype)))
+        body = (self._begin(start), walk, store)
+        return (Storage(ACC, self.dtype, (self.rows, self.columns), Scope.REGISTER, body),)
+
+    def _begin(self, start: Start | None) -> Node:
+        held = (ref(ROW), self._column())
+        zeros = self._over_tile(Compute(ACC, held, Const(0.0 if self.dtype.is_float else 0, self.dtype)))
+        if start is None:
+            return zeros
+        there = Load(start.tile.tensor, start.tile.index(*held), self.dtype)
+        resumed = self._over_tile(Compute(ACC, held, there))
+        return resumed if start.fresh is None else Branch(start.fresh, (zeros,), (resumed,))
+
+    def _column(self) -> Expr:
+        return add(mul(ref(VECTOR), num(self.lanes)), ref(LANE))
+
+    def _over_tile(self, *nodes: Node) -> Node:
+        lanes = Loop(LANE, self.lanes, LoopKind.VECTOR, nodes)
+        vectors = Loop(VECTOR, self.columns // self.lanes, LoopKind.UNROLL, (lanes,))
+        return Loop(ROW, self.rows, LoopKind.UNROLL, (vectors,))
