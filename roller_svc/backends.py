@@ -21,6 +21,8 @@ class Call(Protocol):
 
     def __call__(self) -> None: ...
 
+    def finish(self) -> dict[str, Any]: ...
+
 
 class Module(Protocol):
     """A kernel on its device."""

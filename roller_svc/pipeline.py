@@ -6,36 +6,25 @@
 from __future__ import annotations
 
 import heapq
-import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
-from roller_svc.construct import rank, rank_units
-from roller_svc.construct.partition import partition, stored_types
-from roller_svc.construct.row_reduction import column_tiles, joined_after, stored_first
-from roller_svc.construct.split import may_split, split_group
-from roller_svc.errors import BuildError, ToolchainMissingError
+from roller_svc.construct import rank_units
+from roller_svc.construct.partition import partition
+from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
-from roller_svc.ir import printer
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
-from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import Attempt, BuildReport, BuildRequest, Plan, RuntimeChoice, Select
-from roller_svc.ir.rprogram import RProgram
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lower import lower
-from roller_svc.perf.stream_k import partial_tiles
-from roller_svc.runtime.measure import measure
-from roller_svc.toolchain import availability, compile_source
+from roller_svc.ir.report import BuildReport, BuildRequest, Plan, RuntimeChoice, Select
+from roller_svc.selection import best_first, built_for_trial, first_built, measured, settled
+from roller_svc.toolchain import availability
 
 T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
@@ -43,8 +32,6 @@ Inputs = tuple[tuple[str, TensorType], ...]
 
 # Plans beyond top_k that are built only where the ones before them fail to compile or spill registers.
 SPARE_PLANS = 3
-# One candidate's share of measuring; the first few samples already reject what is far behind.
-MEASURE_BUDGET_S = 0.1
 
 
 def silent(_: str, value: T) -> T:
@@ -67,14 +54,16 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     backend = _available_backend(request, hw)
     measuring, notes = _may_measure(request, hw, backend)
     if measuring:
-        attempts = _built_together(shortlist, program, groups, hw)
+        attempts = built_for_trial(shortlist, program, groups, hw)
     else:
-        attempts = _first_built(plans, program, groups, hw)
+        attempts = first_built(plans, program, groups, hw)
     clock.lap("compile")
     if measuring:
-        attempts = _measured(attempts, program, backend)
+        attempts = measured(attempts, program, backend)
         clock.lap("measure")
-    attempts = _best_first(attempts, shortlist)
+        attempts = settled(attempts, program, groups, hw)
+        clock.lap("settle")
+    attempts = best_first(attempts, shortlist)
     if attempts[0].error is not None:
         raise attempts[0].error
     notes = (*notes, *_unit_notes(groups, constructions))
@@ -139,76 +128,6 @@ def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[P
     return tuple(plans)
 
 
-def generate(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec) -> KernelSource:
-    """Kernel text of a plan: every group lowered, split reductions taken apart, one source for all launches."""
-    parts: list[Part] = []
-    workspace: list[tuple[str, TensorType]] = []
-    types = stored_types(program)
-    for group, choice in zip(groups, plan.choices, strict=True):
-        for piece, tiles, extra in _pieces(group, choice.program, hw):
-            views = (*piece.inputs, *piece.stored)
-            parts.append(Part(lower(piece, tiles, hw), views))
-            workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
-    buffers = tensors_in_memory(program, types, workspace)
-    source = emit("kernel", tuple(parts), buffers, hw, _header(plan, program, hw))
-    return with_program_indices(source, program)
-
-
-# A kernel group as it is lowered, with its tiles and the workspace that the program does not name.
-Piece = tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]
-
-
-def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
-    """The group as it is, with room for partial tiles where its steps are streamed, or its halves where its reduction
-    is split."""
-    if group.row_reduction is not None:
-        yield from _row_pieces(group, program, hw)
-        return
-    if program.stream_k:
-        workspace = partial_tiles(group.name, program)
-        yield replace(group, stored=(*group.stored, workspace)), program, (workspace,)
-        return
-    if program.split_k == 1 or not may_split(group):
-        yield group, program, ()
-        return
-    halves = split_group(group, program)
-    yield halves.partial, halves.partial_program, halves.workspaces
-    yield halves.combining, _best(halves.combining, hw), ()
-
-
-def _row_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
-    """A contraction whose rows are reduced: at once, where one tile has all of a row; else in two launches."""
-    tiles, on_matrix_unit = column_tiles(program), program.unit.kind is UnitKind.MMA
-    if on_matrix_unit and tiles == 1:
-        yield group, program, ()
-        return
-    launches = joined_after(group, program, tiles) if on_matrix_unit else stored_first(group, program)
-    yield launches.contraction, launches.program, launches.workspace
-    yield launches.rest, _best(launches.rest, hw), ()
-
-
-def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
-    candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
-    return candidates[0].program
-
-
-def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
-    """What the kernel is, for whoever reads its text."""
-    estimate = plan.estimate
-    lines = [printer.text(program), f"target: {hw.id} ({hw.name}, {hw.arch})"]
-    for i, choice in enumerate(plan.choices):
-        tiles = choice.program
-        block = ", ".join(f"{name}={extent}" for name, extent in tiles.block.extents)
-        thread = ", ".join(f"{name}={extent}" for name, extent in tiles.thread.extents)
-        lines.append(
-            f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
-            f"lanes {tiles.lanes}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
-            f"unit {tiles.unit.name}"
-        )
-    lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
-    return "\n".join(lines)
-
-
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
     """The device's back end, once something compiles for it here; else an error that says what is missing.
 
@@ -228,76 +147,6 @@ def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> t
     if not backend.present(hw):
         return False, (f"nothing was measured: there is no {hw.id} here, the model chose",)
     return True, ()
-
-
-def _built(plan: Plan, program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec) -> Attempt:
-    source = generate(plan, program, groups, hw)
-    found = availability(hw)
-    if not found.ok:
-        unknown = tuple(Resources() for _ in source.launches)
-        return Attempt(plan, source, CompiledKernel(source, b"", f"not compiled: {found.reason}", unknown), None, None)
-    try:
-        return Attempt(plan, source, compile_source(source), None, None)
-    except BuildError as failure:
-        return Attempt(plan, source, None, None, failure)
-
-
-def _built_together(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec
-) -> tuple[Attempt, ...]:
-    """All plans; compilers are processes, so that threads suffice to keep the cores busy."""
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        return tuple(pool.map(lambda plan: _built(plan, program, groups, hw), plans))
-
-
-def _first_built(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: tuple[KernelGroup, ...], hw: HardwareSpec
-) -> tuple[Attempt, ...]:
-    """The first plan that builds without spilling registers, and the ones before it that did not."""
-    attempts: list[Attempt] = []
-    for plan in plans:
-        attempts.append(_built(plan, program, groups, hw))
-        if attempts[-1].error is None and not _spills(attempts[-1]):
-            break
-    return tuple(attempts)
-
-
-def _spills(attempt: Attempt) -> int:
-    """Bytes of registers that its launches keep in memory: a reason to prefer the next plan."""
-    return sum(r.spill_bytes for r in attempt.compiled.resources) if attempt.compiled else 0
-
-
-def _measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Backend) -> tuple[Attempt, ...]:
-    """Every plan that built, timed on the same random inputs; the best time so far cuts the slower ones short."""
-    arrays = backend.place(random_inputs(program, seed=0))
-    best_s: float | None = None
-    timed: list[Attempt] = []
-    for attempt in attempts:
-        if attempt.compiled is None:
-            timed.append(attempt)
-            continue
-        try:
-            found = measure(backend.load(attempt.compiled).bound(arrays), MEASURE_BUDGET_S, best_s=best_s)
-        except BuildError as failure:
-            timed.append(Attempt(attempt.plan, attempt.source, attempt.compiled, None, failure))
-            continue
-        best_s = found.min_s if best_s is None else min(best_s, found.min_s)
-        timed.append(Attempt(attempt.plan, attempt.source, attempt.compiled, found, None))
-    return tuple(timed)
-
-
-def _best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...]) -> tuple[Attempt, ...]:
-    """By measured time, then by estimate, spilling and failed ones last; unbuilt plans stand behind built ones."""
-
-    def order(attempt: Attempt) -> tuple[bool, bool, bool, float]:
-        timed = attempt.measurement
-        seconds = timed.min_s if timed else attempt.plan.estimate.seconds
-        spilled = timed is None and _spills(attempt) > 0
-        return attempt.error is not None, attempt.compiled is None, spilled, seconds
-
-    tried = {id(a.plan) for a in attempts}
-    rest = (Attempt(plan, None, None, None, None) for plan in plans if id(plan) not in tried)
-    return tuple(sorted((*attempts, *rest), key=order))
 
 
 @dataclass(slots=True)

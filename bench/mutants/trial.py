@@ -15,6 +15,7 @@ from roller_svc.construct import rank_units
 from roller_svc.construct.partition import partition
 from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.front import parse
+from roller_svc.generate import generate
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
@@ -25,7 +26,6 @@ from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import Value, evaluate
 from roller_svc.lang.values import Array
-from roller_svc.pipeline import generate
 
 SEEDS = (0, 1, 2)
 

@@ -31,7 +31,10 @@ class Part:
 def tensors_in_memory(
     program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
 ) -> dict[str, Buffer]:
-    """Tensor id → its buffer: the program's inputs and outputs in order, then the workspaces of its groups."""
+    """Tensor id → its buffer: the program's inputs and outputs in order, then the workspaces of its groups.
+
+    Plans of one text may each have a workspace of that name: it takes the largest.
+    """
     names = Names()
     buffers: dict[str, Buffer] = {}
     for name, type_ in program.inputs:
@@ -40,8 +43,10 @@ def tensors_in_memory(
         type_ = types[output.tensor]
         buffers[output.tensor] = Buffer(output.name, names.of(output.tensor), Role.OUTPUT, type_.dtype, type_.shape)
     for tensor, type_ in workspace:
-        if tensor not in buffers:
-            buffers[tensor] = Buffer(tensor, names.of(tensor), Role.WORKSPACE, type_.dtype, type_.shape)
+        buffer = Buffer(tensor, names.of(tensor), Role.WORKSPACE, type_.dtype, type_.shape)
+        known = buffers.setdefault(tensor, buffer)
+        if known.role is Role.WORKSPACE and known.bytes < buffer.bytes:
+            buffers[tensor] = buffer
     return buffers
 
 

@@ -18,6 +18,8 @@ _MIN_SAMPLE_S = 20e-6  # a hundred times what reading the clock costs
 _MAX_INNER = 10_000
 _MIN_SAMPLES = 3
 _GIVE_UP_FACTOR = 1.5  # a candidate so much slower than the best is not going to win by measuring it again
+_CERTAINLY_LONG = 20  # a cold call that takes so many times the least sample is one by itself when warm, too
+_LONG_S = 5e-3  # a call so long tells by itself: what is cold at first is little of it
 _STEADY_SHARE = 0.01
 _STEADY_SAMPLES = 7
 
@@ -80,6 +82,8 @@ def _inner_repeats(sample: Callable[[int], float], guess_s: float, least_s: floa
     """Calls in a sample, and the seconds it took to find out: the first call is no measure, it was cold."""
     inner, spent_s = 1, 0.0
     sample_s = guess_s
+    if guess_s >= _CERTAINLY_LONG * least_s:
+        return inner, spent_s
     while inner < _MAX_INNER:
         sample_s = sample(inner)
         spent_s += sample_s
@@ -91,11 +95,11 @@ def _inner_repeats(sample: Callable[[int], float], guess_s: float, least_s: floa
 
 
 def _hopeless(samples: list[float], best_s: float | None) -> bool:
-    """Whether this call will not beat `best_s`: one cold call needs a wider margin than several warm ones."""
+    """Whether this call will not beat `best_s`: a short cold call needs a wider margin than several warm ones."""
     if best_s is None:
         return False
-    factor = _GIVE_UP_FACTOR if len(samples) >= _MIN_SAMPLES else _GIVE_UP_FACTOR**4
-    return min(samples) > factor * best_s
+    telling = len(samples) >= _MIN_SAMPLES or min(samples) >= _LONG_S
+    return min(samples) > (_GIVE_UP_FACTOR if telling else _GIVE_UP_FACTOR**4) * best_s
 
 
 def _steady(samples: list[float]) -> bool:

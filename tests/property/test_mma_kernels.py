@@ -19,6 +19,7 @@ from roller_svc.construct.partition import partition
 from roller_svc.construct.split import may_split
 from roller_svc.construct.units import units_for
 from roller_svc.errors import NoCandidateError
+from roller_svc.generate import generate
 from roller_svc.ir.demands import TILE_FIELDS, Demands, KernelFamily
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
@@ -32,7 +33,6 @@ from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, mma_tile
-from roller_svc.pipeline import generate
 from tests.unit.scheduling import program
 
 TYPES = {

@@ -8,6 +8,7 @@ from roller_svc import hardware
 from roller_svc.backends import emulated
 from roller_svc.construct import construct
 from roller_svc.construct.partition import partition
+from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
@@ -20,7 +21,6 @@ from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.perf.model import estimate
-from roller_svc.pipeline import generate
 
 A100 = hardware.load("nvidia-a100-sxm-80gb")
 ONE_CORE = dataclasses.replace(A100, num_cores=1)

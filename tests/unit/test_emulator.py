@@ -20,11 +20,12 @@ from roller_svc.codegen.dialect import CUDA, SHORT
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import instruction
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
+from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, LaunchSpec, Role
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
-from roller_svc.pipeline import best_plans, generate, ranked_groups
+from roller_svc.pipeline import best_plans, ranked_groups
 from roller_svc.runtime import emulator
 from roller_svc.runtime.emulator import EmulatorLimits, EmulatorModule
 from roller_svc.runtime.emulator.text import TWINS, without_wrappers

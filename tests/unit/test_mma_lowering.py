@@ -19,6 +19,7 @@ from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.construct.partition import partition
 from roller_svc.errors import ScheduleError
+from roller_svc.generate import generate
 from roller_svc.ir.build import less, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
@@ -49,7 +50,6 @@ from roller_svc.lower.legality import check
 from roller_svc.lower.mma_fragments import LANE, SHARED_A, A, B
 from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.perf.stream_k import partial_tiles
-from roller_svc.pipeline import generate
 from tests.unit.scheduling import program
 
 Nodes = tuple[Node, ...]

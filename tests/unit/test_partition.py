@@ -11,6 +11,7 @@ from roller_svc import hardware
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition, stored_types
 from roller_svc.construct.split import may_split, split_group
+from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.joint import joints
@@ -20,7 +21,7 @@ from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
-from roller_svc.pipeline import generate, ranked_groups
+from roller_svc.pipeline import ranked_groups
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 

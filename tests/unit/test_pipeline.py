@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 
-from roller_svc import pipeline
+from roller_svc import hardware, pipeline, selection
 from roller_svc.backends import BACKENDS
 from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.front import parse
+from roller_svc.generate import generate, generate_together
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest, Select
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import evaluate
 from roller_svc.pipeline import best_plans, build_kernel
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_source
 
 MATMUL = BuildRequest(
     "C[m,n] +=! A[m,k]*B[k,n]",
@@ -43,7 +50,40 @@ def test_measured_candidates_are_best_first_and_the_report_tells_the_stages() ->
     times = [a.measurement.min_s for a in report.attempts if a.measurement]
     assert len(times) == 3
     assert times == sorted(times)
-    assert [stage for stage, _ in report.stage_seconds] == ["parse", "hardware", "construct", "compile", "measure"]
+    stages = ["parse", "hardware", "construct", "compile", "measure", "settle"]
+    assert [stage for stage, _ in report.stage_seconds] == stages
+
+
+def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> None:
+    """Several plans go through one run of the compiler; what is delivered holds one plan's kernel only."""
+    split = replace(MATMUL, expression="C[m, n] +=! A[m, k] * B[k, n]; Y[m] +=! C[m, n]", outputs=("C", "Y"))
+    for request in (MATMUL, split):
+        program = parse(request.expression, dict(request.inputs), request.outputs)
+        hw = hardware.load("local")
+        groups, ranked, _ = pipeline.ranked_groups(program, hw, 6)
+        plans = pipeline.best_plans(ranked, 6)
+        sources = generate_together(plans, program, groups, hw)
+        assert len({source.text for source in sources}) == 1
+        arrays = random_inputs(program, seed=3)
+        want = evaluate(program, arrays)
+        compiled = compile_source(sources[0])
+        for source in sources:
+            got = CpuModule(replace(compiled, source=source)).run(arrays)
+            assert agrees(program, got, want).ok
+        report = build_kernel(request)
+        assert report.winner.source == generate(report.winner.plan, report.program, report.groups, report.hardware)
+        assert report.winner.measurement is not None
+
+
+def test_a_text_of_several_plans_that_does_not_compile_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(source: KernelSource) -> CompiledKernel:
+        if "plan1_" in source.text:
+            raise CompileError("no", log="one of them")
+        return compile_source(source)
+
+    monkeypatch.setattr(selection, "compile_source", compiler)
+    report = build_kernel(MATMUL)
+    assert all(attempt.error is None for attempt in report.attempts)
 
 
 def test_every_stage_is_traced() -> None:
@@ -75,7 +115,7 @@ def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatc
             raise CompileError("no", log="because")
         return CompiledKernel(source, b"x", "", (Resources(spill_bytes=64 if len(made) == 2 else 0),))
 
-    monkeypatch.setattr(pipeline, "compile_source", compiler)
+    monkeypatch.setattr(selection, "compile_source", compiler)
     report = build_kernel(replace(MATMUL, select=Select.MODEL))
     assert len(made) == 3
     assert report.winner.source is made[2]
@@ -87,7 +127,7 @@ def test_when_nothing_compiles_the_best_plan_s_error_is_the_build_s(monkeypatch:
     def compiler(source: KernelSource) -> CompiledKernel:
         raise CompileError("no", log="because")
 
-    monkeypatch.setattr(pipeline, "compile_source", compiler)
+    monkeypatch.setattr(selection, "compile_source", compiler)
     with pytest.raises(CompileError) as caught:
         build_kernel(replace(MATMUL, select=Select.MODEL))
     assert caught.value.log == "because"

@@ -13,6 +13,7 @@ from roller_svc import hardware
 from roller_svc.bench.cases import performance_cases
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
 from roller_svc.errors import InvariantError, ScheduleError
+from roller_svc.generate import generate
 from roller_svc.ir.build import add, equal, less, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Load
@@ -37,7 +38,7 @@ from roller_svc.lower.default import default_schedule
 from roller_svc.lower.legality import check
 from roller_svc.lower.schedule import Fixed, Schedule
 from roller_svc.lower.trees import schedule_tree, tree
-from roller_svc.pipeline import generate, ranked_groups
+from roller_svc.pipeline import ranked_groups
 from tests.unit.scheduling import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of, interpreted, judged, program
 from tests.unit.treerun import TreeRun, alloc_bytes, run_tree
 

@@ -14,6 +14,7 @@ from roller_svc.codegen.ranges import fold
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition
 from roller_svc.errors import WrongAnswerError
+from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Const
@@ -32,7 +33,6 @@ from roller_svc.perf.compiled import planned_needs
 from roller_svc.perf.model import model
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.simt_tile import SimtFeeds, chunk, fused_stride, simt_feeds, staged_row
-from roller_svc.pipeline import generate
 from roller_svc.toolchain import compile_source, sass
 
 A100, T4 = hardware.load("nvidia-a100-sxm-80gb"), hardware.load("nvidia-t4")

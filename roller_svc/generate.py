@@ -1,0 +1,117 @@
+"""A plan → kernel text: every group lowered, reductions that are split taken apart, one source for all launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
+from roller_svc.construct import rank
+from roller_svc.construct.partition import stored_types
+from roller_svc.construct.row_reduction import column_tiles, joined_after, stored_first
+from roller_svc.construct.split import may_split, split_group
+from roller_svc.ir import printer
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.kernel import KernelSource, Role
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.lower import lower
+from roller_svc.perf.stream_k import partial_tiles
+
+Groups = tuple[KernelGroup, ...]
+# A kernel group as it is lowered, with its tiles and the workspace that the program does not name.
+Piece = tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]
+
+
+def generate(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> KernelSource:
+    """Kernel text of a plan."""
+    (source,) = generate_together((plan,), program, groups, hw)
+    return source
+
+
+def generate_together(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[KernelSource, ...]:
+    """The plans in one text, for one run of the compiler: each source has the whole text and its own plan's launches.
+
+    What plans have in common, micro-kernels above all, stands in the text once.
+    """
+    types = stored_types(program)
+    parts: list[Part] = []
+    workspace: list[tuple[str, TensorType]] = []
+    launches: list[set[str]] = []
+    for number, plan in enumerate(plans):
+        named = groups if len(plans) == 1 else tuple(replace(g, name=f"plan{number}_{g.name}") for g in groups)
+        launches.append(set())
+        for group, choice in zip(named, plan.choices, strict=True):
+            for piece, tiles, extra in _pieces(group, choice.program, hw):
+                views = (*piece.inputs, *piece.stored)
+                parts.append(Part(lower(piece, tiles, hw), views))
+                launches[-1].update(tree.name for tree in parts[-1].trees)
+                workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
+    buffers = tensors_in_memory(program, types, workspace)
+    comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
+    whole = with_program_indices(emit("kernel", tuple(parts), buffers, hw, comment), program)
+    return tuple(_only(whole, names) for names in launches) if len(plans) > 1 else (whole,)
+
+
+def _only(source: KernelSource, names: set[str]) -> KernelSource:
+    """The source with the launches of these names, and the workspace that they touch."""
+    launches = tuple(launch for launch in source.launches if launch.name in names)
+    touched = {symbol for launch in launches for symbol in launch.args}
+    private = (Role.WORKSPACE, Role.STATUS)
+    buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)
+    return replace(source, launches=launches, buffers=buffers)
+
+
+def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
+    """The group as it is, with room for partial tiles where its steps are streamed, or its halves where its reduction
+    is split."""
+    if group.row_reduction is not None:
+        yield from _row_pieces(group, program, hw)
+        return
+    if program.stream_k:
+        workspace = partial_tiles(group.name, program)
+        yield replace(group, stored=(*group.stored, workspace)), program, (workspace,)
+        return
+    if program.split_k == 1 or not may_split(group):
+        yield group, program, ()
+        return
+    halves = split_group(group, program)
+    yield halves.partial, halves.partial_program, halves.workspaces
+    yield halves.combining, _best(halves.combining, hw), ()
+
+
+def _row_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
+    """A contraction whose rows are reduced: at once, where one tile has all of a row; else in two launches."""
+    tiles, on_matrix_unit = column_tiles(program), program.unit.kind is UnitKind.MMA
+    if on_matrix_unit and tiles == 1:
+        yield group, program, ()
+        return
+    launches = joined_after(group, program, tiles) if on_matrix_unit else stored_first(group, program)
+    yield launches.contraction, launches.program, launches.workspace
+    yield launches.rest, _best(launches.rest, hw), ()
+
+
+def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
+    candidates, _ = rank(group, hw, hw.unit_for(group.space.compute_dtype), 1)
+    return candidates[0].program
+
+
+def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
+    """What the kernel is, for whoever reads its text."""
+    estimate = plan.estimate
+    lines = [printer.text(program), f"target: {hw.id} ({hw.name}, {hw.arch})"]
+    for i, choice in enumerate(plan.choices):
+        tiles = choice.program
+        block = ", ".join(f"{name}={extent}" for name, extent in tiles.block.extents)
+        thread = ", ".join(f"{name}={extent}" for name, extent in tiles.thread.extents)
+        lines.append(
+            f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
+            f"lanes {tiles.lanes}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
+            f"unit {tiles.unit.name}"
+        )
+    lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""Plans → kernels, built, and the fastest found by measuring (ASTRA's choice among a few good candidates)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from roller_svc.backends import Backend, Call
+from roller_svc.errors import BuildError
+from roller_svc.generate import Groups, generate, generate_together
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Resources
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import Attempt, Plan
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.runtime.measure import measure
+from roller_svc.toolchain import availability, compile_source
+
+# Every candidate is looked at; the few that lie within a noisy look's error of the best are then measured in turns.
+LOOK_S = 0.03
+FINALISTS = 3
+CLOSE = 1.1
+ROUNDS = 3
+ROUND_S = 0.02
+
+
+def built(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> Attempt:
+    """One plan by itself; where nothing compiles for the device here, its text alone."""
+    source = generate(plan, program, groups, hw)
+    found = availability(hw)
+    if not found.ok:
+        unknown = tuple(Resources() for _ in source.launches)
+        return Attempt(plan, source, CompiledKernel(source, b"", f"not compiled: {found.reason}", unknown), None, None)
+    return _compiled(plan, source)
+
+
+def first_built(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """The first plan that builds without spilling registers, and the ones before it that did not."""
+    attempts: list[Attempt] = []
+    for plan in plans:
+        attempts.append(built(plan, program, groups, hw))
+        if attempts[-1].error is None and not spills(attempts[-1]):
+            break
+    return tuple(attempts)
+
+
+def built_for_trial(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """All plans, on all cores; compilers are processes, so that threads suffice to keep the cores busy.
+
+    Kernels of one C text share their micro-kernels and the compiler's start: the tenth costs little more than none.
+    """
+    cores = len(os.sched_getaffinity(0))
+    lots = min(cores, len(plans)) if hw.family is Family.CPU else len(plans)
+
+    def build(lot: int) -> tuple[Attempt, ...]:
+        chosen = plans[lot::lots]
+        if len(chosen) == 1:
+            return (built(chosen[0], program, groups, hw),)
+        return _built_in_one_text(chosen, program, groups, hw)
+
+    with ThreadPoolExecutor(max_workers=cores) as pool:
+        found = list(pool.map(build, range(lots)))
+    return tuple(found[i % lots][i // lots] for i in range(len(plans)))
+
+
+def _built_in_one_text(
+    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """The plans from one run of the compiler; where that fails, each from its own, so that one cannot spoil all."""
+    sources = generate_together(plans, program, groups, hw)
+    try:
+        first = compile_source(sources[0])
+    except BuildError:
+        return tuple(built(plan, program, groups, hw) for plan in plans)
+    return tuple(
+        Attempt(plan, source, replace(first, source=source), None, None)
+        for plan, source in zip(plans, sources, strict=True)
+    )
+
+
+def _compiled(plan: Plan, source: KernelSource) -> Attempt:
+    try:
+        return Attempt(plan, source, compile_source(source), None, None)
+    except BuildError as failure:
+        return Attempt(plan, source, None, None, failure)
+
+
+def spills(attempt: Attempt) -> int:
+    """Bytes of registers that its launches keep in memory: a reason to prefer the next plan."""
+    return sum(r.spill_bytes for r in attempt.compiled.resources) if attempt.compiled else 0
+
+
+def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Backend) -> tuple[Attempt, ...]:
+    """Every plan that built, timed on the same random inputs and the same memory for results.
+
+    The best time so far cuts the slower ones short. The finalists take turns: what disturbs the machine for a while
+    then disturbs all of them.
+    """
+    arrays = backend.place(random_inputs(program, seed=0))
+    results = None
+    calls: dict[int, Call] = {}
+    times: dict[int, Measurement] = {}
+    failures: dict[int, BuildError] = {}
+    for i, attempt in enumerate(attempts):
+        if attempt.compiled is None:
+            continue
+        best_s = min((t.min_s for t in times.values()), default=None)
+        try:
+            call = backend.load(attempt.compiled).bound(arrays, results)
+            times[i] = measure(call, LOOK_S, best_s=best_s)
+            results = results or call.finish()
+        except BuildError as failure:
+            failures[i] = failure
+            continue
+        calls[i] = call
+    for i in _finalists(times) * ROUNDS:
+        times[i] = _joined(times[i], measure(calls[i], ROUND_S))
+    return tuple(
+        replace(attempt, measurement=times.get(i), error=attempt.error or failures.get(i))
+        for i, attempt in enumerate(attempts)
+    )
+
+
+def _finalists(times: dict[int, Measurement]) -> list[int]:
+    """The few candidates whose first look does not tell them apart; none where there is but one."""
+    ordered = sorted(times, key=lambda i: times[i].min_s)[:FINALISTS]
+    close = [i for i in ordered if times[i].min_s <= CLOSE * times[ordered[0]].min_s]
+    return close if len(close) > 1 else []
+
+
+def _joined(a: Measurement, b: Measurement) -> Measurement:
+    """Two measurements of one kernel: the lesser minimum, the lesser median."""
+    return replace(
+        a, median_s=min(a.median_s, b.median_s), min_s=min(a.min_s, b.min_s), samples=a.samples + b.samples
+    )
+
+
+def settled(
+    attempts: tuple[Attempt, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
+) -> tuple[Attempt, ...]:
+    """Best first, the winner with a text and a binary of its own."""
+    while True:
+        best, *others = best_first(attempts)
+        if best.error is not None or best.source is None:
+            return (best, *others)
+        if best.source == generate(best.plan, program, groups, hw):
+            return (best, *others)
+        alone = replace(built(best.plan, program, groups, hw), measurement=best.measurement)
+        attempts = (alone, *others)
+
+
+def best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...] = ()) -> tuple[Attempt, ...]:
+    """By measured time, then by estimate, spilling and failed ones last; unbuilt plans stand behind built ones."""
+
+    def order(attempt: Attempt) -> tuple[bool, bool, bool, float]:
+        timed = attempt.measurement
+        seconds = timed.min_s if timed else attempt.plan.estimate.seconds
+        spilled = timed is None and spills(attempt) > 0
+        return attempt.error is not None, attempt.compiled is None, spilled, seconds
+
+    tried = {id(a.plan) for a in attempts}
+    rest = (Attempt(plan, None, None, None, None) for plan in plans if id(plan) not in tried)
+    return tuple(sorted((*attempts, *rest), key=order))
