@@ -24,7 +24,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, descend
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
@@ -171,6 +171,12 @@ class CWalk(Walk):
         if not value.wide:
             raise NotVectorError
         return f"{target} = {vector.piece(joined).text};"
+
+    def prefetch(self, node: Prefetch) -> None:
+        place = self.scalar.places[node.tensor]
+        ahead = f" + {node.ahead}" if node.ahead else ""
+        address = f"{place.identifier} + {self.scalar.address(place, node.index)}{ahead}"
+        self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
 
     # storage --------------------------------------------------------------------------------------------------------
     def declare(self, storage: Storage) -> None:

@@ -13,7 +13,7 @@ from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import JOINS
-from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Prefetch, Storage
 
 
 @dataclass(slots=True)
@@ -71,6 +71,8 @@ class Walk:
                 self.branch(node)
             case Barrier():
                 self.barrier()
+            case Prefetch():
+                self.prefetch(node)
             case LaneReduce():
                 self.lane_reduce(node)
 
@@ -146,6 +148,9 @@ class Walk:
 
     def barrier(self) -> None:
         raise InvariantError("no barriers in this language")
+
+    def prefetch(self, node: Prefetch) -> None:
+        """A hint only: languages without it lose nothing but time."""
 
     def lane_reduce(self, node: LaneReduce) -> None:
         raise InvariantError("no lanes in this language")

@@ -96,6 +96,17 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A hint to bring the cache line of the element that lies `ahead` elements behind tensor[index] in memory, perhaps
+    past the tensor's end, close to the core: it will be read soon or, `for_write`, written."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    ahead: int
+    for_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LaneReduce:
     """tensor[index], one value in each thread, becomes the join of `lanes` neighbours', for all of them to see.
 
@@ -179,7 +190,7 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce
+    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | Prefetch
     | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 )  # fmt: skip
 
@@ -254,19 +265,29 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}branch")
             case Barrier():
                 lines.append(f"{pad}barrier")
+            case Prefetch(tensor=tensor, for_write=for_write):
+                lines.append(f"{pad}prefetch {tensor}{' to write' if for_write else ''}")
             case LaneReduce(tensor=tensor, combine=combine, lanes=lanes):
                 lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
-            case Copy(tensor=tensor, elements=elements):
-                lines.append(f"{pad}copy {elements} to {tensor}[...]")
-            case CommitCopies():
-                lines.append(f"{pad}commit copies")
-            case AwaitCopies(pending=pending):
-                lines.append(f"{pad}await copies, {pending} pending")
-            case LoadMatrix(tensor=tensor, source=source, count=count, transposed=transposed):
-                lines.append(f"{pad}{tensor} = {count} {'transposed ' if transposed else ''}matrices of {source}")
-            case RoundFragment(tensor=tensor):
-                lines.append(f"{pad}round {tensor} to tf32")
-            case Mma(tensor=tensor, a=a, b=b):
-                lines.append(f"{pad}{tensor} += {a} * {b}")
+            case _:
+                lines.append(f"{pad}{_matrix_line(node)}")
         lines.extend(render(body, depth + 1) for body in bodies(node) if body)
     return "\n".join(lines)
+
+def _matrix_line(node: Node) -> str:
+    """What is said of nodes that move tiles to tensor cores and multiply them."""
+    match node:
+        case Copy(tensor=tensor, elements=elements):
+            return f"copy {elements} to {tensor}[...]"
+        case CommitCopies():
+            return "commit copies"
+        case AwaitCopies(pending=pending):
+            return f"await copies, {pending} pending"
+        case LoadMatrix(tensor=tensor, source=source, count=count, transposed=transposed):
+            return f"{tensor} = {count} {'transposed ' if transposed else ''}matrices of {source}"
+        case RoundFragment(tensor=tensor):
+            return f"round {tensor} to tf32"
+        case Mma(tensor=tensor, a=a, b=b):
+            return f"{tensor} += {a} * {b}"
+        case _:
+            return type(node).__name__

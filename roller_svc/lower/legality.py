@@ -29,6 +29,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Mma,
     Node,
+    Prefetch,
     RoundFragment,
     Scope,
     Storage,
@@ -102,6 +103,10 @@ class _Checker:
                     self._branch(node)
                 case Barrier():
                     self._barrier()
+                case Prefetch():
+                    self._in_scope(node.tensor)
+                    for expr in node.index:
+                        self._reads(expr)
                 case LaneReduce():
                     self._lane_reduce(node)
                 case Copy():
