@@ -14,6 +14,7 @@ from roller_svc.codegen.vector import (
     VECTOR_TYPES,
     NotVectorError,
     Vector,
+    block_transpose,
     register_name,
     vector_header,
     vector_helper,
@@ -22,9 +23,10 @@ from roller_svc.codegen.vector import (
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, Transpose, descend
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
@@ -34,6 +36,25 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
   if (__sync_bool_compare_and_swap(&status[0], 0, 1)) { status[1] = check; status[2] = i; }
   return 0;  // a place that exists: the caller reports the index and throws the result away
 }"""
+
+
+# What a parallel region may use: no more than the text was made for, the caller's OpenMP setting and affinity allow.
+THREADS = """#if defined(_OPENMP)
+int omp_get_max_threads(void);
+#if defined(__linux__)
+int sched_getaffinity(int, unsigned long, unsigned long *);
+#endif
+static int threads_i32(int most) {
+  int set = omp_get_max_threads(), allowed = 0;
+#if defined(__linux__)
+  unsigned long mask[16] = {0};  // 1024 processors
+  if (sched_getaffinity(0, sizeof mask, mask) == 0)
+    for (unsigned i = 0; i < sizeof mask / sizeof *mask; i++) allowed += __builtin_popcountl(mask[i]);
+#endif
+  if (allowed > 0 && allowed < set) set = allowed;
+  return set < most ? set : most;
+}
+#endif"""
 
 
 class _StaysArrayError(Exception):
@@ -53,12 +74,15 @@ class Function:
     library: tuple[str, ...]
     vectors: tuple[tuple[DType, int], ...]
     statics: tuple[str, ...]
+    parallel: bool
     checks: tuple[RuntimeCheck, ...]
 
 
 @dataclass(slots=True)
 class CWalk(Walk):
     vector_bytes: int = 16
+    cores: int = 1
+    parallel: bool = False  # whether some loop's iterations go to threads
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     statics: list[str] = field(default_factory=list)
     vectors: dict[tuple[DType, int], None] = field(default_factory=dict)
@@ -102,7 +126,9 @@ class CWalk(Walk):
         if not wide:
             self.nodes(chain[-1].body)
         else:
-            self.line("#pragma omp parallel for schedule(dynamic, 1)")
+            self.parallel = True
+            most = min(tasks, self.cores)
+            self.line(f"#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_i32({most}))")
             with self.block(f"for (long task = 0; task < {tasks}; task++)"):
                 stride = tasks
                 for each in wide:
@@ -177,6 +203,15 @@ class CWalk(Walk):
         ahead = f" + {node.ahead}" if node.ahead else ""
         address = f"{place.identifier} + {self.scalar.address(place, node.index)}{ahead}"
         self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
+
+    def transpose(self, node: Transpose) -> None:
+        dtype = node.source.dtype
+        name = f"transpose_{vector_type(dtype, self.lanes(dtype))}"
+        self.scalar.helpers[name] = None
+        self.vectors[dtype, self.lanes(dtype)] = None
+        target = self.element(node.tensor, self.scalar.places[node.tensor], node.index)
+        source = self.element(node.source.tensor, self.scalar.places[node.source.tensor], node.source.index)
+        self.line(f"{name}(&{target}, {node.stride}, &{source}, {node.source_stride});")
 
     # storage --------------------------------------------------------------------------------------------------------
     def declare(self, storage: Storage) -> None:
@@ -258,34 +293,34 @@ class _CScalar(Scalar):
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...],
-    vector_bytes: int, first_check: int,
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], hw: HardwareSpec, first_check: int
 ) -> Function:  # fmt: skip
     """One launch as a C function over its buffers, in the order of `args`."""
     arrays: frozenset[str] = frozenset()
     while True:
         try:
-            return _emit(tree, views, args, vector_bytes, first_check, arrays)
+            return _emit(tree, views, args, hw, first_check, arrays)
         except _StaysArrayError as stays:
             arrays |= {stays.tensor}
 
 
 def _emit(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], vector_bytes: int, first_check: int,
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], hw: HardwareSpec, first_check: int,
     arrays: frozenset[str],
 ) -> Function:  # fmt: skip
     names = Names()
     scalar = _CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
     names.reserve(*(p.identifier for p in views.values()))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    walker = CWalk(dialects.C, names, scalar, vector_bytes=vector_bytes, arrays=arrays, prefix=tree.name)
+    walker = CWalk(dialects.C, names, scalar, vector_bytes=hw.vector_bytes, cores=hw.num_cores, arrays=arrays)
+    walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
     parameters = ", ".join(_parameter(a) for a in args)
     text = f"void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     return Function(
         text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.vectors), tuple(walker.statics),
-        tuple(scalar.checks[first_check:]),
+        walker.parallel, tuple(scalar.checks[first_check:]),
     )  # fmt: skip
 
 
@@ -309,6 +344,8 @@ def preamble(functions: tuple[Function, ...]) -> str:
         parts.append(_helper_text(name))
     if any(f.checks for f in functions):
         parts.append(CHECKED)
+    if any(f.parallel for f in functions):
+        parts.append(THREADS)
     parts += [s for f in functions for s in f.statics]
     return "\n".join(parts) + ("\n\n" if parts else "")
 
@@ -319,6 +356,10 @@ def _helper_text(name: str) -> str:
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
         return vector_helper(name, dtype, int(lanes))
+    if base == "transpose":
+        short, lanes = type_.split("x")
+        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
+        return block_transpose(name, dtype, int(lanes))
     return helper(name, dialects.C).text
 
 

@@ -93,7 +93,7 @@ def _emit_c(
             args = _args(tree, buffers)
             if _has_checks(tree.body):
                 args = (*args, STATUS)
-            function = c.emit_function(tree, _views(part, buffers), args, hw.vector_bytes, len(checks))
+            function = c.emit_function(tree, _views(part, buffers), args, hw, len(checks))
             functions.append(function)
             checks += function.checks
             launches.append(LaunchSpec(tree.name, tuple(a.symbol for a in args), zeroed=tree.zeroed))

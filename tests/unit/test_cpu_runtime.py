@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 
 import numpy as np
 import pytest
 from handwritten import add, cuda_scale, gather, row_sums_doubled
 
+from roller_svc.codegen.c import THREADS
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError, LaunchError
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec
 from roller_svc.runtime.binding import aligned_empty
@@ -125,6 +127,24 @@ def test_openmp_survives_the_library_that_brought_it() -> None:
         module = CpuModule(compiled)
         assert np.array_equal(module.run(given)["C"], given["A"] + given["B"])
         del module
+
+
+def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
+    """C[i] = the threads of a region made for at most i."""
+    text = THREADS + "\nvoid add(const float *a, const float *b, float *c) "
+    text += "{ (void)a; (void)b; for (int i = 0; i < 24; i++) c[i] = threads_i32(i); }\n"
+    call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bound(operands())
+    every = os.sched_getaffinity(0)
+    call()
+    most = int(call.finish()["C"].max())
+    assert 1 <= most <= len(every)
+    assert call.finish()["C"].ravel().tolist() == [min(i, most) for i in range(24)]
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        call()
+    finally:
+        os.sched_setaffinity(0, every)
+    assert call.finish()["C"].max() == 1
 
 
 def test_denormals_stay() -> None:
