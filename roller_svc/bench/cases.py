@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class BenchCase:
     expression: str
     inputs: Json
     outputs: tuple[str, ...] | None
+    hints: Json = field(default_factory=dict)  # for random inputs
 
     def program(self) -> TensorProgram:
         return parse(self.expression, {n: _type(n, t) for n, t in self.inputs.items()}, self.outputs)
@@ -40,7 +41,8 @@ def performance_cases(path: Path) -> Iterator[BenchCase]:
     for row in rows:
         if "performance" in row.get("use", ("performance",)):
             outputs = tuple(row["out_meta"]) if row.get("out_meta") else None
-            yield BenchCase(str(row["id"]), str(row.get("cls", "")), row["expr"], row["inputs"], outputs)
+            yield BenchCase(str(row["id"]), str(row.get("cls", "")), row["expr"], row["inputs"], outputs,
+                            dict(row.get("hints") or {}))  # fmt: skip
 
 
 def _type(name: str, value: Json) -> TensorType:

@@ -16,8 +16,8 @@ from roller_svc.bench import lint
 from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.construct import bench_construct
 from roller_svc.bench.published import TARGET, bench_published
+from roller_svc.cli import cpu_bench, progress, show
 from roller_svc.cli import options as common
-from roller_svc.cli import progress, show
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
@@ -59,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--target", default=TARGET, metavar="ID", help="the device (default: %(default)s)")
     model.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
 
+    cpu_bench.add_arguments(
+        kinds.add_parser("cpu", help="our kernels beside numpy's and torch's calls on this CPU", allow_abbrev=False)
+    )
+
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the public one, in a checkout")
@@ -68,6 +72,8 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     match options.kind:
+        case "cpu":
+            return cpu_bench.execute(options)
         case "model":
             results = bench_published(Path(options.published), options.target)
             shown = show.table(("class", "median |log ratio|"), _model_rows(results))

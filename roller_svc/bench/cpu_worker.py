@@ -1,0 +1,171 @@
+"""One worker of the CPU benchmark: ours, numpy or torch on given cores. Its process starts on these cores."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc import hardware
+from roller_svc.ask import build_request
+from roller_svc.backends import backend_for
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.limits import Limits, measured_limits
+from roller_svc.bench.peers import Peer, calls_of, inference, peer_of
+from roller_svc.bench.peers.calls import Calls
+from roller_svc.bench.sampling import Sample, sampled, settle
+from roller_svc.errors import InvariantError, WrongAnswerError
+from roller_svc.ir.program import TensorProgram
+from roller_svc.lang import interpreter
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import Value
+from roller_svc.pipeline import build_kernel
+from roller_svc.runtime.binding import aligned_empty
+
+CHECKED_ELEMENTS = 1024
+OURS = "ours"
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a worker is: `library` numpy, torch or ours. Its answer is the versions of what it calls."""
+
+    library: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLimits:
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOurs:
+    """Build the case as it will be timed, and once more as the model alone chooses."""
+
+    case: BenchCase
+    target: str
+    select: str
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Ours is right; `want` is what peers must give. Seconds are from the expression to the chosen kernel."""
+
+    build_s: float
+    model_build_s: float
+    candidates: int
+    want: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class FindPeer:
+    case: BenchCase
+    want: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSample:
+    """One turn."""
+
+
+Task = Start | MeasureLimits | BuildOurs | FindPeer | TakeSample
+Answer = dict[str, str] | Limits | Built | tuple[str, ...] | Sample
+
+
+@dataclass(slots=True)
+class _State:
+    """What this process holds between its tasks."""
+
+    threads: int = 1
+    calls: Calls | None = None
+    run: Callable[[], object] | None = None
+    kept: object = None
+
+
+_state = _State()
+
+
+def work(task: Task) -> Answer:
+    """One task's answer. BuildError: there is no kernel or no peer; WrongAnswerError: ours is wrong."""
+    match task:
+        case Start(library=library, threads=threads):
+            _state.threads = threads
+            if library == OURS:
+                return {"cores": str(len(os.sched_getaffinity(0)))}
+            _state.calls = calls_of(library, threads)
+            return _state.calls.library.versions
+        case MeasureLimits(target=target):
+            return measured_limits(hardware.load(target), _state.threads)
+        case BuildOurs():
+            return _built(task)
+        case FindPeer():
+            return _found(task)
+        case TakeSample():
+            if _state.run is None:
+                raise InvariantError("nothing to sample")
+            if _state.calls is None:
+                return sampled(_state.run)
+            with inference(_state.calls.library.name), np.errstate(all="ignore"):
+                return sampled(_state.run)
+
+
+def _built(task: BuildOurs) -> Built:
+    _state.run = _state.kept = None
+    case, spec = task.case, hardware.load(task.target)
+    program = case.program()
+    arrays = inputs_of(program, case)
+
+    def build(select: str) -> tuple[float, Any]:
+        request = build_request(case.expression, case.inputs, outputs=case.outputs, target=task.target,
+                                top_k=task.top_k, select=select)  # fmt: skip
+        start = time.perf_counter()
+        report = build_kernel(request)
+        return time.perf_counter() - start, report
+
+    model_s, report = build("model")
+    build_s = model_s
+    if task.select != "model":
+        build_s, report = build(task.select)
+    compiled = report.winner.compiled
+    if compiled is None:
+        raise InvariantError(f"{case.id}: the winner has no binary")
+    module = backend_for(spec).load(compiled)
+    call: Any = module.bound(arrays)
+    call()
+    want = interpreter.sampled(program, arrays, CHECKED_ELEMENTS)
+    verdict = agrees(program, call.finish(), want)
+    if not verdict.ok:
+        raise WrongAnswerError(verdict.detail)
+    _state.run = call
+    settle()
+    return Built(build_s, model_s, len(report.attempts), want)
+
+
+def _found(task: FindPeer) -> tuple[str, ...]:
+    _state.run = _state.kept = None
+    if _state.calls is None:
+        raise InvariantError("this worker has no library")
+    program = task.case.program()
+    with inference(_state.calls.library.name):
+        peer: Peer = peer_of(program, inputs_of(program, task.case), _state.calls, task.want)
+    _state.run, _state.kept = peer.run, peer
+    settle()
+    return peer.calls
+
+
+def inputs_of(program: TensorProgram, case: BenchCase) -> Arrays:
+    """The same arrays in every worker, each on a cache line's start."""
+    arrays: Arrays = {}
+    for name, array in random_inputs(program, 0, case.hints).items():
+        arrays[name] = aligned_empty(array.shape, array.dtype)
+        arrays[name][...] = array
+    return arrays

@@ -1,0 +1,117 @@
+"""The calls that an expert would write in numpy or torch for a program, and the fastest of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.bench.peers.calls import Calls
+from roller_svc.bench.peers.library import no_peer
+from roller_svc.bench.peers.translate import Style, Translation, translate
+from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.ir.program import TensorProgram
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.interpreter import Value
+
+PEERS = ("numpy", "torch")
+_TRIALS = 3
+_TRIAL_S = 0.5  # a way so slow is tried once
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The fastest way that gives the reference's values. `calls` names what is called."""
+
+    run: Callable[[], None]
+    calls: tuple[str, ...]
+    translation: Translation
+
+
+def calls_of(name: str, threads: int) -> Calls:
+    """The library by its name, set to that many threads. ArgumentError where it is not installed."""
+    if name == "numpy":
+        library, rows = (import_module(f"{__name__}.numpy_{part}") for part in ("library", "rows"))
+        return Calls(library.NumpyLibrary(), rows.row_call)
+    try:
+        library, rows, windows = (import_module(f"{__name__}.torch_{part}") for part in ("library", "rows", "windows"))
+    except ImportError as failure:
+        raise ArgumentError(f"{name} is not installed: {failure}", code="no-peer") from failure
+    return Calls(library.TorchLibrary(threads), rows.row_call, windows.convolve, windows.pool)
+
+
+def inference(name: str) -> AbstractContextManager[object]:
+    """What a peer's calls are made under: no gradients for torch."""
+    if name != "torch":
+        return nullcontext()
+    mode: AbstractContextManager[object] = import_module("torch").inference_mode()
+    return mode
+
+
+def peer_of(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
+) -> Peer:
+    """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
+    the reasons, where there is none."""
+    reasons: dict[str, None] = {}
+    for styles in _STAGES:
+        best: tuple[float, Translation] | None = None
+        seen: set[tuple[str, ...]] = set()
+        for style in styles:
+            found = _right(program, arrays, calls, want, style, reasons)
+            if found is None or tuple(found.trace.names) in seen:
+                continue
+            seen.add(tuple(found.trace.names))
+            seconds = _tried(found)
+            if best is None or seconds < best[0]:
+                best = seconds, found
+        if best is not None:
+            return Peer(best[1].trace.run, tuple(best[1].trace.names), best[1])
+    raise no_peer("; ".join(reasons) or "no way to write it")
+
+
+# The ways to write a program that are compared, and what is tried where none of them is right.
+_STAGES = (
+    (
+        Style(), Style(windows=False), Style(vectors=True), Style(windows=False, vectors=True), Style(swapped=True),
+        Style(patterns=False),
+    ),
+    (Style(written_out=True), Style(patterns=False, written_out=True)),
+    (Style(patterns=False, trusting=False, windows=False, written_out=True),),
+)  # fmt: skip
+
+
+def _right(  # noqa: PLR0913 - one way of several, tried
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value], style: Style,
+    reasons: dict[str, None],
+) -> Translation | None:  # fmt: skip
+    """The translation, made once; None, with the reason kept, where it fails or is wrong."""
+    try:
+        with np.errstate(all="ignore"):
+            found = translate(program, arrays, calls, style)
+            verdict = agrees(program, found.results(calls), want)
+    except (BuildError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as failure:
+        reasons[f"{type(failure).__name__}: {failure}".splitlines()[0][:200]] = None
+        return None
+    if not verdict.ok:
+        reasons[f"{', '.join(found.trace.names)}: wrong: {verdict.detail}"[:200]] = None
+        return None
+    return found
+
+
+def _tried(found: Translation) -> float:
+    """The least time of a few calls."""
+    least = float("inf")
+    for _ in range(_TRIALS):
+        start = time.perf_counter()
+        found.trace.run()
+        least = min(least, time.perf_counter() - start)
+        if least > _TRIAL_S:
+            break
+    return least

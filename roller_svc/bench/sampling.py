@@ -1,0 +1,88 @@
+"""One turn of a worker: a warm-up, a sample of calls, and whether others disturbed it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_S = 0.02
+# Above these shares of the sample's wall time others ran where we wanted to.
+MOST_WAITED = 0.02
+MOST_STOLEN = 0.05
+_CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+# A pool whose threads used less in a pause has gone to sleep.
+_PAUSE_S = 0.002
+_ASLEEP_SHARE = 0.1
+_LONGEST_WAIT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`seconds` a call, over `calls` calls. `waited_s`: how long our threads were ready and did not run; `stolen_s`:
+    what the hypervisor took from our cores."""
+
+    seconds: float
+    calls: int
+    waited_s: float
+    stolen_s: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        wall_s = self.seconds * self.calls
+        ticks = max(wall_s * MOST_STOLEN, _CLOCK_TICK_S)  # steal is counted in ticks: one says nothing
+        return self.waited_s > MOST_WAITED * wall_s or self.stolen_s > ticks
+
+
+def sampled(call: Callable[[], object], sample_s: float = SAMPLE_S) -> Sample:
+    """One call to warm up, then as many as take about `sample_s`, at least one."""
+    start = time.perf_counter()
+    call()
+    first_s = time.perf_counter() - start
+    calls = 1
+    if first_s < sample_s / 2:
+        start = time.perf_counter()
+        call()
+        calls = max(1, round(sample_s / max(time.perf_counter() - start, 1e-7)))
+    waited, stolen = waiting_s(), stolen_s()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    wall_s = time.perf_counter() - start
+    result = Sample(wall_s / calls, calls, waiting_s() - waited, stolen_s() - stolen)
+    settle()
+    return result
+
+
+def settle() -> None:
+    """Wait until this process's idle threads, which spin for a while after a parallel call, are asleep."""
+    end = time.perf_counter() + _LONGEST_WAIT_S
+    while time.perf_counter() < end:
+        used = time.process_time()
+        time.sleep(_PAUSE_S)
+        if time.process_time() - used < _ASLEEP_SHARE * _PAUSE_S:
+            return
+
+
+def waiting_s(tasks: Path = Path("/proc/self/task")) -> float:
+    """Seconds that this process's threads were ready to run and did not; 0 where the kernel does not count them."""
+    total = 0
+    for task in tasks.glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # a thread may have ended
+            total += int(task.read_text(encoding="ascii").split()[1])
+    return total / 1e9
+
+
+def stolen_s(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds that the hypervisor ran others on this process's cores; 0 where that is not told."""
+    wanted = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for line in stat.read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words and words[0] in wanted:
+                ticks += int(words[8])
+    return ticks * _CLOCK_TICK_S

@@ -1,0 +1,150 @@
+"""roller bench cpu: our kernels beside numpy's and torch's calls on this CPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller_svc import hardware
+from roller_svc.bench.cases import BenchCase, performance_cases
+from roller_svc.bench.cpu import Settings, Workers, bench_case, limits_of
+from roller_svc.bench.cpu_report import limits_json, machine, summary
+from roller_svc.bench.peers import PEERS
+from roller_svc.cli import options as common
+from roller_svc.cli import show
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.hardware import Family
+
+CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "cpu_bench.json"
+COLUMNS = ("case", "class", "ours", "numpy", "torch", "ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")
+CLASS_COLUMNS = ("class", "cases", "geomean", "of medians", "least", "median", "build p95", "errors")
+Json = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the CPU benchmark's, in a checkout")
+    parser.add_argument("--target", default="local", metavar="ID", help="a CPU that is this one or a part of it")
+    parser.add_argument(
+        "--threads", type=int, action="append", default=[], metavar="N", help="cores to use; may be repeated (1)"
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="classes, or what ids begin with; may be repeated"
+    )
+    parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
+    parser.add_argument("--peers", default=",".join(PEERS), metavar="NAMES", help="of %(default)s; '' for none")
+    parser.add_argument(
+        "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    common.check_positive(options, "every", "top_k")
+    lock = Path(options.lock) if options.lock else None
+    settings = Settings(options.target, options.select, options.top_k, _peers(options.peers), lock)
+    hw = hardware.load(settings.target)
+    if hw.family is not Family.CPU:
+        raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
+    cases = _chosen(options)
+    document: Json = {"machine": machine(hw), "settings": _settings_json(settings), "threads": {}}
+    for threads in dict.fromkeys(options.threads or [1]):
+        document["threads"][str(threads)] = _measured(cases, threads, settings)
+    if options.json:
+        show.as_json(document)
+    else:
+        print(_text(document))
+    return 0
+
+
+def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings) -> Json:
+    if threads < 1:
+        raise ArgumentError("--threads must be positive", code="invalid-option")
+    workers = Workers(threads, settings)
+    rows: list[Json] = []
+    try:
+        workers.start()
+        for note in workers.notes:
+            print(f"note: {note}", file=sys.stderr)
+        limits = limits_of(workers)
+        for number, case in enumerate(cases, 1):
+            rows.append(bench_case(case, workers, limits))
+            print(f"[{threads} threads, {number} of {len(cases)}] {_line(rows[-1])}", file=sys.stderr, flush=True)
+    finally:
+        workers.close()
+    return {
+        **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,
+        "cases": rows,
+    }  # fmt: skip
+
+
+def _chosen(options: argparse.Namespace) -> list[BenchCase]:
+    path = Path(options.cases) if options.cases else CASES
+    if not path.is_file():
+        raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
+    return [
+        case for case in performance_cases(path)
+        if zlib.crc32(case.id.encode()) % options.every == 0
+        and (not options.only or any(case.cls == text or case.id.startswith(text) for text in options.only))
+    ]  # fmt: skip
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in names if name not in PEERS]:
+        raise ArgumentError(f"--peers: no peer {unknown[0]}; there are {', '.join(PEERS)}", code="invalid-option")
+    return names
+
+
+def _settings_json(settings: Settings) -> Json:
+    return {"target": settings.target, "select": settings.select, "top_k": settings.top_k,
+            "peers": list(settings.peers)}  # fmt: skip
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if row["error"]:
+        return f"{row['id']} {row['cls']}: {row['error']}"
+    peers = ", ".join(f"{name} {show.duration(seconds)}" for name, seconds in row["peers"].items())
+    ratio = "no peer" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    return f"{row['id']} {row['cls']}: {show.duration(row['ours_s'])}, {peers}, {ratio}"
+
+
+def _text(document: Json) -> str:
+    parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
+    for threads, found in document["threads"].items():
+        parts += [
+            f"\n{threads} threads: {_ratio(found['geomean_ratio'])} the best peer over {found['compared']} cases,"
+            f" FMA peak {found['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
+            show.table(COLUMNS, [_cells(row) for row in found["cases"]]),
+            "",
+            show.table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
+        ]
+        parts += [f"note: {note}" for note in found["notes"]]
+    return "\n".join(parts)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+    if row["error"]:
+        return (row["id"], row["cls"], row["error"], *[""] * (len(COLUMNS) - 3))
+    return (
+        row["id"], row["cls"], show.duration(row["ours_s"]), show.duration(row["peers"].get("numpy")),
+        show.duration(row["peers"].get("torch")), _ratio(row["ratio"]), _ratio(row["median_ratio"]),
+        f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.share(row['share_of_peak'])} of {row['bound']}",
+        show.duration(row["build_s"]),
+    )  # fmt: skip
+
+
+def _class_cells(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        name, one["cases"], _ratio(one["geomean_ratio"]), _ratio(one["geomean_median_ratio"]), _ratio(one["min_ratio"]),
+        _ratio(one["median_ratio"]), show.duration(one["build_p95_s"]), one["errors"],
+    )  # fmt: skip
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
