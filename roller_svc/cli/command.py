@@ -21,7 +21,7 @@ VERBS = {
     "explain": "how a kernel came about: tiles, candidates, costs",
     "targets": "the devices, and what compiles for them here",
     "corpus": "compile, run and judge every case of a file",
-    "bench": "measure the project itself: construct, lint, model",
+    "bench": "measure the project itself: construct, lint, model, cpu",
     "lint": "what the machine code of a program's CUDA kernels has and lacks",
     "serve": "run the HTTP service",
 }
