@@ -14,8 +14,8 @@ _KEYWORDS = frozenset({
     "xor", "bitand", "bitor", "compl", "and_eq", "or_eq", "not_eq", "xor_eq", "alignas", "alignof", "char16_t",
     "char32_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "main", "status",
     "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log", "sin", "cos",
-    "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max", "min", "y0", "y1",
-    "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16", "i32", "u32",
+    "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max", "min", "y0",
+    "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16", "i32", "u32",
     "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div",
 })  # fmt: skip
 # math.h's functions with their f and l variants, and what C implementations reserve for themselves
