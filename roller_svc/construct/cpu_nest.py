@@ -13,6 +13,8 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
 VECTOR_STEPS = (1, 2, 4)
+# rows whose reductions go side by side: as many streams from memory, and one load of what they share
+ROWS_AT_ONCE = 4
 TASK_SECONDS = 10e-6  # work that is worth a task of its own
 TASKS_PER_CORE = 16
 BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
@@ -46,6 +48,9 @@ class CpuNest:
         if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
             whole = padded(p.extents[p.vector], width)
             steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
+        rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_AT_ONCE), None)
+        if lanes > 1 and rows is not None and p.space.walks_rows:
+            steps[rows] = (1, ROWS_AT_ONCE)
         return Stage(
             level=p.machine.hw.thread_level.name,
             names=self._names(),

@@ -9,10 +9,12 @@ from roller_svc.ir.build import add, ceil_div, less_equal, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.prefetch_cpu import Stream, streams
 from roller_svc.lower.rows import (
     RowReads,
     acc_name,
@@ -27,47 +29,57 @@ from roller_svc.lower.rows import (
 )
 
 LANE = ".lane"
+ROW = ".row"
 
 
-def lower_nest_cpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
-    vector = _vector_outer(group, program)
+    side_by_side = _side_by_side(group, program)
+    is_vector = side_by_side is not None and program.lanes == 1
+    native = min(program.lanes, program.unit.shape[-1])
+    walked = streams(group, hw) if not is_vector or side_by_side == _last_wide(group) else {}
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
-        return _Rows(group, at, vector, width, program.lanes, min(program.lanes, program.unit.shape[-1])).nodes()
+        return _Rows(group, at, is_vector, width, program.lanes, native, walked, hw.dram.transaction_bytes).nodes()
 
-    body = _outer_loops(group, program, vector, rows)
-    return (ScheduleTree(group.name, body),)
+    place = ref(LANE if is_vector else ROW)
+    return (ScheduleTree(group.name, _outer_loops(group, program, side_by_side, place, rows)),)
 
 
-def _vector_outer(group: KernelGroup, program: RProgram) -> Axis | None:
-    """The outer axis whose points are vector lanes, if one is."""
+def _side_by_side(group: KernelGroup, program: RProgram) -> Axis | None:
+    """The outer axis several points of which are computed at once, if one is: as the lanes of a vector or, where lanes
+    share a reduction, as rows that are walked together."""
     for axis in group.outer:
         if program.thread[axis.name] > 1:
             return axis
     return None
 
 
+def _last_wide(group: KernelGroup) -> Axis | None:
+    return next((a for a in reversed(group.outer) if a.extent > 1), None)
+
+
 def _outer_loops(
-    group: KernelGroup, program: RProgram, vector: Axis | None,
+    group: KernelGroup, program: RProgram, side_by_side: Axis | None, place: Expr,
     rows: Callable[[dict[str, Expr], int], tuple[Node, ...]],
 ) -> tuple[Node, ...]:  # fmt: skip
+    """Tasks, the points of each, and `rows` at those; `place` tells the points that are computed at once apart."""
     at: dict[str, Expr] = {a.name: ref(a.name) for a in group.outer}
-    if vector is None:
+    if side_by_side is None:
         nodes = rows(at, 1)
     else:
-        width = program.thread[vector.name]
-        start = ref(f"{vector.name}.first")
-        at[vector.name] = add(start, ref(LANE))
-        nodes = rows(at, width) if vector.extent >= width else ()
-        if tail := vector.extent % width:
+        width = program.thread[side_by_side.name]
+        start = ref(f"{side_by_side.name}.first")
+        at[side_by_side.name] = add(start, place)
+        nodes = rows(at, width) if side_by_side.extent >= width else ()
+        if tail := side_by_side.extent % width:
             rest = rows(at, tail)
-            inside = less_equal(add(start, num(width)), num(vector.extent))
+            inside = less_equal(add(start, num(width)), num(side_by_side.extent))
             nodes = (Branch(inside, nodes, rest),) if nodes else rest
     for axis in reversed(group.outer):
         tile = program.block[axis.name]
         task = ref(f"{axis.name}.task")
-        if axis is vector:
+        if axis is side_by_side:
             width = program.thread[axis.name]
             count = tile // width
             step = ref(f"{axis.name}.step")
@@ -89,18 +101,21 @@ def _outer_loops(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The statements of a group at `width` neighbouring outer points (or one, its inner axis cut into lanes)."""
+    """The statements of a group at `width` neighbouring outer points: lanes of a vector (`is_vector`), or rows whose
+    inner axes are cut into `lanes`."""
 
     group: KernelGroup
     at: dict[str, Expr]
-    vector: Axis | None
+    is_vector: bool
     width: int
     lanes: int
     native: int  # lanes of one vector register
+    walked: dict[str, tuple[Stream, ...]]  # what each statement streams through, by its output
+    line_bytes: int
 
     def nodes(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
-        reads = RowReads(rows, (ref(LANE),) if self.vector else (), self.at)
+        reads = RowReads(rows, self._row_index, self.at)
         storages: list[Storage] = []
         nodes: list[Node] = []
         for statement in self.group.statements:
@@ -108,116 +123,147 @@ class _Rows:
             nodes += self._statement(statement, reads, in_row=statement.output in rows)
         return wrapped(storages, tuple(nodes))
 
+    @property
+    def _row_index(self) -> tuple[Expr, ...]:
+        """Where a row tensor's value of one outer point lies."""
+        if self.is_vector:
+            return (ref(LANE),)
+        return (ref(ROW),) if self.width > 1 else ()
+
+    @property
     def _shape(self) -> tuple[int, ...]:
-        return (self.width,) if self.vector else ()
+        return (self.width,) if self._row_index else ()
 
     def _storages(self, statement: TensorExpr, *, in_row: bool) -> list[Storage]:
         found = []
         if is_reduction(statement):
-            shape = self._shape() if self._lanes_of(statement) == 1 else (self._lanes_of(statement),)
+            lanes = self._lanes_of(statement)
+            shape = self._shape if lanes == 1 else (*self._shape, lanes)
             found.append(register(acc_name(statement.output), statement.accumulator, *shape))
-            if self._lanes_of(statement) > 1:
-                found.append(register(f"{acc_name(statement.output)}.total", statement.accumulator))
+            if lanes > 1:
+                found.append(register(f"{acc_name(statement.output)}.total", statement.accumulator, *self._shape))
         if in_row:
-            found.append(register(local_name(statement.output), row_dtype(statement), *self._shape()))
+            found.append(register(local_name(statement.output), row_dtype(statement), *self._shape))
         return found
 
     def _lanes_of(self, statement: TensorExpr) -> int:
         """Lanes that share this statement's inner axis: none where it is shorter than they are."""
         inner = inner_axes(statement, self.group.outer)
-        if self.vector or not inner or inner[-1].extent < self.lanes:
+        if self.is_vector or not inner or inner[-1].extent < self.lanes:
             return 1
         return self.lanes
 
-    def _across(self, node: Node) -> Node:
-        """The node for every outer point at hand."""
-        return without_guards_inside(Loop(LANE, self.width, LoopKind.VECTOR, (node,))) if self.vector else node
+    def _across(self, *nodes: Node) -> tuple[Node, ...]:
+        """The nodes for every outer point at hand."""
+        if self.is_vector:
+            return (without_guards_inside(Loop(LANE, self.width, LoopKind.VECTOR, nodes)),)
+        return (Loop(ROW, self.width, LoopKind.UNROLL, nodes),) if self.width > 1 else nodes
 
     def _statement(self, statement: TensorExpr, reads: RowReads, *, in_row: bool) -> list[Node]:
         nodes: list[Node] = []
         inner = inner_axes(statement, self.group.outer)
-        row_index = (ref(LANE),) if self.vector else ()
         if is_reduction(statement):
             nodes += self._reduction(statement, inner, reads)
             name = acc_name(statement.output) + (".total" if self._lanes_of(statement) > 1 else "")
-            value: Expr = Load(name, row_index, statement.accumulator)
+            value: Expr = Load(name, self._row_index, statement.accumulator)
         elif inner:
-            store = Compute(statement.output, statement.index, statement.body)
-            return self._walk(statement, inner, lambda at: self._at(store, reads.with_axes(at)))
+            return self._map(statement, inner, reads)
         else:
             value = reads.apply(statement.body)
         value = converted(value, statement)
         if in_row:
-            nodes.append(self._across(Compute(local_name(statement.output), row_index, value)))
-            value = Load(local_name(statement.output), row_index, statement.type.dtype)
+            nodes += self._across(Compute(local_name(statement.output), self._row_index, value))
+            value = Load(local_name(statement.output), self._row_index, statement.type.dtype)
         if statement.output not in self.group.locals:
             index = tuple(reads.apply(i) for i in statement.index)
-            nodes.append(self._across(Compute(statement.output, index, value)))
+            nodes += self._across(Compute(statement.output, index, value))
+            if not is_reduction(statement) and self.is_vector:
+                nodes += self._ahead(statement, self.width, self.at)
         return nodes
 
-    def _at(self, store: Compute, reads: RowReads) -> Node:
-        statement = next(s for s in self.group.statements if s.output == store.tensor)
-        index = tuple(reads.apply(i) for i in store.index)
-        return Compute(store.tensor, index, converted(reads.apply(store.value), statement))
+    def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
+        """A map over inner axes: of rows, one after the other."""
+
+        def store(at: dict[str, Expr]) -> Node:
+            place = reads.with_axes(at)
+            index = tuple(place.apply(i) for i in statement.index)
+            return Compute(statement.output, index, converted(place.apply(statement.body), statement))
+
+        if self._lanes_of(statement) == 1:
+            return self._around(inner, list(self._across(store({a.name: ref(a.name) for a in inner}))))
+        pieces = [*self._pieces(statement, inner, store), *self._remainder(statement, inner, store)]
+        return list(self._across(*pieces))
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine = statement.combine or Combine.SUM
         acc, lanes = acc_name(statement.output), self._lanes_of(statement)
         start = identity(combine, statement.accumulator)
         if lanes == 1:
-            index = (ref(LANE),) if self.vector else ()
-
-            def join(at: dict[str, Expr]) -> Node:
-                return Compute(acc, index, reads.with_axes(at).apply(statement.body), combine)
-
-            return [self._across(Compute(acc, index, start)), *self._walk(statement, inner, join)]
+            value = reads.with_axes({a.name: ref(a.name) for a in inner}).apply(statement.body)
+            join = Compute(acc, self._row_index, value, combine)
+            first = Compute(acc, self._row_index, start)
+            return [*self._across(first), *self._around(inner, list(self._across(join)))]
+        place = (*self._row_index, ref(LANE))
 
         def join_lane(at: dict[str, Expr]) -> Node:
-            return Compute(acc, (ref(LANE),), reads.with_axes(at).apply(statement.body), combine)
+            return Compute(acc, place, reads.with_axes(at).apply(statement.body), combine)
 
         def join_total(at: dict[str, Expr]) -> Node:
-            return Compute(f"{acc}.total", (), reads.with_axes(at).apply(statement.body), combine)
+            value = reads.with_axes(at).apply(statement.body)
+            return Compute(f"{acc}.total", self._row_index, value, combine)
 
         return [
-            Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (ref(LANE),), start),)),
+            *self._across(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
             *self._pieces(statement, inner, join_lane),
-            *self._fold_lanes(acc, lanes, combine, statement.accumulator),
-            *self._remainder(inner, join_total),
+            *self._across(*self._fold_lanes(acc, lanes, combine, statement.accumulator)),
+            *self._remainder(statement, inner, join_total),
         ]
 
     def _fold_lanes(self, acc: str, lanes: int, combine: Combine, dtype: DType) -> list[Node]:
         """Vectors onto each other until one is left, then its lanes in pairs."""
         nodes: list[Node] = []
+        row = self._row_index
         while lanes > self.native:
             lanes //= 2
-            other = Load(acc, (add(ref(LANE), num(lanes)),), dtype)
-            nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (ref(LANE),), other, combine),)))
-        parts: list[Expr] = [Load(acc, (num(i),), dtype) for i in range(lanes)]
+            other = Load(acc, (*row, add(ref(LANE), num(lanes))), dtype)
+            nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (*row, ref(LANE)), other, combine),)))
+        parts: list[Expr] = [Load(acc, (*row, num(i)), dtype) for i in range(lanes)]
         while len(parts) > 1:
             parts = [
                 Op(JOINS[combine], (a, b), dtype) for a, b in zip(parts[::2], parts[1::2], strict=True)
             ]
-        return [*nodes, Compute(f"{acc}.total", (), parts[0])]
+        return [*nodes, Compute(f"{acc}.total", row, parts[0])]
 
     def _pieces(
         self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
     ) -> list[Node]:
-        """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left."""
+        """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
+        reduction for all rows at hand, each with its own accumulators."""
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
+        across = self._across if is_reduction(statement) else _alone
         nodes: list[Node] = []
         if full := last.extent // lanes:
             piece = ref(f"{last.name}.piece")
-            whole = visit({**at, last.name: add(mul(piece, num(lanes)), ref(LANE))})
-            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (whole,)))
-            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, (vector,)))
+            here = {**at, last.name: add(mul(piece, num(lanes)), ref(LANE))}
+            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (visit(here),)))
+            hints = self._ahead(statement, lanes, {**self.at, **here})
+            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, across(vector, *hints)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
-            part = visit({**at, last.name: add(num(done), ref(LANE))})
-            nodes.append(Loop(LANE, vectors, LoopKind.VECTOR, (part,)))
+            here = {**at, last.name: add(num(done), ref(LANE))}
+            hints = self._ahead(statement, vectors, {**self.at, **here})
+            nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, (visit(here),)), *hints)
         return self._around(rest, nodes)
 
-    def _remainder(self, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]) -> list[Node]:
+    def _ahead(self, statement: TensorExpr, lanes: int, at: dict[str, Expr]) -> list[Node]:
+        """Hints for what the statement streams through, as much of it as `lanes` neighbours take."""
+        walked = self.walked.get(statement.output, ())
+        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
+
+    def _remainder(
+        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
+    ) -> list[Node]:
         """Loops over what is less than a vector at the end of the innermost axis."""
         last, rest = inner[-1], inner[:-1]
         count = last.extent % self.native
@@ -225,7 +271,8 @@ class _Rows:
             return []
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
         node = visit({**at, last.name: add(num(last.extent - count), ref(LANE))})
-        return self._around(rest, [Loop(LANE, count, LoopKind.SERIAL, (node,))])
+        across = self._across if is_reduction(statement) else _alone
+        return self._around(rest, [Loop(LANE, count, LoopKind.SERIAL, across(node))])
 
     @staticmethod
     def _around(axes: tuple[Axis, ...], nodes: list[Node]) -> list[Node]:
@@ -233,10 +280,6 @@ class _Rows:
             nodes = [Loop(axis.name, axis.extent, LoopKind.SERIAL, tuple(nodes))]
         return nodes
 
-    def _walk(
-        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
-    ) -> list[Node]:
-        """Loops over the inner axes; the lanes are the outer points at hand or pieces of the innermost axis."""
-        if self._lanes_of(statement) == 1:
-            return self._around(inner, [self._across(visit({a.name: ref(a.name) for a in inner}))])
-        return [*self._pieces(statement, inner, visit), *self._remainder(inner, visit)]
+
+def _alone(*nodes: Node) -> tuple[Node, ...]:
+    return nodes
