@@ -16,8 +16,6 @@ from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
 from roller_svc.lower.scatter import lower_scatter
-from roller_svc.lower.window_cpu import lower_window_cpu
-from roller_svc.perf.plane_tile import plane_space
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -46,6 +44,5 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
             return lower_contraction_cpu(group, program)
         return lower_contraction_gpu(group, program, hw)
     if family is Family.CPU:
-        planes = plane_space(group)
-        return lower_nest_cpu(group, program, hw) if planes is None else lower_window_cpu(group, program, planes)
+        return lower_nest_cpu(group, program, hw)
     return lower_nest_gpu(group, program, hw)
