@@ -9,6 +9,7 @@ from heapq import nsmallest
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_contraction import CpuContraction
 from roller_svc.construct.cpu_nest import cpu_nest
+from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
 from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
@@ -31,6 +32,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.mma_contraction import LEAST_STAGES
 from roller_svc.perf.model import Model
+from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.window_tile import is_windowed
 
@@ -131,7 +133,8 @@ def _limit(unit: ComputeUnit) -> int:
 
 def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
     is_staged = group.factors is not None and hw.family is not Family.CPU
-    return problem(group.space, hw, unit, operands(group) if is_staged else None)
+    prepared = problem(group.space, hw, unit, operands(group) if is_staged else None)
+    return replace(prepared, planes=plane_space(group)) if hw.family is Family.CPU else prepared
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
@@ -140,7 +143,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
         raise _unfit(group, rules, log)
-    if group.kind is not GroupKind.SCATTER and may_split(group):
+    if group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group):
         shapes = _with_splits(p, shapes, limit)
     shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
@@ -170,6 +173,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
         return SimtNest(p)
     if p.is_contraction:
         return CpuContraction(p)
+    if p.planes is not None:
+        return cpu_window(p, p.planes)
     return cpu_nest(p, serial=group.kind is GroupKind.SCATTER)
 
 

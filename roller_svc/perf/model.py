@@ -17,6 +17,7 @@ from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_nest import cpu_nest
+from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.mma_contraction import mma_contraction, tile_count
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
@@ -96,6 +97,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
         if p.rows is not None:
             return simt_reduction(p, p.rows, launch)
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
+    if p.planes is not None:
+        return cpu_window(p, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 
 

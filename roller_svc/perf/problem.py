@@ -14,6 +14,7 @@ from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, feeds
+from roller_svc.perf.plane_tile import PlaneSpace
 from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
 from roller_svc.perf.window_tile import WindowSpace, window_space
@@ -76,6 +77,7 @@ class Problem:
     map: MapSpace | None = None  # of a map on a SIMT machine
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
+    planes: PlaneSpace | None = None  # of a windowed reduction on a CPU
 
     @property
     def extents(self) -> Tile:

@@ -23,8 +23,10 @@ from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.cpu_window import staged_bytes
 from roller_svc.perf.footprint import footprint
 from roller_svc.perf.map_tile import is_map, map_space
+from roller_svc.perf.plane_tile import PlaneSpace, plane_space
 from roller_svc.perf.problem import problem
 from roller_svc.perf.window_tile import is_windowed, window_space
 
@@ -221,6 +223,9 @@ def check_cpu_contraction(group: KernelGroup, program: RProgram, hw: HardwareSpe
 
 def check_cpu_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
     space, lanes = group.space, program.unit.shape[-1]
+    if (planes := plane_space(group)) is not None:
+        check_cpu_window(planes, program, hw)
+        return
     for axis in space.reduced:
         assert program.block[axis.name] == axis.extent
         assert program.thread[axis.name] == 1
@@ -238,6 +243,20 @@ def check_cpu_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
     tasks = program.grid // program.split_k
     assert tasks <= max(1, 16 * hw.num_cores)
     for axis in space.spatial:
+        assert program.block[axis.name] < axis.extent + program.thread[axis.name]
+
+
+def check_cpu_window(planes: PlaneSpace, program: RProgram, hw: HardwareSpec) -> None:
+    lanes, names = program.unit.shape[-1], [a.name for a in planes.axes]
+    block = tuple(program.block[a.name] for a in program.space.axes)
+    thread = tuple(program.thread[a.name] for a in program.space.axes)
+    assert program.lanes == program.split_k == 1
+    assert program.thread[names[-1]] % lanes == 0
+    assert all(program.thread[a.name] == 1 for a in program.space.axes if a.name not in names[-2:])
+    totals = program.thread[names[-1]] // lanes * (program.thread[names[-2]] if len(names) > 1 else 1)
+    assert totals < hw.limits.max_registers_per_thread
+    assert staged_bytes(planes, block, thread) <= hw.limits.shared_bytes_per_core
+    for axis in program.space.spatial:
         assert program.block[axis.name] < axis.extent + program.thread[axis.name]
 
 
