@@ -16,6 +16,8 @@ from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
 from roller_svc.lower.scatter import lower_scatter
+from roller_svc.lower.window_cpu import lower_window_cpu
+from roller_svc.perf.plane_tile import plane_space
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
