@@ -38,7 +38,9 @@ LEAST_ROUNDS = 3
 CASE_S = 4.0
 # Samples that others disturbed are taken again, so often for a whole case.
 MOST_REPEATED = 20
-_BREATH_S = 0.05  # between cases, for whoever waits for the lock
+# How long the lock is held before others get it, but for the case under way, and how long they have to take it.
+_HELD_S = 40.0
+_BREATH_S = 0.2
 _TIMEOUT_S = 600.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
@@ -47,13 +49,10 @@ _MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`lock`: a file locked while one case is built and timed, for machines that several measure on."""
-
     target: str = "local"
     select: str = "measure"
     top_k: int = 10
     peers: tuple[str, ...] = ("numpy", "torch")
-    lock: Path | None = None
 
 
 @dataclass(slots=True)
@@ -108,20 +107,32 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def locked(path: Path | None) -> Iterator[None]:
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    time.sleep(_BREATH_S)
+class Turnstile:
+    """A lock on a file that is let go now and then, for machines that several measure on; None: no lock."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("a")
+        self._since: float | None = None
+
+    def enter(self) -> None:
+        """Wait for the lock, unless it is held and has not been for long."""
+        if self._file is None:
+            return
+        if self._since is not None and time.monotonic() - self._since > _HELD_S:
+            self.leave()
+            time.sleep(_BREATH_S)
+        if self._since is None:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._since = time.monotonic()
+
+    def leave(self) -> None:
+        if self._file is not None and self._since is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._since = None
 
 
 def limits_of(workers: Workers) -> Limits:
-    with locked(workers.settings.lock):
-        found = workers.lanes[OURS].call(MeasureLimits(workers.settings.target))
+    found = workers.lanes[OURS].call(MeasureLimits(workers.settings.target))
     if not isinstance(found, Limits):
         raise InvariantError("the worker answered something else")
     return found
@@ -129,25 +140,24 @@ def limits_of(workers: Workers) -> Limits:
 
 def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
     """One row: the case built, checked and timed beside its peers, or its `error`."""
-    with locked(workers.settings.lock):
-        settings = workers.settings
-        try:
-            program = case.program()
-            built = workers.lanes[OURS].call(BuildOurs(case, settings.target, settings.select, settings.top_k))
-        except RollerError as failure:
-            return failed_row(case, failure)
-        if not isinstance(built, Built):
-            raise InvariantError("the worker answered something else")
-        calls: dict[str, list[str]] = {}
-        failures: dict[str, str] = {}
-        for name, lane in workers.lanes.items():
-            if name != OURS:
-                try:
-                    calls[name] = peer_calls(lane.call(FindPeer(case, built.want)))
-                except RollerError as failure:
-                    failures[name] = f"{failure.code}: {failure.message}"
-        taken = in_turns({name: workers.lanes[name] for name in (OURS, *calls)})
-        row = case_row(case, taken, bound_of(program, limits))
+    settings = workers.settings
+    try:
+        program = case.program()
+        built = workers.lanes[OURS].call(BuildOurs(case, settings.target, settings.select, settings.top_k))
+    except RollerError as failure:
+        return failed_row(case, failure)
+    if not isinstance(built, Built):
+        raise InvariantError("the worker answered something else")
+    calls: dict[str, list[str]] = {}
+    failures: dict[str, str] = {}
+    for name, lane in workers.lanes.items():
+        if name != OURS:
+            try:
+                calls[name] = peer_calls(lane.call(FindPeer(case, built.want)))
+            except RollerError as failure:
+                failures[name] = f"{failure.code}: {failure.message}"
+    taken = in_turns({name: workers.lanes[name] for name in (OURS, *calls)})
+    row = case_row(case, taken, bound_of(program, limits))
     return row | {
         "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
         "peer_calls": calls, "peer_errors": failures,

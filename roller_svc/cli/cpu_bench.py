@@ -11,7 +11,7 @@ from typing import Any
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.bench.cpu import Settings, Workers, bench_case, limits_of
+from roller_svc.bench.cpu import Settings, Turnstile, Workers, bench_case, limits_of
 from roller_svc.bench.cpu_report import limits_json, machine, summary
 from roller_svc.bench.peers import PEERS
 from roller_svc.cli import options as common
@@ -46,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    lock = Path(options.lock) if options.lock else None
-    settings = Settings(options.target, options.select, options.top_k, _peers(options.peers), lock)
+    settings = Settings(options.target, options.select, options.top_k, _peers(options.peers))
+    turnstile = Turnstile(Path(options.lock) if options.lock else None)
     hw = hardware.load(settings.target)
     if hw.family is not Family.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
     cases = _chosen(options)
     document: Json = {"machine": machine(hw), "settings": _settings_json(settings), "threads": {}}
     for threads in dict.fromkeys(options.threads or [1]):
-        document["threads"][str(threads)] = _measured(cases, threads, settings)
+        document["threads"][str(threads)] = _measured(cases, threads, settings, turnstile)
     if options.json:
         show.as_json(document)
     else:
@@ -62,7 +62,7 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings) -> Json:
+def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings, turnstile: Turnstile) -> Json:
     if threads < 1:
         raise ArgumentError("--threads must be positive", code="invalid-option")
     workers = Workers(threads, settings)
@@ -71,11 +71,14 @@ def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings) -> J
         workers.start()
         for note in workers.notes:
             print(f"note: {note}", file=sys.stderr)
+        turnstile.enter()
         limits = limits_of(workers)
         for number, case in enumerate(cases, 1):
+            turnstile.enter()
             rows.append(bench_case(case, workers, limits))
             print(f"[{threads} threads, {number} of {len(cases)}] {_line(rows[-1])}", file=sys.stderr, flush=True)
     finally:
+        turnstile.leave()
         workers.close()
     return {
         **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,

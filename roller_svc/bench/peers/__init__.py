@@ -59,20 +59,25 @@ def peer_of(
 ) -> Peer:
     """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
     the reasons, where there is none."""
+    timed = [(_tried(way), number, way) for number, way in enumerate(ways(program, arrays, calls, want))]
+    _, _, best = min(timed)
+    return Peer(best.trace.run, tuple(best.trace.names), best)
+
+
+def ways(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
+) -> list[Translation]:
+    """The ways to write the program that agree with the reference, of the first stage that has any; BuildError no-peer
+    with the reasons where none has."""
     reasons: dict[str, None] = {}
     for styles in _STAGES:
-        best: tuple[float, Translation] | None = None
-        seen: set[tuple[str, ...]] = set()
+        found: dict[tuple[str, ...], Translation] = {}
         for style in styles:
-            found = _right(program, arrays, calls, want, style, reasons)
-            if found is None or tuple(found.trace.names) in seen:
-                continue
-            seen.add(tuple(found.trace.names))
-            seconds = _tried(found)
-            if best is None or seconds < best[0]:
-                best = seconds, found
-        if best is not None:
-            return Peer(best[1].trace.run, tuple(best[1].trace.names), best[1])
+            way = _right(program, arrays, calls, want, style, reasons)
+            if way is not None:
+                found.setdefault(tuple(way.trace.names), way)
+        if found:
+            return list(found.values())
     raise no_peer("; ".join(reasons) or "no way to write it")
 
 

@@ -52,7 +52,7 @@ class Library(Protocol):
         """Copy, broadcast and convert."""
 
     def reduce(self, combine: Combine) -> Function:
-        """A function (x, dims, out)."""
+        """A function (x, dims, *, out)."""
 
     def take(self, value: Any, index: tuple[Any, ...], out: Any) -> None:
         """value[index], index by index, as numpy's integer indexing."""

@@ -168,7 +168,7 @@ class _Translator:
         reduce = self.calls.library.reduce(nest.combine)
         same = statement.type.dtype is body.dtype
         target = out if same else self.context.empty(nest.shape, body.dtype)
-        self.context.into(nest.combine.name.lower(), lambda x, out: reduce(x, dims, out), value, out=target)
+        self.context.into(nest.combine.name.lower(), lambda x, out: reduce(x, dims, out=out), value, out=target)
         if not same:
             self.context.into("cast", self.calls.library.convert, target, out=out)
 
