@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.codegen.dialect import SHORT
+from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.affine import affine
@@ -140,3 +140,26 @@ def vector_helper(name: str, dtype: DType, lanes: int) -> str:
     )
 
 
+
+
+def block_transpose(name: str, dtype: DType, lanes: int) -> str:
+    """A block of lanes x lanes elements turned in registers: off-diagonal quarters change places, then quarters of
+    those, ... (J. O. Eklundh, A fast computer method for matrix transposing, IEEE Trans. Comput. C-21, 1972)."""
+    vector = vector_type(dtype, lanes)
+    mask = vector_type(DType.INT32 if dtype.bits == 32 else DType.INT64, lanes)
+    element = C.value_type(dtype)
+    rows = range(lanes)
+    lines = [f"  const {vector} r0_{i} = *(const {vector} *)(from + {i} * from_stride);" for i in rows]
+    step, half = 0, lanes // 2
+    while half:
+        low = ", ".join(str(j - half + lanes if j & half else j) for j in rows)
+        high = ", ".join(str(j + lanes if j & half else j + half) for j in rows)
+        for i in rows:
+            if not i & half:
+                pair = f"r{step}_{i}, r{step}_{i + half}"
+                for to, order in ((i, low), (i + half, high)):
+                    lines.append(f"  const {vector} r{step + 1}_{to} = __builtin_shuffle({pair}, ({mask}){{{order}}});")
+        step, half = step + 1, half // 2
+    lines += [f"  *({vector} *)(to + {i} * to_stride) = r{step}_{i};" for i in rows]
+    head = f"static inline void {name}({element} *to, long to_stride, const {element} *from, long from_stride) {{"
+    return "\n".join([head, *lines, "}"])

@@ -13,7 +13,7 @@ from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import JOINS
-from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Prefetch, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Prefetch, Storage, Transpose
 
 
 @dataclass(slots=True)
@@ -75,6 +75,8 @@ class Walk:
                 self.prefetch(node)
             case LaneReduce():
                 self.lane_reduce(node)
+            case Transpose():
+                self.transpose(node)
 
     def loop(self, loop: Loop) -> None:
         """A plain loop; one that runs once is no loop at all."""
@@ -154,6 +156,9 @@ class Walk:
 
     def lane_reduce(self, node: LaneReduce) -> None:
         raise InvariantError("no lanes in this language")
+
+    def transpose(self, node: Transpose) -> None:
+        raise InvariantError("no blocks are turned in this language")
 
     def branch(self, branch: Branch) -> None:
         cond = fold(branch.cond, self.scalar.values)

@@ -121,6 +121,21 @@ class LaneReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Transpose:
+    """A square block, as many rows and columns as a vector has lanes, turned on its way through vector registers.
+
+    Element j of row i comes from `source` + i * `source_stride` + j and goes to tensor[index] + j * `stride` + i, both
+    counted in elements. A CPU's; the tensor lies in a storage node, and all of the block must exist on both sides.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    stride: int
+    source: Load
+    source_stride: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """`elements` neighbours from memory into a shared room, asynchronously: they are there once awaited (cp.async).
 
@@ -190,7 +205,7 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | Prefetch
+    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | Prefetch | Transpose
     | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 )  # fmt: skip
 
@@ -267,12 +282,15 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}barrier")
             case Prefetch(tensor=tensor, for_write=for_write):
                 lines.append(f"{pad}prefetch {tensor}{' to write' if for_write else ''}")
+            case Transpose(tensor=tensor, source=source):
+                lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
             case LaneReduce(tensor=tensor, combine=combine, lanes=lanes):
                 lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
             case _:
                 lines.append(f"{pad}{_matrix_line(node)}")
         lines.extend(render(body, depth + 1) for body in bodies(node) if body)
     return "\n".join(lines)
+
 
 def _matrix_line(node: Node) -> str:
     """What is said of nodes that move tiles to tensor cores and multiply them."""

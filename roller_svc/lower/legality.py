@@ -33,6 +33,7 @@ from roller_svc.ir.schedule import (
     RoundFragment,
     Scope,
     Storage,
+    Transpose,
     descend,
 )
 from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
@@ -47,7 +48,7 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> No
     for node in descend(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
-        elif isinstance(node, Compute | Copy | LoadMatrix):
+        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose):
             computed.add(node.tensor)
     checker = _Checker(frozenset(storages), frozenset(computed), buffers)
     checker.nodes(nodes)
@@ -109,6 +110,8 @@ class _Checker:
                         self._reads(expr)
                 case LaneReduce():
                     self._lane_reduce(node)
+                case Transpose():
+                    self._transpose(node)
                 case Copy():
                     self._copy(node)
                 case CommitCopies() | AwaitCopies():
@@ -199,6 +202,17 @@ class _Checker:
             self._reads(expr)
         if node.tensor not in self.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+
+    def _transpose(self, node: Transpose) -> None:
+        """Into a room of its thread's own: where its elements go is no index that could be compared."""
+        self._in_scope(node.tensor)
+        if self._room(node.tensor)[1] is not Scope.STACK:
+            raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
+        for expr in node.index:
+            self._reads(expr)
+        self._reads(node.source)
+        self.written.add(node.tensor)
+        self._record(node.tensor, node.index, is_write=True)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: Copy) -> None:
