@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from roller_svc.ir.build import add, mul, num
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind
+from roller_svc.ir.build import add, div, mod, mul, num
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, rewrite
 from roller_svc.lang.intervals import bounds
 
 # term → coefficient; None → the constant. A term is a loop variable or an expression that is no sum.
@@ -68,3 +69,29 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
             ends = c * found.low, c * found.high
             low, high = low + min(ends), high + max(ends)
     return low, high
+
+
+def simplified(expr: Expr) -> Expr:
+    """The same with quotients and remainders taken where their operand shows them: (8 x + 3) // 4 is 2 x, % 8 is 3."""
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if _is_index(node):
+                return (_divided(kind, linear(x), by) if by > 0 else None) or node
+            case _:
+                return node
+
+    return rewrite(expr, change)
+
+
+def _divided(kind: OpKind, terms: Linear, by: int) -> Expr | None:
+    """(g X + r) // (g n) is X // n, and its remainder g (X % n) + r, for 0 <= r < g."""
+    shared = math.gcd(by, *(c for term, c in terms.items() if term is not None))
+    if shared == 1:
+        return None
+    rest = terms.get(None, 0) % shared
+    whole = {term: c // shared for term, c in terms.items() if term is not None}
+    whole[None] = (terms.get(None, 0) - rest) // shared
+    if kind is OpKind.FLOORDIV:
+        return div(expression(whole), by // shared)
+    return add(mul(mod(expression(whole), by // shared), num(shared)), num(rest))

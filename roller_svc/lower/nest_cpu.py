@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, ceil_div, less_equal, mul, num, ref, sub
+from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.lower.column_walk_cpu import column_walk
 from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.outer_loops_cpu import Together, outer_loops
 from roller_svc.lower.prefetch_cpu import Stream, streams
 from roller_svc.lower.rows import (
     RowReads,
@@ -27,6 +29,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
+from roller_svc.perf.column_walk import walks_columns
 
 LANE = ".lane"
 ROW = ".row"
@@ -36,14 +39,19 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     """One tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
     side_by_side = _side_by_side(group, program)
     is_vector = side_by_side is not None and program.lanes == 1
+    if is_vector and side_by_side is not None and walks_columns(group.space):
+        return (ScheduleTree(group.name, column_walk(group, program, side_by_side)),)
     native = min(program.lanes, program.unit.shape[-1])
     walked = streams(group, hw) if not is_vector or side_by_side == _last_wide(group) else {}
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
         return _Rows(group, at, is_vector, width, program.lanes, native, walked, hw.dram.transaction_bytes).nodes()
 
-    place = ref(LANE if is_vector else ROW)
-    return (ScheduleTree(group.name, _outer_loops(group, program, side_by_side, place, rows)),)
+    if side_by_side is None:
+        return (ScheduleTree(group.name, outer_loops(group, program, None, rows)),)
+    width = program.thread[side_by_side.name]
+    together = Together(side_by_side, width, ref(LANE if is_vector else ROW))
+    return (ScheduleTree(group.name, outer_loops(group, program, together, rows)),)
 
 
 def _side_by_side(group: KernelGroup, program: RProgram) -> Axis | None:
@@ -57,46 +65,6 @@ def _side_by_side(group: KernelGroup, program: RProgram) -> Axis | None:
 
 def _last_wide(group: KernelGroup) -> Axis | None:
     return next((a for a in reversed(group.outer) if a.extent > 1), None)
-
-
-def _outer_loops(
-    group: KernelGroup, program: RProgram, side_by_side: Axis | None, place: Expr,
-    rows: Callable[[dict[str, Expr], int], tuple[Node, ...]],
-) -> tuple[Node, ...]:  # fmt: skip
-    """Tasks, the points of each, and `rows` at those; `place` tells the points that are computed at once apart."""
-    at: dict[str, Expr] = {a.name: ref(a.name) for a in group.outer}
-    if side_by_side is None:
-        nodes = rows(at, 1)
-    else:
-        width = program.thread[side_by_side.name]
-        start = ref(f"{side_by_side.name}.first")
-        at[side_by_side.name] = add(start, place)
-        nodes = rows(at, width) if side_by_side.extent >= width else ()
-        if tail := side_by_side.extent % width:
-            rest = rows(at, tail)
-            inside = less_equal(add(start, num(width)), num(side_by_side.extent))
-            nodes = (Branch(inside, nodes, rest),) if nodes else rest
-    for axis in reversed(group.outer):
-        tile = program.block[axis.name]
-        task = ref(f"{axis.name}.task")
-        if axis is side_by_side:
-            width = program.thread[axis.name]
-            count = tile // width
-            step = ref(f"{axis.name}.step")
-            position = add(mul(task, num(count)), step)
-            nodes = (Let(f"{axis.name}.first", mul(position, num(width)), nodes),)
-            limit = sub(num(ceil_div(axis.extent, width)), mul(task, num(count)))
-            ragged = ceil_div(axis.extent, width) % count
-        else:
-            count, step = tile, ref(f"{axis.name}.step")
-            nodes = (Let(axis.name, add(mul(task, num(tile)), step), nodes),)
-            limit = sub(num(axis.extent), mul(task, num(tile)))
-            ragged = axis.extent % tile
-        nodes = (Loop(step.name, count, LoopKind.SERIAL, nodes, limit if ragged else None),)
-    for axis in reversed(group.outer):
-        tasks = ceil_div(axis.extent, program.block[axis.name])
-        nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
-    return nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,29 @@
+"""Which nests are walked row by row of their columns: inner axes that jump through memory, an outer one that runs."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
+
+# Steps over the inner axes from which columns wait in L1 for them; below, they wait in registers.
+FEWEST_STEPS = 16
+
+
+def walks_columns(space: TileSpace) -> bool:
+    """Whether the vector axis is an outer one along which something is read that inner axes, many steps of them, walk
+    across."""
+    inner = {m.name for a in space.axes if a.role is AxisRole.INNER for m in a.members}
+    steps = math.prod(a.extent for a in space.axes if a.role is AxisRole.INNER)
+    vector = next((a for a in space.axes if a.name == space.vector_axis), None)
+    if vector is None or vector.role is not AxisRole.OUTER or steps < FEWEST_STEPS or not space.walks_rows:
+        return False
+    along = vector.members[-1].name
+    return any(_is_across(access, along, inner) for access in space.accesses if not access.is_output)
+
+
+def _is_across(access: TileAccess, along: str, inner: set[str]) -> bool:
+    wide = [dim for dim in access.dims if dim.size > 1]
+    if not wide or along not in {name for name, _ in wide[-1].coeffs}:
+        return False
+    return any(name in inner for dim in wide[:-1] for name, _ in dim.coeffs)
