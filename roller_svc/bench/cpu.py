@@ -130,6 +130,10 @@ class Turnstile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._since = None
 
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()  # which lets go
+
 
 def limits_of(workers: Workers) -> Limits:
     found = workers.lanes[OURS].call(MeasureLimits(workers.settings.target))

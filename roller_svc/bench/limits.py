@@ -25,7 +25,9 @@ CHAINS = 12
 _SAMPLES = 7
 _SAMPLE_S = 0.01
 _STREAM_LEVELS = ("l1", "l2", "l3")
-_DRAM_BYTES = 256 << 20  # several times the last level of a desktop or a share of a server's
+# A working set in DRAM: so many times the last level, which keeps a part of what is streamed through it.
+_BEYOND_CACHES = 4
+_DRAM_BYTES_MOST = 512 << 20  # for all threads
 FMAS = 100_000
 _PAGE = 4096
 
@@ -70,7 +72,8 @@ def sizes(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
     """A working set of one thread for each level: half of what it has of a cache, and well beyond the last."""
     levels = [level for level in reversed(hw.levels) if level.name in _STREAM_LEVELS]
     result = [(v.name, v.capacity_bytes // (2 * threads if v.name == "l3" else 2)) for v in levels]
-    return [*((name, size // _PAGE * _PAGE) for name, size in result), ("dram", _DRAM_BYTES)]
+    dram = min(_BEYOND_CACHES * levels[-1].capacity_bytes, _DRAM_BYTES_MOST) // threads
+    return [*((name, size // _PAGE * _PAGE) for name, size in result), ("dram", dram // _PAGE * _PAGE)]
 
 
 _HEAD = """

@@ -47,14 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
     settings = Settings(options.target, options.select, options.top_k, _peers(options.peers))
-    turnstile = Turnstile(Path(options.lock) if options.lock else None)
     hw = hardware.load(settings.target)
     if hw.family is not Family.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
     cases = _chosen(options)
+    turnstile = Turnstile(Path(options.lock) if options.lock else None)
     document: Json = {"machine": machine(hw), "settings": _settings_json(settings), "threads": {}}
-    for threads in dict.fromkeys(options.threads or [1]):
-        document["threads"][str(threads)] = _measured(cases, threads, settings, turnstile)
+    try:
+        for threads in dict.fromkeys(options.threads or [1]):
+            document["threads"][str(threads)] = _measured(cases, threads, settings, turnstile)
+    finally:
+        turnstile.close()
     if options.json:
         show.as_json(document)
     else:
