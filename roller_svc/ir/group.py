@@ -30,6 +30,9 @@ class GroupKind(Enum):
 class AxisRole(Enum):
     """What a tile axis is. A contraction has BATCH, M, N, K; a nest or scatter has OUTER and INNER.
 
+    A contraction seen as a convolution has BATCH (groups), PIXEL, N (filters), K (channels) and TAP: PIXEL axes are
+    those of its image's results, one each; TAP axes are added to them where a window slides.
+
     OUTER axes are spatial and shared by all statements of the group; INNER axes are walked whole inside each outer
     point (reduced, or mapped over again by the last statement, as in softmax).
     """
@@ -38,6 +41,8 @@ class AxisRole(Enum):
     M = "m"
     N = "n"
     K = "k"
+    PIXEL = "pixel"
+    TAP = "tap"
     OUTER = "outer"
     INNER = "inner"
 
@@ -56,7 +61,7 @@ class TileAxis:
 
     @property
     def kind(self) -> AxisKind:
-        return AxisKind.REDUCE if self.role in (AxisRole.K, AxisRole.INNER) else AxisKind.SPATIAL
+        return AxisKind.REDUCE if self.role in (AxisRole.K, AxisRole.TAP, AxisRole.INNER) else AxisKind.SPATIAL
 
     def member_extents(self, tile: int) -> dict[str, int]:
         """Most values of each member axis that a tile meets: `tile` consecutive points from a multiple of `tile`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from roller_svc.errors import InvariantError, ScheduleError
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
 from roller_svc.lower.contraction_mma import lower_contraction_mma
+from roller_svc.lower.convolution_cpu import lower_convolution_cpu
 from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
@@ -42,6 +43,8 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
     if program.unit.kind is UnitKind.MMA:
         return lower_contraction_mma(group, program, hw.arch)
     if group.kind is GroupKind.CONTRACTION:
+        if program.space.role(AxisRole.PIXEL):
+            return lower_convolution_cpu(group, program, hw)
         if family is Family.CPU:
             return lower_contraction_cpu(group, program)
         return lower_contraction_gpu(group, program, hw)

@@ -22,9 +22,11 @@ from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits, shortened
 
 # -fwrapv, -fno-strict-aliasing: the language's integers wrap and its bit casts read one type's bytes as another's.
 # -fno-math-errno, -fno-trapping-math let gcc vectorise. Not -ffast-math: it breaks NaN and infinity.
+# -fno-predictive-commoning: elements of a window that the next tap reads again would be kept in registers that the
+# accumulators of a micro-kernel need, and spill; a load from L1 is free there.
 COMMON_FLAGS = (
     "-std=gnu11", "-O2", "-fPIC", "-shared", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno",
-    "-fno-trapping-math", "-fvisibility=default", "-fmax-errors=20", "-Wl,--build-id=none",
+    "-fno-trapping-math", "-fno-predictive-commoning", "-fvisibility=default", "-fmax-errors=20", "-Wl,--build-id=none",
 )  # fmt: skip
 # Linking with any of these adds start-up code that switches on flush-to-zero for the whole process that loads it.
 REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})

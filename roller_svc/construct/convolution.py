@@ -1,0 +1,108 @@
+"""Contraction group → the same as a convolution: tile spaces whose axes are pixels, filters, channels and taps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.expr import Expr, children
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
+from roller_svc.ir.program import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """The factor with the pixels, and the tap that is added to each pixel (None: none is)."""
+
+    pixels: TileAxis
+    filters: TileAxis
+    tap_of: dict[str, str | None]
+    strided: bool
+
+
+def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
+    """The space with vectors along filters, and that with vectors along pixels; none where the group is no convolution.
+
+    One factor, the image, must be a function of group, channels and, for each of its spatial axes, one coordinate
+    stride * pixel + dilation * tap. A plain product of matrices is none: it has one spatial axis and no tap.
+    """
+    if group.kind is not GroupKind.CONTRACTION or group.factors is None or group.row_reduction is not None:
+        return ()
+    space = group.space
+    (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    for factor, pixels, filters in ((group.factors.b, n, m), (group.factors.a, m, n)):
+        image = _image(factor, pixels, filters, k)
+        if image is not None:
+            return tuple(_space(space, image, k, along_filters=way) for way in _ways(group, image))
+    return ()
+
+
+def _ways(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
+    """Vectors along filters always; along pixels where results of neighbouring pixels lie side by side."""
+    return (True,) if image.filters.role is AxisRole.N else (True, False)
+
+
+def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _Image | None:
+    reduced = {a.name for a in k.members}
+    tap_of: dict[str, str | None] = {a.name: None for a in pixels.members}
+    steps: dict[str, tuple[int, int]] = {}
+    for sum_ in _sums(factor):
+        for name in tap_of:
+            tap = _tap(sum_, name, set(tap_of), reduced)
+            if tap is not None and tap_of[name] not in (None, tap):
+                return None
+            tap_of[name] = tap_of[name] or tap
+    taps = [t for t in tap_of.values() if t is not None]
+    if len(set(taps)) < len(taps):
+        return None
+    for sum_ in _sums(factor):
+        for name, tap in tap_of.items():
+            pace = sum_.coeff(name), 0 if tap is None else sum_.coeff(tap)
+            if pace != (0, 0) and not _same_pace(steps.setdefault(name, pace), pace, has_tap=tap is not None):
+                return None
+    strided = any(pace[0] != 1 for pace in steps.values())
+    return _Image(pixels, filters, tap_of, strided) if taps or len(pixels.members) > 1 else None
+
+
+def _tap(sum_: Affine, pixel: str, pixels: set[str], reduced: set[str]) -> str | None:
+    """The reduced axis that this sum adds to the pixel."""
+    names = {name for name, _ in sum_.coeffs}
+    return next(iter(sorted(names & reduced)), None) if pixel in names and len(names & pixels) == 1 else None
+
+
+def _same_pace(known: tuple[int, int], pace: tuple[int, int], *, has_tap: bool) -> bool:
+    """Whether a pixel and its tap stand in one proportion wherever they are added, and one that has a unit: after its
+    common factor is taken out, the coordinate grows by one with the pixel or with the tap."""
+    if pace[0] <= 0 or known[0] <= 0 or (has_tap and min(pace[1], known[1]) <= 0):
+        return False
+    if pace[0] * known[1] != pace[1] * known[0]:
+        return False
+    return not has_tap or pace[0] % pace[1] == 0 or pace[1] % pace[0] == 0
+
+
+def _sums(expr: Expr) -> Iterator[Affine]:
+    """The largest index expressions in it that are sums of axes."""
+    known = None if expr.dtype.is_float else affine(expr)
+    if known is not None:
+        yield known
+        return
+    for child in children(expr):
+        yield from _sums(child)
+
+
+def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool) -> TileSpace:
+    names = set(image.tap_of.values())
+    taps = tuple(a for a in k.members if a.name in names)
+    channels = tuple(a for a in k.members if a.name not in names)
+    pixels = tuple(TileAxis(a.name, AxisRole.PIXEL, (a,)) for a in image.pixels.members)
+    filters = TileAxis(image.filters.name, AxisRole.N, image.filters.members)
+    fused = tuple(_fused(role, axes) for role, axes in ((AxisRole.K, channels), (AxisRole.TAP, taps)) if axes)
+    return replace(
+        space, axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused),
+        vector_axis=filters.name if along_filters else pixels[-1].name,
+    )  # fmt: skip
+
+
+def _fused(role: AxisRole, axes: tuple[Axis, ...]) -> TileAxis:
+    return TileAxis("_".join(a.name for a in axes), role, axes)

@@ -1,0 +1,327 @@
+"""Convolution and its rProgram → schedule tree for a CPU: windows of the image staged once, not once for each tap.
+
+A task owns some pixels and filters. For every step of channels it packs their weights, then, window by window of its
+pixels, stages the image, zeros around it in place, and runs the micro-kernel straight over the window: an element of it
+serves all taps and filters that need it. Vectors are of filters (a tile's pixels are broadcast) or of pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.errors import InvariantError
+from roller_svc.ir.build import add, ceil_div, div, equal, least, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, Transpose
+from roller_svc.lower.contraction import View
+from roller_svc.lower.fused_axis import decoded, member_values
+from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
+from roller_svc.lower.micro_kernel_cpu import LANE, ROW, VECTOR, MicroKernel, Start, Steps, Tile
+from roller_svc.lower.packed_weights import PACKED, PackedWeights
+from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace, Slide, image_space
+
+SUMS, TURNED = ".sums", ".turned"
+
+
+def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    """One tree: parallel tasks over groups, pixels and filters."""
+    image = image_space(program.space)
+    factors = group.factors
+    if image is None or factors is None:
+        raise InvariantError(f"{group.name} is no convolution")
+    space = group.space
+    (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    view = View(group, space.role(AxisRole.BATCH), m, n, k, factors, space.compute_dtype)
+    pixels_are_m = image.slides[0].pixel in m.members
+    factor, weights = (factors.a, factors.b) if pixels_are_m else (factors.b, factors.a)
+    block, thread = program.block.as_dict(), program.thread.as_dict()
+    depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
+    lanes = program.unit.shape[-1]
+    pixels = image.window(block, thread, depth, WINDOW_OF_L2 * hw.block_level.capacity_bytes)
+    staged = ImageWindow(image, factor, view.dtype, pixels, depth, lanes)
+    wide = thread[image.filters.name]
+    packed = PackedWeights(image, weights, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
+    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m)
+    return (ScheduleTree(group.name, tasks.nodes()),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    view: View
+    program: RProgram
+    image: ImageSpace
+    window: ImageWindow
+    weights: PackedWeights
+    filters_last: bool  # whether results of neighbouring filters lie side by side
+
+    # sizes ----------------------------------------------------------------------------------------------------------
+    @property
+    def slides(self) -> tuple[tuple[Slide, int], ...]:
+        """Each with the pixels of a window along it."""
+        return tuple(zip(self.image.slides, self.window.pixels, strict=True))
+
+    @property
+    def steps(self) -> int:
+        return ceil_div(self.image.depth, self.window.channels)
+
+    @property
+    def lanes(self) -> int:
+        return self.window.lanes
+
+    def _task(self, slide: Slide) -> int:
+        return self.program.block[slide.pixel.name]
+
+    def _tile(self, slide: Slide) -> int:
+        return self.program.thread[slide.pixel.name]
+
+    @property
+    def _window_pixels(self) -> int:
+        return math.prod(self.window.pixels)
+
+    # the tree, from the outside in ----------------------------------------------------------------------------------
+    def nodes(self) -> tuple[Node, ...]:
+        depth, kc = self.image.depth, self.window.channels
+        left = sub(num(depth), mul(ref("k.step"), num(kc)))
+        nodes: tuple[Node, ...] = (*self.weights.pack(), *self._windows())
+        nodes = (Let("k.count", least(num(kc), left) if depth % kc else num(kc), nodes),)
+        nodes = (Loop("k.step", self.steps, LoopKind.SERIAL, nodes),)
+        for storage in self._storages():
+            nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
+        filters, panels = self.image.filters, self.weights.panels
+        block = panels * self.weights.wide
+        left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref("n.task"), num(panels)))
+        nodes = (
+            Let("n.first", mul(ref("n.task"), num(block)), (Let("n.panels", least(num(panels), left), nodes),)),
+        )
+        for slide, _ in reversed(self.slides):
+            name = slide.pixel.name
+            nodes = (Let(f"{name}.first", mul(ref(f"{name}.task"), num(self._task(slide))), nodes),)
+        nodes = (Loop("n.task", ceil_div(filters.extent, block), LoopKind.PARALLEL, nodes),)
+        for slide, _ in reversed(self.slides):
+            tasks = ceil_div(slide.pixel.extent, self._task(slide))
+            nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
+        for batch in reversed(self.view.batch):
+            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
+        return nodes
+
+    def _storages(self) -> tuple[Storage, ...]:
+        dtype, wide = self.view.dtype, self.weights.wide
+        held = (math.prod(self._parts), self.weights.panels) if self.steps > 1 else (1, 1)
+        if self.image.along_filters:  # blocks that are turned may reach beyond the last pixel
+            sums: tuple[int, ...] = (*held, self._window_pixels + self.lanes - 1, wide)
+        else:
+            sums = (*held, wide, self._window_pixels)
+        rooms = [(SUMS, sums), (WINDOW, (self.window.elements,)), (PACKED, self.weights.shape)]
+        if self._turns:
+            rooms.append((TURNED, (self.lanes, self.lanes)))
+        return tuple(Storage(name, dtype, shape, Scope.STACK, ()) for name, shape in rooms)
+
+    @property
+    def _turns(self) -> bool:
+        return self.image.along_filters and not self.filters_last
+
+    @property
+    def _parts(self) -> tuple[int, ...]:
+        """Windows of a task along each slide."""
+        return tuple(self._task(slide) // pixels for slide, pixels in self.slides)
+
+    def _windows(self) -> tuple[Node, ...]:
+        nodes = (*self.window.stage(), self._panels())
+        for (slide, pixels), parts in reversed([*zip(self.slides, self._parts, strict=True)]):
+            name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
+            at = add(first, mul(ref(f"{name}.window"), num(pixels)))
+            left = least(num(pixels), sub(num(slide.pixel.extent), at))
+            count = num(min(pixels, slide.pixel.extent)) if _whole(slide, pixels) else left
+            limit: Expr | None = None
+            if parts > 1 and slide.pixel.extent % self._task(slide):
+                limit = div(add(sub(num(slide.pixel.extent), first), num(pixels - 1)), pixels)
+            nodes = (Let(f"{name}.at", at, (Let(f"{name}.count", count, nodes),)),)
+            nodes = (Loop(f"{name}.window", parts, LoopKind.SERIAL, nodes, limit),)
+        return nodes
+
+    def _panels(self) -> Node:
+        """All panels of filters over one window, each finished after its last step."""
+        nodes: tuple[Node, ...] = self._micro_kernel()
+        for slide, pixels in reversed(self.slides):
+            name, tile = slide.pixel.name, self._tile(slide)
+            limit: Expr | None = None
+            if not _whole(slide, pixels):
+                limit = div(add(pixels_left(slide), num(tile - 1)), tile)
+            nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
+            nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
+        finish = self._finish()
+        nodes += (Branch(equal(ref("k.step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
+        place = add(ref("n.first"), mul(ref("n.panel"), num(self.weights.wide)))
+        return Loop("n.panel", self.weights.panels, LoopKind.SERIAL, (Let("n.place", place, nodes),), ref("n.panels"))
+
+    def _tiles(self, slide: Slide, pixels: int) -> int:
+        return ceil_div(min(pixels, slide.pixel.extent), self._tile(slide))
+
+    # the micro-kernel -----------------------------------------------------------------------------------------------
+    def _micro_kernel(self) -> tuple[Node, ...]:
+        thread = [self._tile(slide) for slide, _ in self.slides]
+        wide, taps = self.weights.wide, [s.tap for s, _ in self.slides if s.tap is not None]
+        channels: tuple[Steps, ...] = ()
+        if self.image.channels is not None:
+            limit = ref("k.count") if self.image.depth % self.window.channels else None
+            channels = (Steps("k.row", self.window.channels, limit),)
+        over_taps = tuple(Steps(tap.name, tap.extent) for tap in taps)
+        pixels = math.prod(thread)
+        along = self.image.along_filters
+        kernel = MicroKernel(
+            rows=pixels if along else wide,
+            columns=wide if along else pixels,
+            lanes=self.lanes,
+            dtype=self.view.dtype,
+            steps=(*over_taps, *channels) if self.image.channels_last else (*channels, *over_taps),
+            a=self._pixel if along else self._weight,
+            b=self._weight if along else self._pixel,
+        )
+        tile = Tile(SUMS, self._sum_at)
+        return kernel.nodes(tile, Start(tile, equal(ref("k.step"), num(0))) if self.steps > 1 else None)
+
+    def _weight(self, filter_: Expr) -> Expr:
+        return Load(PACKED, (ref("n.panel"), self.weights.row, filter_), self.view.dtype)
+
+    def _pixel(self, _: Expr) -> Expr:
+        """The element of the window that a pixel of the register tile meets under the tap."""
+        coordinates = []
+        for (slide, _), pixel in zip(self.slides, self._in_window(), strict=True):
+            if slide is self.image.slides[-1]:
+                coordinates.append(self.window.sorted_place(pixel))
+            else:
+                coordinates.append(self.window.coordinate(slide, pixel))
+        channel = num(0) if self.image.channels is None else ref("k.row")
+        return Load(WINDOW, (self.window.place(channel, tuple(coordinates)),), self.view.dtype)
+
+    def _in_window(self) -> tuple[Expr, ...]:
+        """Where in the window a pixel of the register tile stands: row `ROW`, or lane of vector `VECTOR`."""
+        number: Expr = ref(ROW)
+        found: list[Expr] = []
+        for slide, _ in reversed(self.slides):
+            tile, place = self._tile(slide), ref(f"{slide.pixel.name}.place")
+            if not self.image.along_filters and slide is self.image.slides[-1]:
+                number, tile = ref(VECTOR), tile // self.lanes
+                inside: Expr = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
+            else:
+                inside = mod(number, tile)
+            found.append(add(place, inside))
+            number = div(number, tile)
+        return tuple(reversed(found))
+
+    # sums -----------------------------------------------------------------------------------------------------------
+    def _sum_at(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
+        number = self._pixel_number(self._in_window())
+        return (*self._held(), number, column) if self.image.along_filters else (*self._held(), row, number)
+
+    def _held(self) -> tuple[Expr, Expr]:
+        if self.steps == 1:
+            return num(0), num(0)
+        window: Expr = num(0)
+        for (slide, _), parts in zip(self.slides, self._parts, strict=True):
+            window = add(mul(window, num(parts)), ref(f"{slide.pixel.name}.window"))
+        return window, ref("n.panel")
+
+    def _pixel_number(self, at: tuple[Expr, ...]) -> Expr:
+        number: Expr = num(0)
+        for (_, pixels), pixel in zip(self.slides, at, strict=True):
+            number = add(mul(number, num(pixels)), pixel)
+        return number
+
+    # results --------------------------------------------------------------------------------------------------------
+    def _finish(self) -> tuple[Node, ...]:
+        """The finished sums of a panel through the epilogue to memory."""
+        if self.filters_last:
+            return self._over_pixels(self._filter_runs(), self.slides)
+        if not self.image.along_filters:
+            nodes = self._over_pixels(self._pixel_runs(), self.slides[:-1])
+            row = ref(".filter")
+            nodes = decoded(self.image.filters, add(ref("n.place"), row), nodes)
+            return (Loop(".filter", self.weights.wide, LoopKind.SERIAL, nodes, self._filters_left(num(0))),)
+        slide, pixels = self.slides[-1]
+        return self._over_pixels(by_length(slide, pixels, self._turned_run), self.slides[:-1])
+
+    def _filters_left(self, beyond: Expr) -> Expr | None:
+        extent = self.image.filters.extent
+        if extent % self.weights.wide == 0:
+            return None
+        return sub(num(extent), add(ref("n.place"), beyond))
+
+    def _over_pixels(self, nodes: tuple[Node, ...], slides: tuple[tuple[Slide, int], ...]) -> tuple[Node, ...]:
+        for slide, pixels in reversed(slides):
+            name = slide.pixel.name
+            limit = None if _whole(slide, pixels) else pixels_left(slide)
+            nodes = (Let(name, add(pixel_at(slide, pixels), ref(f"{name}.done")), nodes),)
+            nodes = (Loop(f"{name}.done", min(pixels, slide.pixel.extent), LoopKind.SERIAL, nodes, limit),)
+        return nodes
+
+    def _done(self, last: Expr) -> Expr:
+        """Number of the pixel that is being stored."""
+        names = [f"{slide.pixel.name}.done" for slide, _ in self.slides[:-1]]
+        return self._pixel_number((*(ref(n) for n in names), last))
+
+    def _store(self, tensor: str, index: tuple[Expr, ...], lanes: int, at: dict[str, Expr]) -> tuple[Node, ...]:
+        return self.view.epilogue_over(Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at)
+
+    def _filter_runs(self) -> tuple[Node, ...]:
+        """Neighbouring filters of one pixel."""
+        filters, wide = self.image.filters, self.weights.wide
+        number = self._done(ref(f"{self.image.slides[-1].pixel.name}.done"))
+
+        def stores(count: int) -> tuple[Node, ...]:
+            at = member_values(filters, add(ref("n.place"), ref(LANE)))
+            return self._store(SUMS, (*self._held(), number, ref(LANE)), count, at)
+
+        rest = filters.extent % wide
+        if not rest:
+            return stores(wide)
+        if filters.extent < wide:
+            return stores(rest)
+        inside = less_equal(add(ref("n.place"), num(wide)), num(filters.extent))
+        return (Branch(inside, stores(wide), stores(rest)),)
+
+    def _pixel_runs(self) -> tuple[Node, ...]:
+        """A row of neighbouring pixels of one filter."""
+        slide, pixels = self.slides[-1]
+
+        def stores(count: int) -> tuple[Node, ...]:
+            def part(first: int, lanes: int) -> tuple[Node, ...]:
+                position = add(num(first), ref(LANE))
+                at = {slide.pixel.name: add(pixel_at(slide, pixels), position)}
+                return self._store(SUMS, (*self._held(), ref(".filter"), self._done(position)), lanes, at)
+
+            whole = count - count % self.lanes
+            return (*(part(0, whole) if whole else ()), *(part(whole, count - whole) if count > whole else ()))
+
+        return by_length(slide, pixels, stores)
+
+    def _turned_run(self, count: int) -> tuple[Node, ...]:
+        """A row of neighbouring pixels, the tile of sums turned block by block so that they are neighbours there."""
+        slide, pixels = self.slides[-1]
+        lanes, wide = self.lanes, self.weights.wide
+
+        def block(first: Expr, most: int) -> tuple[Node, ...]:
+            beyond = mul(ref(".vector"), num(lanes))
+            source = Load(SUMS, (*self._held(), self._done(first), beyond), self.view.dtype)
+            at: dict[str, Expr] = {slide.pixel.name: add(add(pixel_at(slide, pixels), first), ref(LANE))}
+            stores = self._store(TURNED, (ref(".filter"), ref(LANE)), most, at)
+            position = add(add(ref("n.place"), beyond), ref(".filter"))
+            stores = decoded(self.image.filters, position, stores)
+            turned = Transpose(TURNED, (num(0), num(0)), lanes, source, wide)
+            each = Loop(".filter", lanes, LoopKind.SERIAL, stores, self._filters_left(beyond))
+            return (Loop(".vector", wide // lanes, LoopKind.SERIAL, (turned, each)),)
+
+        whole, rest = divmod(count, lanes)
+        nodes: tuple[Node, ...] = ()
+        if whole:
+            nodes = (Loop(".part", whole, LoopKind.SERIAL, block(mul(ref(".part"), num(lanes)), lanes)),)
+        return (*nodes, *block(num(whole * lanes), rest)) if rest else nodes
+
+
+def _whole(slide: Slide, pixels: int) -> bool:
+    """Whether all windows along the slide have so many pixels, or all that there are."""
+    return pixels >= slide.pixel.extent or slide.pixel.extent % pixels == 0

@@ -1,0 +1,314 @@
+"""Image of a convolution → its window in a task's private room: every element once, guards decided, zeros in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, both, ceil_div, div, equal, mod, mul, num, ref, sub
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node
+from roller_svc.lower.fused_axis import decoded
+from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.linear import linear
+from roller_svc.lower.micro_kernel_cpu import LANE
+from roller_svc.perf.image_tile import ImageSpace, Slide
+
+WINDOW = ".window"
+UNROLLED_VECTORS = 8  # of one run; longer ones are loops over vectors
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWindow:
+    """Layout of the staged window: `pixels` of each slide, `channels` of them; channels innermost where they are so
+    in memory, else coordinates of the last slide, those of one remainder of its stride together."""
+
+    image: ImageSpace
+    factor: Expr
+    dtype: DType
+    pixels: tuple[int, ...]
+    channels: int
+    lanes: int
+
+    # layout ---------------------------------------------------------------------------------------------------------
+    @property
+    def elements(self) -> int:
+        return self.image.window_elements(self.pixels, self.channels) + self.lanes
+
+    @property
+    def pitches(self) -> tuple[int, ...]:
+        """Elements between neighbouring coordinates of each slide."""
+        step = self.channels if self.image.channels_last else 1
+        found = []
+        for slide, pixels in zip(reversed(self.image.slides), reversed(self.pixels), strict=True):
+            found.append(step)
+            step *= self.image.held(slide, pixels)
+        return tuple(reversed(found))
+
+    @property
+    def channel_pitch(self) -> int:
+        if self.image.channels_last:
+            return 1
+        return math.prod(self.image.held(s, n) for s, n in zip(self.image.slides, self.pixels, strict=True))
+
+    def place(self, channel: Expr, coordinates: tuple[Expr, ...]) -> Expr:
+        """Of an element: `coordinates` count from the window's first, but for the last slide's, which comes as
+        `sorted_place` makes it where its coordinates are sorted."""
+        total = mul(channel, num(self.channel_pitch))
+        for coordinate, pitch in zip(coordinates, self.pitches, strict=True):
+            total = add(total, mul(coordinate, num(pitch)))
+        return total
+
+    def sorted_place(self, pixel: Expr) -> Expr:
+        """Place along the last slide of what a pixel meets under the tap, coordinates sorted by remainder."""
+        slide, phases = self.image.slides[-1], self._phases
+        if phases == 1:
+            return add(mul(pixel, num(slide.stride)), tap_shift(slide))
+        shift = tap_shift(slide)
+        return add(add(mul(mod(shift, phases), num(self._phase_length)), div(shift, phases)), pixel)
+
+    def coordinate(self, slide: Slide, pixel: Expr) -> Expr:
+        """Of what a pixel meets under the tap, along any other slide."""
+        return add(mul(pixel, num(slide.stride)), tap_shift(slide))
+
+    @property
+    def _phases(self) -> int:
+        return self.image.phases(self.image.slides[-1])
+
+    @property
+    def _phase_length(self) -> int:
+        return self.image.held(self.image.slides[-1], self.pixels[-1]) // self._phases
+
+    # filling --------------------------------------------------------------------------------------------------------
+    def stage(self) -> tuple[Node, ...]:
+        """Fill it for the channels of step `k.step` and the pixels from each slide's `at` on."""
+        slides = self.image.slides
+        value = substitute(Cast(self.factor, self.dtype, implicit=True), self._coordinates())
+        guarded = _guarded(value)
+        nodes = self._pixel_runs(guarded) if self.image.channels_last else self._rows(guarded)
+        for slide, pixels in reversed([*zip(slides, self.pixels, strict=True)][:-1]):
+            nodes = (self._coordinate_loop(slide, pixels, nodes),)
+        if self.image.channels_last:
+            return nodes
+        return self._channel_loop(nodes)
+
+    def _coordinate_loop(self, slide: Slide, pixels: int, nodes: tuple[Node, ...]) -> Node:
+        """Over the coordinates that the pixels left in the image need."""
+        limit: Expr | None = None
+        if slide.pixel.extent % pixels:
+            least = num((slide.taps - 1) * slide.dilation + 1)
+            limit = add(mul(sub(pixels_left(slide), num(1)), num(slide.stride)), least)
+        return Loop(coordinate_name(slide), slide.reach(pixels), LoopKind.SERIAL, nodes, limit)
+
+    def _channel_loop(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        axis = self.image.channels
+        if axis is None:
+            return nodes
+        position = add(mul(ref("k.step"), num(self.channels)), ref("k.row"))
+        limit = ref("k.count") if axis.extent % self.channels else None
+        return (Loop("k.row", self.channels, LoopKind.SERIAL, decoded(axis, position, nodes), limit),)
+
+    def _coordinates(self) -> dict[str, Expr]:
+        """Axes of the factor → such that it is the element at the coordinate variables' place."""
+        found: dict[str, Expr] = {}
+        for slide, pixels in zip(self.image.slides, self.pixels, strict=True):
+            at = add(mul(pixel_at(slide, pixels), num(slide.stride)), ref(coordinate_name(slide)))
+            if slide.tap is None:
+                found[slide.pixel.name] = at
+            elif slide.dilation == 1:
+                found |= {slide.tap.name: at, slide.pixel.name: num(0)}
+            else:
+                found |= {slide.pixel.name: at, slide.tap.name: num(0)}
+        return found
+
+    def _rows(self, guarded: _Guarded) -> tuple[Node, ...]:
+        """One row of the last slide: its length is known, at most two cases."""
+        slide = self.image.slides[-1]
+        return by_length(slide, self.pixels[-1], lambda pixels: self._row(guarded, slide.reach(pixels)))
+
+    def _row(self, guarded: _Guarded, length: int) -> tuple[Node, ...]:
+        x = coordinate_name(self.image.slides[-1])
+        across = [term for term in guarded.terms if x not in axes_of(term)]
+        along = [term for term in guarded.terms if x in axes_of(term)]
+        nodes: tuple[Node, ...] = ()
+        for phase in range(self._phases):
+            nodes += self._phase(guarded, along, phase, ceil_div(length - phase, self._phases))
+        if not across:
+            return nodes
+        outside: tuple[Node, ...] = ()
+        for phase in range(self._phases):
+            count = ceil_div(length - phase, self._phases)
+            outside += self._run(phase, 0, count, guarded.outside)
+        return (Branch(_all(across), nodes, outside),)
+
+    def _phase(self, guarded: _Guarded, along: list[Expr], phase: int, count: int) -> tuple[Node, ...]:
+        """The coordinates of one remainder: outside, inside, outside, where that is known; else decided on the spot."""
+        x = coordinate_name(self.image.slides[-1])
+        bounds = _bounds(along, x, phase, self._phases, count)
+        if bounds is None:
+            condition = _all(along)
+            value = Select(condition, guarded.inside, guarded.outside, self.dtype)
+            return self._run(phase, 0, count, value)
+        first, last = bounds
+        return (
+            *self._run(phase, 0, first, guarded.outside),
+            *self._run(phase, first, last, guarded.inside),
+            *self._run(phase, last, count, guarded.outside),
+        )
+
+    def _run(self, phase: int, first: int, last: int, value: Expr) -> tuple[Node, ...]:
+        x = coordinate_name(self.image.slides[-1])
+
+        def filled(position: Expr) -> Compute:
+            coordinate = add(mul(position, num(self._phases)), num(phase))
+            others = tuple(ref(coordinate_name(s)) for s in self.image.slides[:-1])
+            place = self.place(self._channel, (*others, add(num(phase * self._phase_length), position)))
+            return Compute(WINDOW, (place,), substitute(value, {x: coordinate}))
+
+        return run(first, last, self.lanes, filled)
+
+    @property
+    def _channel(self) -> Expr:
+        return num(0) if self.image.channels is None else ref("k.row")
+
+    def _pixel_runs(self, guarded: _Guarded) -> tuple[Node, ...]:
+        """Channels of one coordinate of the last slide, neighbours in memory."""
+        slide, axis = self.image.slides[-1], self.image.channels
+        if axis is None:
+            return ()
+        coordinates = tuple(ref(coordinate_name(s)) for s in self.image.slides)
+
+        def channels(count: int) -> tuple[Node, ...]:
+            def filled(value: Expr) -> Callable[[Expr], Compute]:
+                def at(position: Expr) -> Compute:
+                    channel = add(mul(ref("k.step"), num(self.channels)), position)
+                    there = substitute(value, {axis.members[0].name: channel}) if len(axis.members) == 1 else value
+                    return Compute(WINDOW, (self.place(position, coordinates),), there)
+                return at
+
+            inside = run(0, count, self.lanes, filled(guarded.inside))
+            if not guarded.terms:
+                return inside
+            return (Branch(_all(list(guarded.terms)), inside, run(0, count, self.lanes, filled(guarded.outside))),)
+
+        rest = axis.extent % self.channels
+        nodes = channels(self.channels)
+        if rest:
+            nodes = (Branch(equal(ref("k.count"), num(rest)), channels(rest), nodes),)
+        return (self._coordinate_loop(slide, self.pixels[-1], nodes),)
+
+
+# names that the window shares with the loops around it --------------------------------------------------------------
+def coordinate_name(slide: Slide) -> str:
+    return f"{slide.pixel.name}.coordinate"
+
+
+def pixel_at(slide: Slide, pixels: int) -> Expr:
+    """First pixel of a window of so many."""
+    return num(0) if pixels >= slide.pixel.extent else ref(f"{slide.pixel.name}.at")
+
+
+def pixels_left(slide: Slide) -> Expr:
+    """Pixels of the window that the image has."""
+    return ref(f"{slide.pixel.name}.count")
+
+
+def tap_shift(slide: Slide) -> Expr:
+    return num(0) if slide.tap is None else mul(ref(slide.tap.name), num(slide.dilation))
+
+
+def by_length(slide: Slide, pixels: int, nodes: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
+    """What `nodes` makes of a window's pixels along the slide: all of them, or those left at the end of the axis."""
+    rest = slide.pixel.extent % pixels
+    if slide.pixel.extent < pixels or not rest:
+        return nodes(rest or pixels)
+    return (Branch(equal(pixels_left(slide), num(rest)), nodes(rest), nodes(pixels)),)
+
+
+def run(first: int, last: int, lanes: int, node: Callable[[Expr], Node]) -> tuple[Node, ...]:
+    """node(position) for neighbouring positions: whole vectors, then the rest."""
+    vectors, rest = divmod(max(0, last - first), lanes)
+    nodes: list[Node] = []
+    if vectors > UNROLLED_VECTORS:
+        position = add(add(num(first), mul(ref(".part"), num(lanes))), ref(LANE))
+        lane = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (node(position),)))
+        nodes.append(Loop(".part", vectors, LoopKind.SERIAL, (lane,)))
+    elif vectors:
+        whole = Loop(LANE, vectors * lanes, LoopKind.VECTOR, (node(add(num(first), ref(LANE))),))
+        nodes.append(without_guards_inside(whole))
+    if rest:
+        tail = Loop(LANE, rest, LoopKind.VECTOR, (node(add(num(first + vectors * lanes), ref(LANE))),))
+        nodes.append(without_guards_inside(tail))
+    return tuple(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """`inside` where all terms hold, else `outside`."""
+
+    terms: tuple[Expr, ...]
+    inside: Expr
+    outside: Expr
+
+
+def _guarded(value: Expr) -> _Guarded:
+    match value:
+        case Select(cond=cond, then=then, otherwise=Const() as outside):
+            inner = _guarded(then)
+            if not inner.terms or inner.outside == outside:
+                return _Guarded((*_terms(cond), *inner.terms), inner.inside, outside)
+        case Cast(arg=arg, dtype=dtype):
+            inner = _guarded(arg)
+            if inner.terms:
+                return _Guarded(
+                    inner.terms, Cast(inner.inside, dtype, value.implicit), Cast(inner.outside, dtype, value.implicit)
+                )
+    return _Guarded((), value, value)
+
+
+def _terms(cond: Expr) -> tuple[Expr, ...]:
+    match cond:
+        case Op(kind=OpKind.LAND, args=(a, b)):
+            return (*_terms(a), *_terms(b))
+        case _:
+            return (cond,)
+
+
+def _all(terms: list[Expr]) -> Expr:
+    joined: Expr | None = None
+    for term in terms:
+        joined = both(joined, term)
+    return num(1) if joined is None else joined
+
+
+def _bounds(along: list[Expr], x: str, phase: int, phases: int, count: int) -> tuple[int, int] | None:
+    """First and last place of a row's phase at which all terms hold, found by trying; None where more than the place
+    decides."""
+    holds = []
+    for position in range(count):
+        known = [_decided(term, {x: num(position * phases + phase)}) for term in along]
+        if None in known:
+            return None
+        holds.append(all(known))
+    inside = [i for i, held in enumerate(holds) if held]
+    if not inside:
+        return count, count
+    return (inside[0], inside[-1] + 1) if len(inside) == inside[-1] + 1 - inside[0] else None
+
+
+_ORDER: dict[OpKind, Callable[[int], bool]] = {
+    OpKind.LT: lambda d: d < 0, OpKind.LE: lambda d: d <= 0, OpKind.GT: lambda d: d > 0, OpKind.GE: lambda d: d >= 0,
+    OpKind.EQ: lambda d: d == 0, OpKind.NE: lambda d: d != 0,
+}  # fmt: skip
+
+
+def _decided(term: Expr, at: dict[str, Expr]) -> bool | None:
+    """Whether a comparison of sums of axes holds there."""
+    match term:
+        case Op(kind=kind, args=(a, b)) if kind in _ORDER and not a.dtype.is_float:
+            terms = linear(sub(substitute(a, at), substitute(b, at)))
+            if all(name is None or c == 0 for name, c in terms.items()):
+                return _ORDER[kind](terms.get(None, 0))
+    return None

@@ -1,0 +1,135 @@
+"""Tile space of a convolution → how its windows slide over the image, and what of the image a tile holds at once.
+
+What model and lowering must agree on: the staged window of the image, its layout, and how a register tile lies in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.program import Axis
+
+# Of a core's second cache: a window of the image. The rest is for weights, results and the system.
+WINDOW_OF_L2 = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """One coordinate of the image: stride * pixel + dilation * tap, their common factor taken out."""
+
+    pixel: Axis
+    tap: Axis | None
+    stride: int
+    dilation: int
+
+    @property
+    def taps(self) -> int:
+        return 1 if self.tap is None else self.tap.extent
+
+    def reach(self, pixels: int) -> int:
+        """Coordinates from the first to the last that so many neighbouring pixels need."""
+        return (pixels - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpace:
+    """A convolution's tile space, taken apart. `slides` are of the PIXEL axes, outermost first.
+
+    `along_filters`: vectors hold neighbouring filters, pixels are rows of the register tile; else vectors hold
+    neighbouring pixels of the last slide, filters are rows. `channels_last`: the image's innermost dimension is k.
+    """
+
+    space: TileSpace
+    slides: tuple[Slide, ...]
+    filters: TileAxis
+    channels: TileAxis | None
+    along_filters: bool
+    channels_last: bool
+    element_bytes: int
+
+    @property
+    def taps(self) -> int:
+        return math.prod(s.taps for s in self.slides)
+
+    @property
+    def depth(self) -> int:
+        """Channels."""
+        return 1 if self.channels is None else self.channels.extent
+
+    def phases(self, slide: Slide) -> int:
+        """Vectors of pixels want neighbours side by side: coordinates of the last slide are sorted by remainder."""
+        return 1 if self.along_filters or slide is not self.slides[-1] else slide.stride
+
+    def held(self, slide: Slide, pixels: int) -> int:
+        """Elements that the window has room for along a slide."""
+        phases = self.phases(slide)
+        return phases * -(-slide.reach(pixels) // phases)
+
+    def window_elements(self, pixels: tuple[int, ...], channels: int) -> int:
+        return channels * math.prod(self.held(s, n) for s, n in zip(self.slides, pixels, strict=True))
+
+    def window(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, room_bytes: float
+               ) -> tuple[int, ...]:  # fmt: skip
+        """Pixels along each slide that are staged at once: register tiles, grown from the innermost axis outwards to
+        equal parts of the block while `depth` channels of them find room. Rows that a guard may cut stay whole."""
+        pixels = [thread[s.pixel.name] for s in self.slides]
+        for i in range(len(pixels) - 1, -1, -1):
+            slide = self.slides[i]
+            whole, unit = block[slide.pixel.name], pixels[i]
+            keep = i == len(pixels) - 1 and slide.tap is not None
+            sizes = [whole] if keep else _parts(whole, unit)
+            for size in sizes:
+                tried = (*pixels[:i], size, *pixels[i + 1 :])
+                if keep or self.window_elements(tried, depth) * self.element_bytes <= room_bytes:
+                    pixels[i] = size
+                    break
+            if pixels[i] < whole:
+                break
+        return tuple(pixels)
+
+
+def _parts(whole: int, unit: int) -> list[int]:
+    """Multiples of the unit that divide the whole, the largest first."""
+    count = whole // unit
+    return [whole // parts for parts in range(1, count + 1) if count % parts == 0]
+
+
+def image_space(space: TileSpace) -> ImageSpace | None:
+    """The space taken apart, where it is that of a convolution."""
+    pixels = [axis.members[0] for axis in space.role(AxisRole.PIXEL)]
+    if not pixels:
+        return None
+    (filters,) = space.role(AxisRole.N)
+    channels = next(iter(space.role(AxisRole.K)), None)
+    names = {p.name for p in pixels}
+    images = [a for a in space.accesses if a.operand and any(n in names for d in a.dims for n, _ in d.coeffs)]
+    taps = [m for axis in space.role(AxisRole.TAP) for m in axis.members]
+    return ImageSpace(
+        space=space,
+        slides=tuple(_slide(pixel, taps, images) for pixel in pixels),
+        filters=filters,
+        channels=channels,
+        along_filters=space.vector_axis == filters.name,
+        channels_last=_is_channels_last(images, channels),
+        element_bytes=space.compute_dtype.bytes,
+    )
+
+
+def _slide(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> Slide:
+    for image in images:
+        for dim in image.dims:
+            steps = {name: abs(c) for name, c in dim.coeffs}
+            tap = next((t for t in taps if t.name in steps), None)
+            if pixel.name in steps and tap is not None:
+                common = math.gcd(steps[pixel.name], steps[tap.name])
+                return Slide(pixel, tap, steps[pixel.name] // common, steps[tap.name] // common)
+    return Slide(pixel, None, 1, 1)
+
+
+def _is_channels_last(images: list[TileAccess], channels: TileAxis | None) -> bool:
+    names = set() if channels is None else {m.name for m in channels.members}
+    wide = [[d for d in image.dims if d.size > 1] for image in images]
+    return bool(names) and all(dims and any(n in names for n, _ in dims[-1].coeffs) for dims in wide)
