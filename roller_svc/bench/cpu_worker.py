@@ -155,7 +155,7 @@ def _found(task: FindPeer) -> tuple[str, ...]:
     if _state.calls is None:
         raise InvariantError("this worker has no library")
     program = task.case.program()
-    with inference(_state.calls.library.name):
+    with inference(_state.calls.library.name), np.errstate(all="ignore"):
         peer: Peer = peer_of(program, inputs_of(program, task.case), _state.calls, task.want)
     _state.run, _state.kept = peer.run, peer
     settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from roller_svc.bench.peers import Peer, calls_of, inference, peer_of, ways
@@ -162,7 +163,7 @@ def test_a_peer_is_right_on_every_call(name: str, library: str) -> None:
     calls = _calls(library)
     program = _program(name)
     arrays = random_inputs(program, 0)
-    with inference(library):
+    with inference(library), np.errstate(all="ignore"):
         found = ways(program, arrays, calls, evaluate(program, arrays))
         for array_name, array in random_inputs(program, 1).items():  # the same memory, other values
             arrays[array_name][...] = array
@@ -197,7 +198,7 @@ def test_a_wrong_peer_is_not_taken() -> None:
     program = _program("matmul")
     arrays = random_inputs(program, 0)
     other = evaluate(program, random_inputs(program, 1))
-    with pytest.raises(BuildError, match="wrong"):
+    with pytest.raises(BuildError, match="WrongAnswerError: mm: C"):
         peer_of(program, arrays, calls_of("numpy", 1), other)
 
 

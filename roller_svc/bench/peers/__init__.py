@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from roller_svc.bench.peers.calls import Calls
 from roller_svc.bench.peers.library import no_peer
 from roller_svc.bench.peers.translate import Style, Translation, translate
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, WrongAnswerError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import Value
 
 PEERS = ("numpy", "torch")
 _TRIALS = 3
+_REASON = 200  # characters of a refusal that are worth keeping
 _TRIAL_S = 0.5  # a way so slow is tried once
 
 
@@ -73,8 +74,11 @@ def ways(
     for styles in _STAGES:
         found: dict[tuple[str, ...], Translation] = {}
         for style in styles:
-            way = _right(program, arrays, calls, want, style, reasons)
-            if way is not None:
+            try:
+                way = _checked(translate(program, arrays, calls, style), program, calls, want)
+            except _REFUSALS as refusal:
+                reasons[f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_REASON]] = None
+            else:
                 found.setdefault(tuple(way.trace.names), way)
         if found:
             return list(found.values())
@@ -92,22 +96,16 @@ _STAGES = (
 )  # fmt: skip
 
 
-def _right(  # noqa: PLR0913 - one way of several, tried
-    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value], style: Style,
-    reasons: dict[str, None],
-) -> Translation | None:  # fmt: skip
-    """The translation, made once; None, with the reason kept, where it fails or is wrong."""
-    try:
-        with np.errstate(all="ignore"):
-            found = translate(program, arrays, calls, style)
-            verdict = agrees(program, found.results(calls), want)
-    except (BuildError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as failure:
-        reasons[f"{type(failure).__name__}: {failure}".splitlines()[0][:200]] = None
-        return None
+# What no_peer makes, and what numpy and torch raise for arguments that they do not take.
+_REFUSALS = (BuildError, RuntimeError, ValueError, TypeError, IndexError)
+
+
+def _checked(way: Translation, program: TensorProgram, calls: Calls, want: Mapping[str, Value]) -> Translation:
+    """The same; WrongAnswerError where its results are not the reference's."""
+    verdict = agrees(program, way.results(calls), want)
     if not verdict.ok:
-        reasons[f"{', '.join(found.trace.names)}: wrong: {verdict.detail}"[:200]] = None
-        return None
-    return found
+        raise WrongAnswerError(f"{', '.join(way.trace.names)}: {verdict.detail}")
+    return way
 
 
 def _tried(found: Translation) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ class Pointwise:
         self.nest = nest
         self._counts: Counter[Expr] = Counter()
         self._shared: dict[Expr, Slot] = {}
-        self._own: set[int] = set()  # buffers of one value, which its only reader may write
+        self._own: dict[int, Slot] = {}  # buffers of one value, which its only reader may write, by their id
 
     def store(self, expr: Expr, out: Slot) -> None:
         """The expression's value into `out`, which has all dimensions or broadcasts to them."""
@@ -91,7 +90,7 @@ class Pointwise:
         result = self._computed(expr, None if shared else into)
         if shared:
             self._shared[expr] = result
-            self._own.discard(id(result))
+            self._own.pop(id(result), None)
         return result
 
     def whole(self, expr: Expr) -> Slot:
@@ -242,18 +241,12 @@ class Pointwise:
             if slot is not None and tuple(slot.value.shape) == shape and slot.value.dtype == wanted:
                 return slot
         out = self.context.empty(shape, dtype)
-        self._own.add(id(out))
-        self._keep(out)
+        self._own[id(out)] = out
         return out
-
-    def _keep(self, slot: Slot) -> None:
-        """An id is only good while its object lives."""
-        self._shared[AxisRef(f"buffer {len(self._shared)}")] = slot
 
 
 def simplified(expr: Expr) -> Expr:
     """Activations that the libraries have as one call, in place of their formulas."""
-    from_formula = {child: simplified(child) for child in _below(expr)}
     match expr:
         case Select(cond=Op(kind=OpKind.GT | OpKind.GE, args=(x, zero)), then=then, otherwise=otherwise) if _number(
             zero
@@ -261,10 +254,17 @@ def simplified(expr: Expr) -> Expr:
             return Op(OpKind.RELU, (simplified(then),), expr.dtype)
         case Op(kind=OpKind.MAX, args=(x, zero)) if _number(zero) == 0 and expr.dtype.is_float:
             return Op(OpKind.RELU, (simplified(x),), expr.dtype)
-    gelu = _gelu(expr)
-    if gelu is not None:
-        return Op(OpKind.GELU, (simplified(gelu),), expr.dtype)
-    return _rebuilt(expr, from_formula)
+        case Op(args=args, dtype=dtype):
+            argument = _gelu(expr)
+            if argument is not None:
+                return Op(OpKind.GELU, (simplified(argument),), dtype)
+            return replace(expr, args=tuple(simplified(arg) for arg in args))
+        case Cast(arg=arg):
+            return replace(expr, arg=simplified(arg))
+        case Select(then=then, otherwise=otherwise):
+            return replace(expr, then=simplified(then), otherwise=simplified(otherwise))
+        case _:
+            return expr
 
 
 def _gelu(expr: Expr) -> Expr | None:
@@ -289,30 +289,6 @@ def _factors(expr: Expr) -> list[Expr]:
     if isinstance(expr, Op) and expr.kind is OpKind.MUL:
         return [f for arg in expr.args for f in _factors(arg)]
     return [expr]
-
-
-def _below(expr: Expr) -> tuple[Expr, ...]:
-    match expr:
-        case Op(args=args):
-            return args
-        case Cast(arg=arg):
-            return (arg,)
-        case Select(then=then, otherwise=otherwise):
-            return (then, otherwise)
-        case _:
-            return ()
-
-
-def _rebuilt(expr: Expr, new: Mapping[Expr, Expr]) -> Expr:
-    match expr:
-        case Op(kind=kind, args=args, dtype=dtype):
-            return Op(kind, tuple(new[a] for a in args), dtype)
-        case Cast(arg=arg, dtype=dtype, implicit=implicit):
-            return Cast(new[arg], dtype, implicit)
-        case Select(cond=cond, then=then, otherwise=otherwise, dtype=dtype):
-            return Select(cond, new[then], new[otherwise], dtype)
-        case _:
-            return expr
 
 
 def _number(expr: Expr) -> float | None:

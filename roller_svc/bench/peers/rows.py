@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.bench.peers.nest import affine_index, bare, bare_axes
+from roller_svc.bench.peers.nest import bare, bare_axes
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
-from roller_svc.ir.program import AxisKind, Combine, StatementKind, TensorExpr, TensorType
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,4 @@ def _fixed_norms(statement: TensorExpr, types: dict[str, TensorType]) -> list[Pa
 
 def is_whole(load: Load, statement: TensorExpr) -> bool:
     """Whether a load walks its tensor exactly as the statement walks its result."""
-    return affine_index(load) is not None and bare_axes(load) == tuple(
-        a.name for a in statement.axes if a.kind is AxisKind.SPATIAL
-    )
+    return bare_axes(load) == tuple(a.name for a in statement.spatial)

@@ -237,9 +237,4 @@ def _adds(whole: Expr, vector: Expr, tensor: str, statement: TensorExpr, dim: in
     """Whether the operands are a tensor walked whole and a vector along one of its dimensions."""
     if not isinstance(whole, Load) or not isinstance(vector, Load) or whole.tensor != tensor:
         return False
-    axis = Load(vector.tensor, (statement_axis(statement, dim),), vector.dtype)
-    return is_whole(whole, statement) and vector.index == axis.index
-
-
-def statement_axis(statement: TensorExpr, dim: int) -> Expr:
-    return statement.index[dim]
+    return is_whole(whole, statement) and vector.index == (statement.index[dim],)
