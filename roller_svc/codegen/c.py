@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.horizontal import HORIZONTAL, SHUFFLED, horizontal_name, horizontal_needs, horizontal_text
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
@@ -26,7 +27,19 @@ from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, Transpose, descend
+from roller_svc.ir.schedule import (
+    Compute,
+    JoinLanes,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    ScheduleTree,
+    Scope,
+    Storage,
+    Transpose,
+    descend,
+)
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
@@ -198,6 +211,23 @@ class CWalk(Walk):
             raise NotVectorError
         return f"{target} = {vector.piece(joined).text};"
 
+    def join_lanes(self, node: JoinLanes) -> None:
+        """In shuffles where one vector variable holds the lanes."""
+        first, dtype = node.first, node.first.dtype
+        held = self.registers.get(first.tensor)
+        index = [fold(i, self.scalar.values) for i in first.index]
+        if held != node.lanes or node.combine not in HORIZONTAL or not all(isinstance(i, Const) for i in index):
+            Walk.join_lanes(self, node)
+            return
+        self.vectors[dtype, node.lanes] = None
+        for name in horizontal_needs(node.combine, dtype, node.lanes):
+            self.scalar.helpers[name] = None
+        self.scalar.helpers[name := horizontal_name(node.combine, dtype, node.lanes)] = None
+        place = self.scalar.places[first.tensor]
+        known = [int(i.value) for i in index if isinstance(i, Const)]
+        vector = register_name(place.identifier, known, node.lanes)
+        self.line(f"{self.element(node.tensor, self.scalar.places[node.tensor], node.index)} = {name}({vector});")
+
     def prefetch(self, node: Prefetch) -> None:
         place = self.scalar.places[node.tensor]
         ahead = f" + {node.ahead}" if node.ahead else ""
@@ -340,7 +370,10 @@ def preamble(functions: tuple[Function, ...]) -> str:
     vectors |= {(DType.INT32 if d.bits == 32 else DType.INT64, n) for d, n in vectors}
     for dtype, lanes in sorted(vectors, key=lambda v: (v[0].value, v[1])):
         parts.append(vector_header(dtype, lanes, dialects.C.value_type(dtype)))
-    for name in dict.fromkeys(name for f in functions for name in f.helpers):
+    names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
+    if any(name.startswith("join_") for name in names):
+        parts.append(SHUFFLED)
+    for name in names:
         parts.append(_helper_text(name))
     if any(f.checks for f in functions):
         parts.append(CHECKED)
@@ -356,6 +389,8 @@ def _helper_text(name: str) -> str:
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
         return vector_helper(name, dtype, int(lanes))
+    if base.startswith("join_"):
+        return horizontal_text(name, dialects.C)
     if base == "transpose":
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)

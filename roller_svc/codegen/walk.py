@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.dialect import Dialect
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold, range_of
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.errors import InvariantError
+from roller_svc.ir.build import add, num
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import JOINS
-from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, Node, Prefetch, Storage, Transpose
+from roller_svc.ir.schedule import (
+    Barrier,
+    Branch,
+    Compute,
+    JoinLanes,
+    LaneReduce,
+    Let,
+    Loop,
+    Node,
+    Prefetch,
+    Storage,
+    Transpose,
+)
 
 
 @dataclass(slots=True)
@@ -73,6 +86,8 @@ class Walk:
                 self.barrier()
             case Prefetch():
                 self.prefetch(node)
+            case JoinLanes():
+                self.join_lanes(node)
             case LaneReduce():
                 self.lane_reduce(node)
             case Transpose():
@@ -153,6 +168,15 @@ class Walk:
 
     def prefetch(self, node: Prefetch) -> None:
         """A hint only: languages without it lose nothing but time."""
+
+    def join_lanes(self, node: JoinLanes) -> None:
+        """Neighbours in pairs."""
+        *row, start = node.first.index
+        parts: list[Expr] = [replace(node.first, index=(*row, add(start, num(i)))) for i in range(node.lanes)]
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [Op(JOINS[node.combine], (a, b), node.first.dtype) for a, b in pairs]
+        self.compute(Compute(node.tensor, node.index, parts[0]))
 
     def lane_reduce(self, node: LaneReduce) -> None:
         raise InvariantError("no lanes in this language")

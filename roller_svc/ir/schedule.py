@@ -121,6 +121,17 @@ class LaneReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinLanes:
+    """tensor[index] = the join of `lanes` neighbours along a storage node's last dimension, `first` being the first."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    first: Load
+    lanes: int
+    combine: Combine
+
+
+@dataclass(frozen=True, slots=True)
 class Transpose:
     """A square block, as many rows and columns as a vector has lanes, turned on its way through vector registers.
 
@@ -205,7 +216,7 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | Prefetch | Transpose
+    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
     | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 )  # fmt: skip
 
@@ -284,7 +295,9 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}prefetch {tensor}{' to write' if for_write else ''}")
             case Transpose(tensor=tensor, source=source):
                 lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
-            case LaneReduce(tensor=tensor, combine=combine, lanes=lanes):
+            case LaneReduce(tensor=tensor, combine=combine, lanes=lanes) | JoinLanes(
+                tensor=tensor, combine=combine, lanes=lanes
+            ):
                 lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
             case _:
                 lines.append(f"{pad}{_matrix_line(node)}")

@@ -22,6 +22,7 @@ from roller_svc.ir.schedule import (
     CommitCopies,
     Compute,
     Copy,
+    JoinLanes,
     LaneReduce,
     Let,
     LoadMatrix,
@@ -108,8 +109,8 @@ class _Checker:
                     self._in_scope(node.tensor)
                     for expr in node.index:
                         self._reads(expr)
-                case LaneReduce():
-                    self._lane_reduce(node)
+                case JoinLanes() | LaneReduce():
+                    self._lanes(node)
                 case Transpose():
                     self._transpose(node)
                 case Copy():
@@ -192,8 +193,11 @@ class _Checker:
         if self.uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
             raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
-    def _lane_reduce(self, node: LaneReduce) -> None:
-        """What each thread has must be its own, and all of them must come to see what it becomes."""
+    def _lanes(self, node: JoinLanes | LaneReduce) -> None:
+        """Lanes of a vector; of threads: what each has must be its own, and all must come to see what it becomes."""
+        if isinstance(node, JoinLanes):
+            self._compute(Compute(node.tensor, node.index, node.first))
+            return
         self._barrier_like("block")
         self._in_scope(node.tensor)
         if self._room(node.tensor)[1] is not Scope.REGISTER:

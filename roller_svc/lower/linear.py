@@ -90,7 +90,7 @@ def _divided(kind: OpKind, terms: Linear, by: int) -> Expr | None:
     if shared == 1:
         return None
     rest = terms.get(None, 0) % shared
-    whole = {term: c // shared for term, c in terms.items() if term is not None}
+    whole: Linear = {term: c // shared for term, c in terms.items() if term is not None}
     whole[None] = (terms.get(None, 0) - rest) // shared
     if kind is OpKind.FLOORDIV:
         return div(expression(whole), by // shared)

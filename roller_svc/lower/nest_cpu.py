@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, Op
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
+from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.lower.column_walk_cpu import column_walk
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.outer_loops_cpu import Together, outer_loops
@@ -188,19 +188,15 @@ class _Rows:
         ]
 
     def _fold_lanes(self, acc: str, lanes: int, combine: Combine, dtype: DType) -> list[Node]:
-        """Vectors onto each other until one is left, then its lanes in pairs."""
+        """Vectors onto each other until one is left, then its lanes."""
         nodes: list[Node] = []
         row = self._row_index
         while lanes > self.native:
             lanes //= 2
             other = Load(acc, (*row, add(ref(LANE), num(lanes))), dtype)
             nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (*row, ref(LANE)), other, combine),)))
-        parts: list[Expr] = [Load(acc, (*row, num(i)), dtype) for i in range(lanes)]
-        while len(parts) > 1:
-            parts = [
-                Op(JOINS[combine], (a, b), dtype) for a, b in zip(parts[::2], parts[1::2], strict=True)
-            ]
-        return [*nodes, Compute(f"{acc}.total", row, parts[0])]
+        first = Load(acc, (*row, num(0)), dtype)
+        return [*nodes, JoinLanes(f"{acc}.total", row, first, lanes, combine)]
 
     def _pieces(
         self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
