@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
+from roller_svc.codegen.kernel import Part, Program, emit_together, tensors_in_memory, with_program_indices
 from roller_svc.construct import rank
 from roller_svc.construct.partition import stored_types
 from roller_svc.construct.row_reduction import column_tiles, joined_after, stored_first
@@ -39,26 +39,27 @@ def generate_together(
     What plans have in common, micro-kernels above all, stands in the text once.
     """
     types = stored_types(program)
-    parts: list[Part] = []
+    programs: list[Program] = []
     workspace: list[tuple[str, TensorType]] = []
-    launches: list[set[str]] = []
     for number, plan in enumerate(plans):
-        named = groups if len(plans) == 1 else tuple(replace(g, name=f"plan{number}_{g.name}") for g in groups)
-        launches.append(set())
+        prefix = "" if len(plans) == 1 else f"plan{number}_"
+        named = tuple(replace(g, name=f"{prefix}{g.name}") for g in groups)
+        parts: list[Part] = []
         for group, choice in zip(named, plan.choices, strict=True):
             for piece, tiles, extra in _pieces(group, choice.program, hw):
                 views = (*piece.inputs, *piece.stored)
                 parts.append(Part(lower(piece, tiles, hw), views))
-                launches[-1].update(tree.name for tree in parts[-1].trees)
                 workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
+        programs.append(Program(f"{prefix}kernel", tuple(parts)))
     buffers = tensors_in_memory(program, types, workspace)
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
-    whole = with_program_indices(emit("kernel", tuple(parts), buffers, hw, comment), program)
-    return tuple(_only(whole, names) for names in launches) if len(plans) > 1 else (whole,)
+    whole = with_program_indices(emit_together(tuple(programs), buffers, hw, comment), program)
+    return tuple(_only(whole, each) for each in programs) if len(plans) > 1 else (whole,)
 
 
-def _only(source: KernelSource, names: set[str]) -> KernelSource:
-    """The source with the launches of these names, and the workspace that they touch."""
+def _only(source: KernelSource, program: Program) -> KernelSource:
+    """The source with the launches of one program, and the workspace that they touch."""
+    names = {program.name, *(tree.name for part in program.parts for tree in part.trees)}
     launches = tuple(launch for launch in source.launches if launch.name in names)
     touched = {symbol for launch in launches for symbol in launch.args}
     private = (Role.WORKSPACE, Role.STATUS)

@@ -24,12 +24,12 @@ from roller_svc.codegen.vector import (
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
-from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
+from roller_svc.ir.kernel import Buffer, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     Compute,
     JoinLanes,
+    Let,
     Loop,
     LoopKind,
     Node,
@@ -79,6 +79,16 @@ class _StaysArrayError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a function stands. `in_region`: called by all threads of a parallel region, whose loops they share; else
+    its loops begin regions of their own."""
+
+    vector_bytes: int
+    cores: int
+    in_region: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Function:
     """Text of one launch and what it needs above it."""
 
@@ -88,13 +98,13 @@ class Function:
     vectors: tuple[tuple[DType, int], ...]
     statics: tuple[str, ...]
     parallel: bool
+    in_region: bool
     checks: tuple[RuntimeCheck, ...]
 
 
 @dataclass(slots=True)
 class CWalk(Walk):
-    vector_bytes: int = 16
-    cores: int = 1
+    setting: Setting = Setting(16, 1, in_region=False)
     parallel: bool = False  # whether some loop's iterations go to threads
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     statics: list[str] = field(default_factory=list)
@@ -103,7 +113,7 @@ class CWalk(Walk):
     prefix: str = ""
 
     def lanes(self, dtype: DType) -> int:
-        return self.vector_bytes // dtype.bytes
+        return self.setting.vector_bytes // dtype.bytes
 
     # loops ----------------------------------------------------------------------------------------------------------
     def loop(self, loop: Loop) -> None:
@@ -140,8 +150,11 @@ class CWalk(Walk):
             self.nodes(chain[-1].body)
         else:
             self.parallel = True
-            most = min(tasks, self.cores)
-            self.line(f"#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_i32({most}))")
+            if self.setting.in_region:
+                self.line("#pragma omp for schedule(dynamic, 1)")
+            else:
+                threads = f"num_threads(threads_i32({min(tasks, self.setting.cores)}))"
+                self.line(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
             with self.block(f"for (long task = 0; task < {tasks}; task++)"):
                 stride = tasks
                 for each in wide:
@@ -323,35 +336,65 @@ class _CScalar(Scalar):
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], hw: HardwareSpec, first_check: int
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, first_check: int
 ) -> Function:  # fmt: skip
     """One launch as a C function over its buffers, in the order of `args`."""
     arrays: frozenset[str] = frozenset()
     while True:
         try:
-            return _emit(tree, views, args, hw, first_check, arrays)
+            return _emit(tree, views, args, setting, first_check, arrays)
         except _StaysArrayError as stays:
             arrays |= {stays.tensor}
 
 
 def _emit(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], hw: HardwareSpec, first_check: int,
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, first_check: int,
     arrays: frozenset[str],
 ) -> Function:  # fmt: skip
     names = Names()
     scalar = _CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
     names.reserve(*(p.identifier for p in views.values()))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    walker = CWalk(dialects.C, names, scalar, vector_bytes=hw.vector_bytes, cores=hw.num_cores, arrays=arrays)
+    walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays)
     walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
     parameters = ", ".join(_parameter(a) for a in args)
-    text = f"void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
+    linkage = "static " if setting.in_region else ""
+    text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     return Function(
         text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.vectors), tuple(walker.statics),
-        walker.parallel, tuple(scalar.checks[first_check:]),
+        walker.parallel, setting.in_region, tuple(scalar.checks[first_check:]),
     )  # fmt: skip
+
+
+def shares_its_loops(tree: ScheduleTree) -> bool:
+    """Whether all it does is in parallel loops, so that the threads of a region can do it together."""
+    nodes = list(tree.body)
+    while nodes:
+        match nodes.pop():
+            case Let(body=body):
+                nodes += body
+            case Loop(kind=LoopKind.PARALLEL, extent=extent) if extent > 1:
+                pass
+            case _:
+                return False
+    return True
+
+
+def region(name: str, launches: tuple[LaunchSpec, ...], args: tuple[Buffer, ...], cores: int) -> str:
+    """A function that runs the launches one after the other in one parallel region: threads begin once, and meet at
+    the end of each loop."""
+    sizes = {a.symbol: a.bytes for a in args}
+    lines = [f"  #pragma omp parallel num_threads(threads_i32({cores}))", "  {"]
+    for launch in launches:
+        if launch.zeroed:
+            lines += ["    #pragma omp single", "    {"]
+            lines += [f"      __builtin_memset({symbol}, 0, {sizes[symbol]});" for symbol in launch.zeroed]
+            lines += ["    }"]
+        lines.append(f"    {launch.name}({', '.join(launch.args)});")
+    parameters = ", ".join(_parameter(a) for a in args)
+    return f"void {name}({parameters}) {{\n" + "\n".join(lines) + "\n  }\n}\n"
 
 
 def _parameter(buffer: Buffer) -> str:

@@ -28,6 +28,14 @@ class Part:
     views: tuple[tuple[str, TensorType], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one call of a kernel does: the launches of its groups, in order."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+
 def tensors_in_memory(
     program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
 ) -> dict[str, Buffer]:
@@ -75,37 +83,72 @@ def emit(
     name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     """Kernel text for the device's language."""
+    return emit_together((Program(name, parts),), buffers, hw, comment)
+
+
+def emit_together(
+    programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+) -> KernelSource:
+    """Kernel text of several programs over the same buffers, the launches of each one after the other."""
+    parts = tuple(part for program in programs for part in program.parts)
+    name = programs[0].name
     if hw.family is Family.CPU:
-        return _emit_c(name, parts, buffers, hw, comment)
+        return _emit_c(programs, buffers, hw, comment)
     if hw.family is Family.CUDA:
         return _emit_cuda(name, parts, buffers, hw, comment)
     raise InvariantError(f"no generator for {hw.family.value}")
 
 
 def _emit_c(
-    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+    programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     functions: list[c.Function] = []
     launches: list[LaunchSpec] = []
-    checks: list[RuntimeCheck] = []
-    for part in parts:
-        for tree in part.trees:
-            args = _args(tree, buffers)
-            if _has_checks(tree.body):
-                args = (*args, STATUS)
-            function = c.emit_function(tree, _views(part, buffers), args, hw, len(checks))
-            functions.append(function)
-            checks += function.checks
-            launches.append(LaunchSpec(tree.name, tuple(a.symbol for a in args), zeroed=tree.zeroed))
-    text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
+    texts: list[str] = []
+    for program in programs:
+        first_check = sum(len(f.checks) for f in functions)
+        found, made = _c_launches(program, buffers, hw, first_check)
+        functions += found
+        texts += [f.text for f in found]
+        if len(made) > 1 and found[0].in_region:
+            args = _union(made, buffers)
+            texts.append(c.region(program.name, made, args, hw.num_cores))
+            made = (LaunchSpec(program.name, tuple(a.symbol for a in args)),)
+        launches += made
+    text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
-    named = _named(checks, buffers)
+    named = _named([check for f in functions for check in f.checks], buffers)
     options: tuple[str, ...] = ("-fopenmp", "-fopenmp-simd", "-O3")
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
-    return KernelSource(name, Language.C, hw.arch, text, used, tuple(launches), named, options)
+    return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options)
+
+
+def _c_launches(
+    program: Program, buffers: dict[str, Buffer], hw: HardwareSpec, first_check: int
+) -> tuple[list[c.Function], tuple[LaunchSpec, ...]]:
+    """A function for each tree: for threads that share its loops, where all trees of several are made for that."""
+    trees = [(tree, part) for part in program.parts for tree in part.trees]
+    together = len(trees) > 1 and all(c.shares_its_loops(tree) for tree, _ in trees)
+    setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=together)
+    functions: list[c.Function] = []
+    launches: list[LaunchSpec] = []
+    for tree, part in trees:
+        args = _args(tree, buffers)
+        if _has_checks(tree.body):
+            args = (*args, STATUS)
+        functions.append(c.emit_function(tree, _views(part, buffers), args, setting, first_check))
+        first_check += len(functions[-1].checks)
+        launches.append(LaunchSpec(tree.name, tuple(a.symbol for a in args), zeroed=tree.zeroed))
+    return functions, tuple(launches)
+
+
+def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
+    """What some of the launches take."""
+    touched = {symbol for launch in launches for symbol in launch.args}
+    return tuple(b for b in (*buffers.values(), STATUS) if b.symbol in touched)
 
 
 def _emit_cuda(
