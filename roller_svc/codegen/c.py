@@ -6,26 +6,19 @@ import math
 from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
-from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.helpers import Helper
 from roller_svc.codegen.horizontal import HORIZONTAL, SHUFFLED, horizontal_name, horizontal_needs, horizontal_text
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
-from roller_svc.codegen.vector import (
-    VECTOR_TYPES,
-    NotVectorError,
-    Vector,
-    block_transpose,
-    register_name,
-    vector_header,
-    vector_helper,
-    vector_type,
-)
+from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose, register_name, vector_type
+from roller_svc.codegen.vector_expr import NotVectorError, Vector, pieces, widest_bytes
+from roller_svc.codegen.vector_helpers import SCALAR_BYTES, c_helper, library_of, vector_typedefs
+from roller_svc.codegen.vector_math import has_function
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.expr import Const, Expr, Load, walk
 from roller_svc.ir.kernel import Buffer, LaunchSpec, Role, RuntimeCheck
-from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     Compute,
     JoinLanes,
@@ -95,7 +88,6 @@ class Function:
     text: str
     helpers: tuple[str, ...]
     library: tuple[str, ...]
-    vectors: tuple[tuple[DType, int], ...]
     statics: tuple[str, ...]
     parallel: bool
     in_region: bool
@@ -108,7 +100,6 @@ class CWalk(Walk):
     parallel: bool = False  # whether some loop's iterations go to threads
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     statics: list[str] = field(default_factory=list)
-    vectors: dict[tuple[DType, int], None] = field(default_factory=dict)
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
     prefix: str = ""
 
@@ -189,40 +180,50 @@ class CWalk(Walk):
 
     def _as_vectors(self, loop: Loop) -> list[str] | None:
         """The loop as vector statements; None where some part has no vector form."""
-        if not loop.body or not all(isinstance(n, Compute) and not n.checked for n in loop.body):
+        if loop.limit is not None or not all(isinstance(n, Compute) and not any(n.checked) for n in loop.body):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
-        dtype = self.scalar.places[computes[0].tensor].dtype
-        if dtype not in VECTOR_TYPES or loop.limit is not None or loop.extent % self.lanes(dtype):
+        widest, lanes = self._vector_lanes(loop)
+        cover = pieces(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=self._may_repeat(computes))
+        if not computes or cover[0][1] == 1:
             return None
-        lanes, lines = self.lanes(dtype), []
-        marks = len(self.scalar.checks)
-        helpers = dict(self.scalar.helpers)
+        scalar, lines = self.scalar, list[str]()
+        marks, helpers, library = len(scalar.checks), dict(scalar.helpers), dict(scalar.library)
         try:
-            for first in range(0, loop.extent, lanes):
-                vector = Vector(self.scalar, loop.var, lanes, dtype, first, self.registers)
-                lines += [self._vector_statement(n, vector) for n in computes]
+            with self.bound(loop):
+                for first, count in cover:
+                    vector = Vector(scalar, loop.var, count, first, self.registers)
+                    lines += [
+                        vector.statement(n) if count > 1 else self._iteration(n, loop.var, first) for n in computes
+                    ]
         except NotVectorError:
-            del self.scalar.checks[marks:]
-            self.scalar.helpers = helpers
+            del scalar.checks[marks:]
+            scalar.helpers, scalar.library = helpers, library
             return None
-        self.vectors[dtype, lanes] = None
         return lines
 
-    def _vector_statement(self, node: Compute, vector: Vector) -> str:
-        target = vector.element(node.tensor, node.index)
-        value = vector.piece(node.value)
-        if node.combine is None:
-            return f"{target} = {vector.splat(value)};"
-        if node.combine is Combine.SUM:
-            return f"{target} += {value.text};"
-        if node.combine is Combine.PROD:
-            return f"{target} *= {value.text};"
-        kind = OpKind.MAX if node.combine is Combine.MAX else OpKind.MIN
-        joined = Op(kind, (Load(node.tensor, node.index, vector.dtype), node.value), vector.dtype)
-        if not value.wide:
-            raise NotVectorError
-        return f"{target} = {vector.piece(joined).text};"
+    def _vector_lanes(self, loop: Loop) -> tuple[int, int]:
+        """Bytes of the widest element that a vector loop computes with, and how many such one vector has."""
+        widest, lanes = 1, self.setting.vector_bytes
+        for node in loop.body:
+            if isinstance(node, Compute):
+                widest = max(widest, widest_bytes(node, loop.var, self.scalar.places[node.tensor].dtype))
+                used = [self.registers[t] for t in (node.tensor, *_reads(node)) if t in self.registers]
+                lanes = min([lanes, *used])
+        return widest, min(lanes, self.setting.vector_bytes // widest)
+
+    def _may_repeat(self, computes: list[Compute]) -> bool:
+        """Whether an iteration may run twice: it writes memory that none of them reads."""
+        written = {n.tensor for n in computes}
+        read = {tensor for n in computes for tensor in _reads(n)}
+        return not written & read and not any(n.combine for n in computes) and not written & set(self.registers)
+
+    def _iteration(self, node: Compute, var: str, value: int) -> str:
+        saved = self.scalar.values.copy(), self.scalar.ranges.copy()
+        self.scalar.values[var], self.scalar.ranges[var] = value, (value, value)
+        text = self.assignment(node, self.scalar.places[node.tensor])
+        self.scalar.values, self.scalar.ranges = saved
+        return text
 
     def join_lanes(self, node: JoinLanes) -> None:
         """In shuffles where one vector variable holds the lanes."""
@@ -232,9 +233,8 @@ class CWalk(Walk):
         if held != node.lanes or node.combine not in HORIZONTAL or not all(isinstance(i, Const) for i in index):
             Walk.join_lanes(self, node)
             return
-        self.vectors[dtype, node.lanes] = None
         for name in horizontal_needs(node.combine, dtype, node.lanes):
-            self.scalar.helpers[name] = None
+            self.scalar.helper(name)
         self.scalar.helpers[name := horizontal_name(node.combine, dtype, node.lanes)] = None
         place = self.scalar.places[first.tensor]
         known = [int(i.value) for i in index if isinstance(i, Const)]
@@ -251,7 +251,6 @@ class CWalk(Walk):
         dtype = node.source.dtype
         name = f"transpose_{vector_type(dtype, self.lanes(dtype))}"
         self.scalar.helpers[name] = None
-        self.vectors[dtype, self.lanes(dtype)] = None
         target = self.element(node.tensor, self.scalar.places[node.tensor], node.index)
         source = self.element(node.source.tensor, self.scalar.places[node.source.tensor], node.source.index)
         self.line(f"{name}(&{target}, {node.stride}, &{source}, {node.source_stride});")
@@ -266,9 +265,8 @@ class CWalk(Walk):
         if not storage.shape:
             self.line(f"{type_} {identifier};")
         elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
-            lanes = self.lanes(storage.dtype)
+            lanes = self._register_lanes(storage)
             self.registers[storage.tensor] = lanes
-            self.vectors[storage.dtype, lanes] = None
             names = [
                 register_name(identifier, [*row, column], lanes)
                 for row in _rows(storage.shape[:-1]) for column in range(0, storage.shape[-1], lanes)
@@ -285,14 +283,22 @@ class CWalk(Walk):
             self.line(f"{type_} *const restrict {identifier} = {static};")
 
     def _as_registers(self, storage: Storage) -> bool:
-        """Whether vector variables can hold it: a vector type, rows of whole vectors, walked by vector loops."""
-        if storage.dtype not in VECTOR_TYPES or storage.shape[-1] % self.lanes(storage.dtype):
+        """Whether vector variables can hold it: a value type, rows of whole vectors, walked by vector loops."""
+        if storage.dtype.is_narrow_float or not _vector_loops(storage):
             return False
-        vector_loops = [
-            n for n in descend(storage.body)
-            if isinstance(n, Loop) and n.kind is LoopKind.VECTOR and storage.tensor in _stored_below(n)
-        ]
-        return bool(vector_loops)
+        return storage.shape[-1] % self._register_lanes(storage) == 0
+
+    def _register_lanes(self, storage: Storage) -> int:
+        """Lanes of the vectors in which its loops compute."""
+        lanes = self.lanes(storage.dtype)
+        saved = dict(self.scalar.places)
+        for node in descend(storage.body):
+            if isinstance(node, Storage):
+                self.scalar.places.setdefault(node.tensor, Place(node.tensor, node.dtype, node.shape))
+        for loop in _vector_loops(storage):
+            lanes = min(lanes, self._vector_lanes(loop)[1])
+        self.scalar.places = saved
+        return lanes
 
     def element(self, tensor: str, place: Place, index: tuple[Expr, ...]) -> str:
         if tensor in self.registers:
@@ -307,6 +313,15 @@ def _rows(shape: tuple[int, ...]) -> list[list[int]]:
     return rows
 
 
+def _vector_loops(storage: Storage) -> list[Loop]:
+    """The vector loops that read or write it."""
+    return [
+        n for n in descend(storage.body)
+        if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
+        and any(storage.tensor in (x.tensor, *_reads(x)) for x in n.body if isinstance(x, Compute))
+    ]  # fmt: skip
+
+
 def _stored_below(loop: Loop) -> set[str]:
     return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
 
@@ -319,9 +334,29 @@ def _reads(node: Node) -> set[str]:
 
 @dataclass(slots=True)
 class _CScalar(Scalar):
-    """Reads single lanes of vector variables: acc_0[3]."""
+    """Reads single lanes of vector variables: acc_0[3]. Functions that vectors have are ours for single values too."""
 
     registers: dict[str, int] = field(default_factory=dict)
+
+    def described(self, name: str) -> Helper:
+        if (function := library_of(name)) is not None:
+            self.library[function] = None
+        return c_helper(name)
+
+    def library_function(self, function: str, dtype: DType) -> str:
+        if has_function(function, dtype):
+            return self.helper(f"{function}_{dialects.SHORT[dtype]}")
+        return Scalar.library_function(self, function, dtype)
+
+    def ours(self, base: str, dtype: DType) -> str:
+        if has_function(base, dtype):
+            return self.helper(f"{base}_{dialects.SHORT[dtype]}")
+        return Scalar.ours(self, base, dtype)
+
+    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+        """Vectors that follow each other check the same index again."""
+        check = RuntimeCheck(tensor, d, size, text)
+        return self.checks.index(check) if check in self.checks else Scalar.numbered(self, tensor, d, size, text)
 
     def load(self, load: Load) -> str:
         lanes = self.registers.get(load.tensor)
@@ -363,8 +398,8 @@ def _emit(
     linkage = "static " if setting.in_region else ""
     text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     return Function(
-        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.vectors), tuple(walker.statics),
-        walker.parallel, setting.in_region, tuple(scalar.checks[first_check:]),
+        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.statics), walker.parallel,
+        setting.in_region, tuple(scalar.checks[first_check:]),
     )  # fmt: skip
 
 
@@ -409,15 +444,13 @@ def preamble(functions: tuple[Function, ...]) -> str:
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
     parts += _prototypes(library)
-    vectors = {key for f in functions for key in f.vectors}
-    vectors |= {(DType.INT32 if d.bits == 32 else DType.INT64, n) for d, n in vectors}
-    for dtype, lanes in sorted(vectors, key=lambda v: (v[0].value, v[1])):
-        parts.append(vector_header(dtype, lanes, dialects.C.value_type(dtype)))
     names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
+    helpers = [_helper_text(name) for name in names]
+    if types := vector_typedefs("\n".join([*helpers, *(f.text for f in functions)])):
+        parts.append(types)
     if any(name.startswith("join_") for name in names):
         parts.append(SHUFFLED)
-    for name in names:
-        parts.append(_helper_text(name))
+    parts += helpers
     if any(f.checks for f in functions):
         parts.append(CHECKED)
     if any(f.parallel for f in functions):
@@ -428,17 +461,13 @@ def preamble(functions: tuple[Function, ...]) -> str:
 
 def _helper_text(name: str) -> str:
     base, _, type_ = name.partition("_v")
-    if base in ("max", "min") and "x" in type_:
-        short, lanes = type_.split("x")
-        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
-        return vector_helper(name, dtype, int(lanes))
     if base.startswith("join_"):
         return horizontal_text(name, dialects.C)
     if base == "transpose":
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
         return block_transpose(name, dtype, int(lanes))
-    return helper(name, dialects.C).text
+    return c_helper(name).text
 
 
 _ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}

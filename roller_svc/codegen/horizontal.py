@@ -31,7 +31,7 @@ def horizontal_text(name: str, dialect: Dialect) -> str:
     _, which, type_ = name.split("_")
     combine, (short, count) = Combine[which.upper()], type_[1:].split("x")
     dtype, lanes = next(d for d, s in SHORT.items() if s == short), int(count)
-    mask = vector_type(DType.INT32 if dtype.bits == 32 else DType.INT64, lanes)
+    mask = vector_type({8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}[dtype.bits], lanes)
     lines = [f"static inline {dialect.value_type(dtype)} {name}({type_} a) {{"]
     half = lanes // 2
     while half:

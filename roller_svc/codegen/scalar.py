@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.dialect import SHORT, Dialect
-from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.errors import InvariantError
@@ -31,7 +31,7 @@ from roller_svc.ir.kernel import RuntimeCheck
 # Shared memory answers a quarter warp of 16-byte accesses at once: eight groups of four banks.
 CHUNK_BYTES, BANK_GROUPS = 16, 8
 # functions that both C's math library and CUDA have under one name, with f for float
-_MATH = {
+LIBRARY = {
     OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
     OpKind.LOG10: "log10", OpKind.LOG1P: "log1p", OpKind.SQRT: "sqrt", OpKind.SIN: "sin", OpKind.COS: "cos",
     OpKind.TAN: "tan", OpKind.ASIN: "asin", OpKind.ACOS: "acos", OpKind.ATAN: "atan", OpKind.SINH: "sinh",
@@ -41,7 +41,7 @@ _MATH = {
     OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
 }  # fmt: skip
 # helpers of ours, both for floats and integers
-_OURS = {
+OURS = {
     OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
     OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
     OpKind.SOFTPLUS: "softplus", OpKind.ISINF: "isinf",
@@ -154,7 +154,7 @@ class Scalar:
 
     def _index_helper(self, kind: OpKind) -> str:
         names = {OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.MIN: "min", OpKind.MAX: "max"}
-        return self._helper(f"{names[kind]}_{'i32' if self.index_type == 'int' else 'i64'}")
+        return self.helper(f"{names[kind]}_{'i32' if self.index_type == 'int' else 'i64'}")
 
     def address(self, place: Place, index: tuple[Expr, ...]) -> str:
         """Offset in elements."""
@@ -183,7 +183,7 @@ class Scalar:
             case AxisRef(name=name):
                 if name in self.values:
                     return str(self.values[name])
-                whole = self.index_type == "int" or self._outgrows_int(expr)
+                whole = self.index_type == "int" or self.outgrows_int(expr)
                 return self.names.of(name) if whole else f"(int){self.names.of(name)}"
             case Load():
                 return self.load(expr)
@@ -194,7 +194,7 @@ class Scalar:
             case Op():
                 return self._op(expr)
 
-    def _outgrows_int(self, axis: AxisRef) -> bool:
+    def outgrows_int(self, axis: AxisRef) -> bool:
         known = self.ranges.get(axis.name)
         return known is not None and known[1] > DType.INT32.integer_range[1]
 
@@ -229,16 +229,20 @@ class Scalar:
         if not checked:
             return self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
         if not self.guard_reads:
-            terms = []
-            for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
-                text = self._recorded(load, d) if load.checked[d] else self.index(i)
-                terms.append(text if stride == 1 else f"{text} * {stride}")
-            return self.widened(f"{place.identifier}[{' + '.join(terms)}]", place)
+            return self.widened(f"{place.identifier}[{self.recorded_address(load, place)}]", place)
         if any(any(inner.checked) for d in checked for inner in loads_of(load.index[d])):
             return self.widened(self._gathered(load, place, checked), place)
         guards = [self.in_range(load.tensor, d, place.shape[d], load.index[d]) for d in checked]
         read = self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
         return f"({' && '.join(guards)} ? {read} : {self.constant(0, load.dtype)})"
+
+    def recorded_address(self, load: Load, place: Place) -> str:
+        """Offset in elements of a place inside; that an index is out of range is recorded."""
+        terms = []
+        for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
+            text = self._recorded(load, d) if load.checked[d] else self.index(i)
+            terms.append(text if stride == 1 else f"{text} * {stride}")
+        return " + ".join(terms)
 
     def _gathered(self, load: Load, place: Place, checked: list[int]) -> str:
         """The element, its indices printed once: chains of gathers must not double at every link."""
@@ -246,13 +250,13 @@ class Scalar:
         args = [f"{place.identifier} + {self.address(place, rest)}"]
         for d in checked:
             text = self._wide(load.index[d])
-            number = self._numbered(load.tensor, d, place.shape[d], text)
+            number = self.numbered(load.tensor, d, place.shape[d], text)
             args += [text, str(place.shape[d]), str(place.strides[d]), str(number)]
-        return f"{self._helper(f'gather{len(checked)}_{SHORT[place.dtype]}')}({', '.join(args)})"
+        return f"{self.helper(f'gather{len(checked)}_{SHORT[place.dtype]}')}({', '.join(args)})"
 
     def _recorded(self, load: Load, d: int) -> str:
         text, size = self.index(load.index[d]), self.places[load.tensor].shape[d]
-        return f"checked({text}, {size}, {self._numbered(load.tensor, d, size, text)}, status)"
+        return f"checked({text}, {size}, {self.numbered(load.tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
         """A storage node without dimensions is a plain variable; a buffer is a pointer."""
@@ -261,16 +265,16 @@ class Scalar:
     def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
         """Whether an index from data lies in its dimension; told in 64 bits, where it is exact."""
         text = self._wide(index)
-        return f"{self._helper('in_range')}({text}, {size}, {self._numbered(tensor, d, size, text)})"
+        return f"{self.helper('in_range')}({text}, {size}, {self.numbered(tensor, d, size, text)})"
 
     def check(self, tensor: str, d: int, size: int, index: Expr) -> int:
         """Number of the run-time check of that index."""
-        return self._numbered(tensor, d, size, self.index(index))
+        return self.numbered(tensor, d, size, self.index(index))
 
     def _wide(self, index: Expr) -> str:
         return replace(self, index_type=self.dialect.wide_index).index(index)
 
-    def _numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
         self.checks.append(RuntimeCheck(tensor, d, size, text))
         return len(self.checks) - 1
 
@@ -280,7 +284,7 @@ class Scalar:
             case DType.FLOAT16 if self.dialect.half == "_Float16":
                 return f"(float){text}"
             case dtype if dtype.is_narrow_float:
-                return f"{self._helper(f'{SHORT[dtype]}_to_f32')}({text})"
+                return f"{self.helper(f'{SHORT[dtype]}_to_f32')}({text})"
             case _:
                 return text
 
@@ -292,7 +296,7 @@ class Scalar:
             text = self.value(value)
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(_Float16)({text})"
-            return f"{self._helper(f'f32_to_{SHORT[dtype]}')}({text})"
+            return f"{self.helper(f'f32_to_{SHORT[dtype]}')}({text})"
         if value.dtype.compute is dtype.compute:
             return self.value(value)
         return self._cast(value, dtype, implicit=True)
@@ -339,19 +343,19 @@ class Scalar:
         text = self.value(arg)
         if dtype.is_float:
             wide = text if source is dtype.compute else f"({type_})({text})"
-            if implicit or not dtype.is_narrow_float or arg.dtype is dtype or self._is_exact(arg, dtype):
+            if implicit or not dtype.is_narrow_float or arg.dtype is dtype or self.is_exact(arg, dtype):
                 return wide
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(float)(_Float16)({wide})"
-            back, to = self._helper(f"{SHORT[dtype]}_to_f32"), self._helper(f"f32_to_{SHORT[dtype]}")
+            back, to = self.helper(f"{SHORT[dtype]}_to_f32"), self.helper(f"f32_to_{SHORT[dtype]}")
             return f"{back}({to}({wide}))"
         if dtype is DType.BOOL:
             return text if arg.dtype is DType.BOOL else f"(({text}) != 0)"
         if source.is_float:
-            return f"{self._helper(f'to_{SHORT[dtype]}')}({text})"
+            return f"{self.helper(f'to_{SHORT[dtype]}')}({text})"
         return text if source is dtype else f"({type_})({text})"
 
-    def _is_exact(self, arg: Expr, dtype: DType) -> bool:
+    def is_exact(self, arg: Expr, dtype: DType) -> bool:
         """Whether the type has every integer that the operand may be, so that nothing is rounded."""
         known = None if arg.dtype.is_float else range_of(arg, self.ranges)
         return known is not None and max(-known[0], known[1]) <= _EXACT_INTEGERS[dtype]
@@ -370,10 +374,10 @@ class Scalar:
             return f"(!{self.value(op.args[0])})"
         operand = op.args[0].dtype.compute
         if kind is OpKind.ISNAN:
-            return f"{self._ours('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
+            return f"{self.ours('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
         if kind in (OpKind.FLOOR, OpKind.CEIL):
-            rounded = self._library("floor" if kind is OpKind.FLOOR else "ceil", operand)
-            return f"{self._helper('to_i32')}({rounded}({self.value(op.args[0])}))"
+            rounded = self.library_function("floor" if kind is OpKind.FLOOR else "ceil", operand)
+            return f"{self.helper('to_i32')}({rounded}({self.value(op.args[0])}))"
         if kind is OpKind.ISINF and not operand.is_float:
             return "0"
         if dtype.is_float or operand.is_float:
@@ -385,21 +389,21 @@ class Scalar:
         args = [self.value(a) for a in op.args]
         match op.kind:
             case OpKind.MUL if not loads_of(op) and axes_of(op):
-                return f"{self._ours('mul_rn', operand)}({args[0]}, {args[1]})"
+                return f"{self.ours('mul_rn', operand)}({args[0]}, {args[1]})"
             case OpKind.ADD | OpKind.SUB | OpKind.MUL | OpKind.DIV:
                 return f"({args[0]} {op.kind.value} {args[1]})"
             case OpKind.NEG:
                 return f"(-{args[0]})"
             case OpKind.RSQRT:
-                return f"({self.constant(1.0, operand)} / {self._library('sqrt', operand)}({args[0]}))"
+                return f"({self.constant(1.0, operand)} / {self.library_function('sqrt', operand)}({args[0]}))"
             case OpKind.RECIPROCAL:
                 return f"({self.constant(1.0, operand)} / {args[0]})"
             case OpKind.CLIP:
                 return self._clip(args, operand)
-            case kind if kind in _OURS:
-                return f"{self._ours(_OURS[kind], operand)}({', '.join(args)})"
-            case kind if kind in _MATH:
-                return f"{self._library(_MATH[kind], operand)}({', '.join(args)})"
+            case kind if kind in OURS:
+                return f"{self.ours(OURS[kind], operand)}({', '.join(args)})"
+            case kind if kind in LIBRARY:
+                return f"{self.library_function(LIBRARY[kind], operand)}({', '.join(args)})"
             case _:
                 raise InvariantError(f"no float {op.kind.value} in {self.dialect.language.value}")
 
@@ -422,15 +426,15 @@ class Scalar:
             case OpKind.CLIP:
                 return self._clip(args, op.dtype)
             case kind if kind in _OURS_INTEGER:
-                return f"{self._ours(_OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
-            case kind if kind in _OURS:
-                return f"{self._ours(_OURS[kind], op.dtype)}({', '.join(args)})"
+                return f"{self.ours(_OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
+            case kind if kind in OURS:
+                return f"{self.ours(OURS[kind], op.dtype)}({', '.join(args)})"
             case _:
                 raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
 
     def _clip(self, args: list[str], dtype: DType) -> str:
         value, low, high = args
-        return f"{self._ours('min', dtype)}({self._ours('max', dtype)}({value}, {low}), {high})"
+        return f"{self.ours('min', dtype)}({self.ours('max', dtype)}({value}, {low}), {high})"
 
     def _wrapping(self, op: Op, args: list[str]) -> str:
         type_ = self.dialect.value_type(op.dtype)
@@ -440,7 +444,7 @@ class Scalar:
         least, greatest = op.dtype.integer_range
         fits = known is not None and least <= known[0] and known[1] <= greatest
         # a place beyond 2^31 is a 64-bit variable, and so is what is computed from it
-        fits = fits or any(isinstance(part, AxisRef) and self._outgrows_int(part) for part in walk(op))
+        fits = fits or any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in walk(op))
         if op.dtype.bits >= 32 and (fits or self.dialect.wraps or not op.dtype.is_signed):
             return f"({args[0]} {op.kind.value} {args[1]})"
         unsigned = self._unsigned(op.dtype)
@@ -451,23 +455,27 @@ class Scalar:
         return "unsigned long long" if dtype.bits == 64 else "unsigned int"
 
     # helpers --------------------------------------------------------------------------------------------------------
-    def _ours(self, base: str, dtype: DType) -> str:
+    def ours(self, base: str, dtype: DType) -> str:
         for function in _NEEDS_LIBRARY.get(base, ()):
-            self._library(function, dtype)
+            self.library_function(function, dtype)
         if base == "pow":
-            self._library("pow", DType.FLOAT64)
-        return self._helper(f"{base}_{SHORT[dtype if dtype is not DType.BOOL else DType.UINT8]}")
+            self.library_function("pow", DType.FLOAT64)
+        return self.helper(f"{base}_{SHORT[dtype if dtype is not DType.BOOL else DType.UINT8]}")
 
-    def _library(self, function: str, dtype: DType) -> str:
+    def library_function(self, function: str, dtype: DType) -> str:
         name = function if dtype is DType.FLOAT64 else f"{function}f"
         self.library[name] = None
         return name
 
-    def _helper(self, name: str) -> str:
-        for needed in helper(name, self.dialect).needs:
-            self._helper(needed)
+    def helper(self, name: str) -> str:
+        """The name of a helper, which is printed above the kernel from now on, and before it what it needs."""
+        for needed in self.described(name).needs:
+            self.helper(needed)
         self.helpers[name] = None
         return name
+
+    def described(self, name: str) -> Helper:
+        return helper(name, self.dialect)
 
 
 def _is_beyond(expr: Expr) -> bool:

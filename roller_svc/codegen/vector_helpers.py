@@ -1,0 +1,252 @@
+"""Helper functions of C kernels on vectors, and the scalar ones that share their text.
+
+Names end in the vector type: max_vf32x16, from_u8_vf32x16. A loop over the lanes of vectors is one instruction where
+the machine has it (the compiler unrolls it and finds the lanes side by side again), and calls one by one elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roller_svc.codegen.dialect import SHORT, C
+from roller_svc.codegen.helpers import Helper, helper
+from roller_svc.codegen.vector import vector_header, vector_type
+from roller_svc.codegen.vector_math import LIBRARY_OF, calls, function_text, has_function
+from roller_svc.ir.dtype import DType
+
+_BY_SHORT = {short: dtype for dtype, short in SHORT.items()}
+_VECTOR_NAME = re.compile(r"(\w+)_v([a-z]+\d*\w*?)x(\d+)")
+_SCALAR_NAME = re.compile(r"([a-z0-9]+)_(f32|f64)")
+_TYPE = re.compile(r"\bv(f64|f32|f16|bf16|e4m3|e5m2|[iu](?:8|16|32|64)|bool)x(\d+)\b")
+INTEGERS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
+UNSIGNED = {8: DType.UINT8, 16: DType.UINT16, 32: DType.UINT32, 64: DType.UINT64}
+# functions that compilers have under a builtin name, mostly one instruction: number of arguments
+BUILTIN = {"sqrt": 1, "floor": 1, "ceil": 1, "rint": 1, "trunc": 1, "fma": 3}
+SCALAR_BYTES = 16  # a single value goes through the narrowest vector that every machine has
+
+# {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
+_BODIES = {
+    "select": ("({I} m, {V} a, {V} b)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? a[i] : b[i];\n"
+               "  return r;\n"),
+    "masked": ("({I} m, const {E} *p)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? p[i] : 0;\n"
+               "  return r;\n"),
+    "isnan": ("({V} a)", "  return a != a;\n"),
+    "square": ("({V} a)", "  return a * a;\n"),
+}  # fmt: skip
+_FLOAT_BODIES = {
+    "max": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
+            "  return select_{V}(a != a, a, select_{V}(a > b, a, b));\n"),
+    "min": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
+            "  return select_{V}(a != a, a, select_{V}(a < b, a, b));\n"),
+    "fmax": ("({V} a, {V} b)", "  return select_{V}(b != b, a, select_{V}(a > b, a, b));\n"),
+    "fmin": ("({V} a, {V} b)", "  return select_{V}(b != b, a, select_{V}(a < b, a, b));\n"),
+    "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
+    "isinf": ("({V} a)", "  return ({V})(({I})a & {rest}) == {inf};\n"),
+    "abs": ("({V} a)", "  return ({V})(({I})a & {rest});\n"),
+    "sign": ("({V} a)", "  {I} sign = ({I})(a < 0) - ({I})(a > 0);\n"
+             "  return select_{V}(a != a, a, __builtin_convertvector(sign, {V}));\n"),
+}  # fmt: skip
+_INTEGER_BODIES = {
+    "max": ("({V} a, {V} b)", "  return select_{V}(a > b, a, b);\n"),
+    "min": ("({V} a, {V} b)", "  return select_{V}(a < b, a, b);\n"),
+    "relu": ("({V} a)", "  return select_{V}(a > 0, a, ({V}){{0}});\n"),
+    "abs": ("({V} a)", "  return select_{V}(a < 0, -a, a);\n"),
+    "sign": ("({V} a)", "  return ({V})((a < 0) - (a > 0));\n"),
+}  # fmt: skip
+
+
+def c_helper(name: str) -> Helper:
+    """The C helper of that name, of vectors or not."""
+    if match := _VECTOR_NAME.fullmatch(name):
+        return _vector_helper(match[1], _BY_SHORT[match[2]], int(match[3]))
+    if (match := _SCALAR_NAME.fullmatch(name)) and has_function(match[1], _BY_SHORT[match[2]]):
+        return _of_one(match[1], _BY_SHORT[match[2]])
+    return helper(name, C)
+
+
+def library_of(name: str) -> str | None:
+    """The function of C's library that the helper falls back to."""
+    if (match := _VECTOR_NAME.fullmatch(name)) and match[2] == "f32":
+        return LIBRARY_OF.get(match[1])
+    return None
+
+
+def vector_typedefs(text: str) -> str:
+    """Definitions of the vector types that occur in a text."""
+    used = {(_BY_SHORT[short], int(lanes)) for short, lanes in _TYPE.findall(text)}
+    ordered = sorted(used, key=lambda v: (v[0].value, v[1]))
+    return "\n".join(vector_header(dtype, lanes, C.storage_type(dtype)) for dtype, lanes in ordered)
+
+
+def _of_one(base: str, dtype: DType) -> Helper:
+    """A function of one value: lane 0 of that of vectors, so that a lane and a single value give the same bits."""
+    type_, vector = C.value_type(dtype), vector_type(dtype, SCALAR_BYTES // dtype.bytes)
+    text = f"static inline {type_} {base}_{SHORT[dtype]}({type_} a) {{ return {base}_{vector}(({vector}){{a}})[0]; }}"
+    return Helper(text, (f"{base}_{vector}",))
+
+
+def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
+    vector = vector_type(dtype, lanes)
+    if has_function(base, dtype):
+        return Helper(function_text(base, dtype, lanes), tuple(f"{n}_{vector}" for n in calls(base, dtype)))
+    if base.startswith("from_"):
+        return _conversion(_BY_SHORT[base.removeprefix("from_")], dtype, lanes)
+    if base in BUILTIN:
+        return _builtin(base, dtype, lanes)
+    if base == "even":
+        return _every_second(dtype, lanes)
+    table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
+    if base not in table:
+        return _library_loop(base, dtype, lanes)
+    parameters, body = table[base]
+    words = {
+        "V": vector, "E": C.storage_type(dtype), "N": lanes, "I": vector_type(INTEGERS[dtype.bits], lanes),
+        "rest": "0x7fffffff" if dtype.bits == 32 else "0x7fffffffffffffffLL",
+        "inf": C.inf_f64 if dtype is DType.FLOAT64 else C.inf_f32,
+    }  # fmt: skip
+    result = words["I"] if base in ("isnan", "isinf") else vector
+    text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body.format(**words)}}}"
+    return Helper(text, (f"select_{vector}",) if "select_" in body else ())
+
+
+def _every_second(dtype: DType, lanes: int) -> Helper:
+    """Elements 0, 2, 4, ... at a place. The second vector begins so that it ends with the last of them."""
+    vector, mask = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes)
+    order = ", ".join(str(2 * i if 2 * i < lanes else 2 * i + 1) for i in range(lanes))
+    text = (
+        f"static inline {vector} even_{vector}(const {C.storage_type(dtype)} *p) {{\n"
+        f"  {vector} a = *({vector} *)p, b = *({vector} *)(p + {lanes - 1});\n"
+        "#if defined(__clang__)\n"
+        f"  return __builtin_shufflevector(a, b, {order});\n#else\n"
+        f"  return __builtin_shuffle(a, b, ({mask}){{{order}}});\n#endif\n}}"
+    )
+    return Helper(text)
+
+
+def _builtin(base: str, dtype: DType, lanes: int) -> Helper:
+    vector, suffix = vector_type(dtype, lanes), "" if dtype is DType.FLOAT64 else "f"
+    letters = "abc"[: BUILTIN[base]]
+    text = (
+        f"static inline {vector} {base}_{vector}({', '.join(f'{vector} {x}' for x in letters)}) {{\n  {vector} r;\n"
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        f"    r[i] = __builtin_{base}{suffix}({', '.join(f'{x}[i]' for x in letters)});\n  return r;\n}}"
+    )
+    return Helper(text)
+
+
+def _library_loop(base: str, dtype: DType, lanes: int) -> Helper:
+    """A function of C's library for every lane: through memory, where the compiler can call a vector twin of it."""
+    vector, element, suffix = vector_type(dtype, lanes), C.value_type(dtype), "" if dtype is DType.FLOAT64 else "f"
+    letters = "ab"[: LIBRARY_ARITY.get(base, 1)]
+    arrays = "".join(f"  {element} {x}s[{lanes}];\n  *({vector} *){x}s = {x};\n" for x in letters)
+    text = (
+        f"static inline {vector} {base}_{vector}({', '.join(f'{vector} {x}' for x in letters)}) {{\n{arrays}"
+        f"  {element} r[{lanes}];\n  #pragma omp simd\n"
+        f"  for (int i = 0; i < {lanes}; i++) r[i] = {base}{suffix}({', '.join(f'{x}s[i]' for x in letters)});\n"
+        f"  return *({vector} *)r;\n}}"
+    )
+    return Helper(text)
+
+
+LIBRARY_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2}
+
+# conversions ------------------------------------------------------------------------------------------------------
+
+
+def _conversion(source: DType, target: DType, lanes: int) -> Helper:
+    """`target` values of `source` elements in memory or in a register, or the other way round."""
+    v, t = vector_type(source, lanes), vector_type(target, lanes)
+    head = f"static inline {t} from_{SHORT[source]}_{t}({v} a)"
+    if source.is_narrow_float:
+        return _widened(source, lanes, head)
+    if target.is_narrow_float:
+        return _narrowed(target, lanes, head)
+    if target.is_float and (source.is_float or source.bits >= 32):
+        return Helper(f"{head} {{ return __builtin_convertvector(a, {t}); }}")
+    if target.is_float:
+        between = vector_type(DType.INT32, lanes)
+        return Helper(f"{head} {{ return __builtin_convertvector(from_{SHORT[source]}_{between}(a), {t}); }}",
+                      (f"from_{SHORT[source]}_{between}",))  # fmt: skip
+    if source.is_float:
+        return _truncated(source, target, lanes, head)
+    return Helper(f"{head} {{ return {_resized('a', source, target, lanes)}; }}")
+
+
+def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
+    """Integers to integers: by halves and doubles, for which there are instructions everywhere."""
+    table = INTEGERS if source.is_signed else UNSIGNED
+    bits = source.bits
+    while bits != target.bits:
+        bits = bits * 2 if bits < target.bits else bits // 2
+        text = f"__builtin_convertvector({text}, {vector_type(table[bits], lanes)})"
+    return f"({vector_type(target, lanes)}){text}"
+
+
+def _truncated(source: DType, target: DType, lanes: int, head: str) -> Helper:
+    """Float to integer: what is inside is converted, what is outside becomes the nearest end, a NaN 0."""
+    v, between = vector_type(source, lanes), target if target.bits >= 32 else DType.INT32
+    t, mask = vector_type(between, lanes), INTEGERS[source.bits]
+    least, greatest = target.integer_range
+    suffix = "" if source is DType.FLOAT64 else "f"
+    ends = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(between, "")
+    above, below = f"{float(greatest + 1)!r}{suffix}", f"{float(least)!r}{suffix}"
+
+    def where(cond: str) -> str:
+        return _resized(f"({vector_type(mask, lanes)})({cond})", mask, between, lanes)
+
+    low = f"  r |= {where(f'a <= {below}')} & (-{greatest}{ends} - 1);\n" if least else ""
+    result = "r" if between is target else _resized("r", between, target, lanes)
+    text = (
+        f"{head} {{  // truncates and saturates; NaN gives 0\n"
+        f"  {v} inside = select_{v}((a > {below} - 1) & (a < {above}), a, ({v}){{0}});\n"
+        f"  {t} r = __builtin_convertvector(inside, {t});\n"
+        f"  r |= {where(f'a >= {above}')} & {greatest}{ends};\n{low}  return {result};\n}}"
+    )
+    return Helper(text, (f"select_{v}",))
+
+
+def _widened(source: DType, lanes: int, head: str) -> Helper:
+    f32, u32 = vector_type(DType.FLOAT32, lanes), vector_type(DType.UINT32, lanes)
+    if source is DType.BFLOAT16:
+        return Helper(f"{head} {{ return ({f32})(__builtin_convertvector(a, {u32}) << 16); }}")
+    if source is DType.FLOAT16:
+        call = {
+            16: ("__AVX512F__", "__builtin_ia32_vcvtph2ps512_mask((vi16x16)a, (vf32x16){0}, -1, 4)"),
+            8: ("__F16C__", "__builtin_ia32_vcvtph2ps256((vi16x8)a)"),
+        }.get(lanes)
+        plain = f"return __builtin_convertvector(a, {f32});"
+        return Helper(f"{head} {{\n{_where_available(call, plain)}}}")
+    name = f"{SHORT[source]}_to_f32"
+    return Helper(f"{head} {{\n{_each_lane(f32, lanes, name)}}}", (name,))
+
+
+def _narrowed(target: DType, lanes: int, head: str) -> Helper:
+    u32, i32 = vector_type(DType.UINT32, lanes), vector_type(DType.INT32, lanes)
+    t = vector_type(target, lanes)
+    if target is DType.BFLOAT16:
+        body = (
+            f"  {u32} u = ({u32})a;  // to nearest even; NaN stays NaN\n"
+            f"  {u32} r = (u + 0x7fff + (u >> 16 & 1)) >> 16;\n  {i32} nan = a != a;\n"
+            f"  r = (r & ~({u32})nan) | ((u >> 16 | 64) & ({u32})nan);\n"
+            f"  return __builtin_convertvector(r, {t});\n"
+        )
+        return Helper(f"{head} {{\n{body}}}")
+    if target is DType.FLOAT16:
+        call = {
+            16: ("__AVX512F__", "(vf16x16)__builtin_ia32_vcvtps2ph512_mask(a, 4, (vi16x16){0}, -1)"),
+            8: ("__F16C__", "(vf16x8)__builtin_ia32_vcvtps2ph256(a, 4)"),
+        }.get(lanes)
+        return Helper(f"{head} {{\n{_where_available(call, f'return __builtin_convertvector(a, {t});')}}}")
+    name = f"f32_to_{SHORT[target]}"
+    return Helper(f"{head} {{\n{_each_lane(t, lanes, name)}}}", (name,))
+
+
+def _where_available(call: tuple[str, str] | None, plain: str) -> str:
+    """GCC 12 converts halves one by one unless told the instruction."""
+    if call is None:
+        return f"  {plain}\n"
+    return f"#if defined({call[0]}) && !defined(__clang__)\n  return {call[1]};\n#else\n  {plain}\n#endif\n"
+
+
+def _each_lane(vector: str, lanes: int, function: str) -> str:
+    return f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = {function}(a[i]);\n  return r;\n"
