@@ -145,8 +145,8 @@ class _Rows:
         if statement.output not in self.group.locals:
             index = tuple(reads.apply(i) for i in statement.index)
             nodes += self._across(Compute(statement.output, index, value))
-            if not is_reduction(statement) and self.is_vector:
-                nodes += self._ahead(statement, self.width, self.at)
+            if self.is_vector:
+                nodes += self._ahead(statement, self.width, self.at, to_memory=True)
         return nodes
 
     def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
@@ -211,19 +211,23 @@ class _Rows:
             piece = ref(f"{last.name}.piece")
             here = {**at, last.name: add(mul(piece, num(lanes)), ref(LANE))}
             vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (visit(here),)))
-            hints = self._ahead(statement, lanes, {**self.at, **here})
+            hints = self._ahead(statement, lanes, {**self.at, **here}, to_memory=not is_reduction(statement))
             nodes.append(Loop(piece.name, full, LoopKind.SERIAL, across(vector, *hints)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
             here = {**at, last.name: add(num(done), ref(LANE))}
-            hints = self._ahead(statement, vectors, {**self.at, **here})
+            hints = self._ahead(statement, vectors, {**self.at, **here}, to_memory=not is_reduction(statement))
             nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, (visit(here),)), *hints)
         return self._around(rest, nodes)
 
-    def _ahead(self, statement: TensorExpr, lanes: int, at: dict[str, Expr]) -> list[Node]:
-        """Hints for what the statement streams through, as much of it as `lanes` neighbours take."""
-        walked = self.walked.get(statement.output, ())
-        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
+    def _ahead(self, statement: TensorExpr, lanes: int, at: dict[str, Expr], *, to_memory: bool) -> list[Node]:
+        """Hints for what the statement streams through, as much of it as `lanes` neighbours take: where they are
+        written to memory (`to_memory`), where they are read, or, in a map, both."""
+        here = [
+            s for s in self.walked.get(statement.output, ())
+            if not is_reduction(statement) or s.for_write is to_memory
+        ]
+        return [hint for stream in here for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
 
     def _remainder(
         self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]

@@ -15,7 +15,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.program import TensorExpr, TensorType
+from roller_svc.ir.program import Axis, TensorExpr, TensorType
 from roller_svc.ir.schedule import Node, Prefetch
 
 AHEAD_BYTES = 2048  # 32 lines: what is under way in a core and its L2 at once, and then some
@@ -55,7 +55,7 @@ def streams(group: KernelGroup, hw: HardwareSpec) -> dict[str, tuple[Stream, ...
         for tensor, index, for_write in _accesses(statement):
             if tensor in known or tensor not in types or types[tensor].bytes <= held_bytes // 2:
                 continue
-            if _is_walk(statement, types[tensor], index):
+            if _is_walk(statement.spatial if for_write else statement.axes, types[tensor], index):
                 known.add(tensor)
                 mine.append(Stream(tensor, index, types[tensor].dtype, for_write))
         found[statement.output] = tuple(mine)
@@ -67,9 +67,9 @@ def _accesses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], bool]]
     return [*reads, (statement.output, statement.index, True)]
 
 
-def _is_walk(statement: TensorExpr, type_: TensorType, index: tuple[Expr, ...]) -> bool:
-    """Whether the statement's loops, in their order, touch the tensor's elements in the order of memory, each once."""
-    order = [a.name for a in statement.axes if a.extent > 1]
-    walked = [i.name for i in index if isinstance(i, AxisRef) and statement.extents[i.name] > 1]
+def _is_walk(axes: tuple[Axis, ...], type_: TensorType, index: tuple[Expr, ...]) -> bool:
+    """Whether loops over the axes, in their order, touch the tensor's elements in the order of memory, each once."""
+    order = [a.name for a in axes if a.extent > 1]
+    walked = [i.name for i in index if isinstance(i, AxisRef) and i.name in order]
     plain = all(isinstance(i, AxisRef | Const) for i in index)
-    return plain and walked == order and math.prod(type_.shape) == statement.points
+    return plain and walked == order and math.prod(type_.shape) == math.prod(a.extent for a in axes)
