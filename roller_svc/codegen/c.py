@@ -403,23 +403,32 @@ def _emit(
     )  # fmt: skip
 
 
-def shares_its_loops(tree: ScheduleTree) -> bool:
-    """Whether all it does is in parallel loops, so that the threads of a region can do it together."""
-    nodes = list(tree.body)
+def begun_by_one(tree: ScheduleTree) -> bool | None:
+    """How the threads of a region run it: one of them alone, as nothing in it is parallel (True), or together, as all
+    it does is in parallel loops (False). None: neither."""
+    nodes, parallel = list(tree.body), False
     while nodes:
         match nodes.pop():
             case Let(body=body):
                 nodes += body
             case Loop(kind=LoopKind.PARALLEL, extent=extent) if extent > 1:
-                pass
+                parallel = True
+            case _ if parallel or any(_is_parallel(node) for node in descend(tree.body)):
+                return None
             case _:
-                return False
-    return True
+                return True
+    return False
 
 
-def region(name: str, launches: tuple[LaunchSpec, ...], args: tuple[Buffer, ...], cores: int) -> str:
-    """A function that runs the launches one after the other in one parallel region: threads begin once, and meet at
-    the end of each loop."""
+def _is_parallel(node: Node) -> bool:
+    return isinstance(node, Loop) and node.kind is LoopKind.PARALLEL and node.extent > 1
+
+
+def region(
+    name: str, launches: tuple[LaunchSpec, ...], serial: frozenset[str], args: tuple[Buffer, ...], cores: int
+) -> str:
+    """A function that runs the launches one after the other in one parallel region, those named in `serial` on one
+    thread: threads begin once, and meet at the end of each loop."""
     sizes = {a.symbol: a.bytes for a in args}
     lines = [f"  #pragma omp parallel num_threads(threads_i32({cores}))", "  {"]
     for launch in launches:
@@ -427,6 +436,8 @@ def region(name: str, launches: tuple[LaunchSpec, ...], args: tuple[Buffer, ...]
             lines += ["    #pragma omp single", "    {"]
             lines += [f"      __builtin_memset({symbol}, 0, {sizes[symbol]});" for symbol in launch.zeroed]
             lines += ["    }"]
+        if launch.name in serial:
+            lines.append("    #pragma omp single")
         lines.append(f"    {launch.name}({', '.join(launch.args)});")
     parameters = ", ".join(_parameter(a) for a in args)
     return f"void {name}({parameters}) {{\n" + "\n".join(lines) + "\n  }\n}\n"

@@ -112,7 +112,8 @@ def _emit_c(
         texts += [f.text for f in found]
         if len(made) > 1 and found[0].in_region:
             args = _union(made, buffers)
-            texts.append(c.region(program.name, made, args, hw.num_cores))
+            serial = frozenset(tree.name for part in program.parts for tree in part.trees if c.begun_by_one(tree))
+            texts.append(c.region(program.name, made, serial, args, hw.num_cores))
             made = (LaunchSpec(program.name, tuple(a.symbol for a in args)),)
         launches += made
     text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(texts)
@@ -129,9 +130,10 @@ def _emit_c(
 def _c_launches(
     program: Program, buffers: dict[str, Buffer], hw: HardwareSpec, first_check: int
 ) -> tuple[list[c.Function], tuple[LaunchSpec, ...]]:
-    """A function for each tree: for threads that share its loops, where all trees of several are made for that."""
+    """A function for each tree: for the threads of one region, where all of several trees are made for that."""
     trees = [(tree, part) for part in program.parts for tree in part.trees]
-    together = len(trees) > 1 and all(c.shares_its_loops(tree) for tree, _ in trees)
+    alone = [c.begun_by_one(tree) for tree, _ in trees]
+    together = len(trees) > 1 and None not in alone and False in alone
     setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=together)
     functions: list[c.Function] = []
     launches: list[LaunchSpec] = []

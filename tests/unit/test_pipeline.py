@@ -75,6 +75,22 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
         assert report.winner.measurement is not None
 
 
+def test_the_launches_of_a_program_are_one_parallel_region_on_a_cpu() -> None:
+    types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
+    text = "s[h, i, j] +=! q[h, i, d] * k[h, j, d]; m[h, i] >=! s[h, i, j]; e[h, i, j] = (s[h, i, j] - m[h, i])"
+    text += ".call(`exp`); z[h, i] +=! e[h, i, j]; Y[h, i, d] +=! e[h, i, j] * v[h, j, d] / z[h, i]"
+    report = build_kernel(BuildRequest(text, tuple(types.items()), outputs=("Y",), select=Select.MODEL))
+    source = report.winner.source
+    assert len(report.groups) > 1
+    assert source is not None
+    assert [launch.name for launch in source.launches] == ["kernel"]
+    assert source.text.count("#pragma omp parallel") == 1
+    arrays = random_inputs(report.program, seed=0)
+    assert report.winner.compiled is not None
+    got = CpuModule(report.winner.compiled).run(arrays)
+    assert agrees(report.program, got, evaluate(report.program, arrays)).ok
+
+
 def test_a_text_of_several_plans_that_does_not_compile_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiler(source: KernelSource) -> CompiledKernel:
         if "plan1_" in source.text:
