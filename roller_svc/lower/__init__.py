@@ -50,5 +50,5 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         return lower_contraction_gpu(group, program, hw)
     if family is Family.CPU:
         planes = plane_space(group)
-        return lower_nest_cpu(group, program, hw) if planes is None else lower_window_cpu(group, program, planes)
+        return lower_nest_cpu(group, program, hw) if planes is None else lower_window_cpu(group, program, planes, hw)
     return lower_nest_gpu(group, program, hw)
