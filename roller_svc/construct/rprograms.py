@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from roller_svc.construct.align import EPSILONS
+from roller_svc.construct.convolution import convolution_spaces
 from roller_svc.construct.cpu_contraction import CpuContraction
+from roller_svc.construct.cpu_convolution import CpuConvolution
 from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
@@ -80,19 +83,19 @@ def rank_units(
     found: list[Construction] = []
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
-    for unit in units.taken:
-        prepared = _prepared(group, hw, unit)
+    for unit, view in itertools.product(units.taken, _views(group, hw)):
+        prepared = _prepared(view, hw, unit)
         least_s = prepared.floor_s + hw.limits.launch_overhead_s
         if len(best) == top_k and best[-1].estimate.seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
         try:
-            construction = _construct(group, prepared, _limit(unit))
+            construction = _construct(view, prepared, _limit(unit))
         except NoCandidateError as failure:
             failures.append(failure)
             continue
         found.append(construction)
         model = Model(prepared)
-        wanted.append(demanded(group, model, construction.programs, demands))
+        wanted.append(demanded(view, model, construction.programs, demands))
         candidates = [Candidate(program, model.estimate(program)) for program in wanted[-1].programs]
         best = nsmallest(top_k, [*best, *candidates], key=lambda c: c.estimate.seconds)
     if not found:
@@ -100,6 +103,13 @@ def rank_units(
     if not best:
         raise unmet(group, demands.tiles, wanted)
     return tuple(best), _together(found, units.refusals)
+
+
+def _views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    """The group, and on a CPU its readings as a convolution."""
+    if hw.family is not Family.CPU:
+        return (group,)
+    return (group, *(replace(group, space=space) for space in convolution_spaces(group)))
 
 
 def _with_another_unit(
@@ -171,6 +181,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
         if p.rows is not None:
             return SimtReduction(p, p.rows)
         return SimtNest(p)
+    if p.image is not None:
+        return CpuConvolution(p, p.image)
     if p.is_contraction:
         return CpuContraction(p)
     if p.planes is not None:

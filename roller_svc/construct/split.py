@@ -33,8 +33,11 @@ class Halves:
 
 
 def may_split(group: KernelGroup) -> bool:
-    """One reduction comes first, or two that share a pass, and the rest are maps of its own points."""
-    return _is_single(group) or joint_of(group) is not None
+    """One reduction comes first, or two that share a pass, and the rest are maps of its own points.
+
+    Not as a convolution: the same group as a contraction is there to be split.
+    """
+    return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or joint_of(group) is not None)
 
 
 def _is_single(group: KernelGroup) -> bool:

@@ -85,22 +85,22 @@ class _Tasks:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
         depth, kc = self.image.depth, self.window.channels
-        left = sub(num(depth), mul(ref("k.step"), num(kc)))
+        left = sub(num(depth), mul(ref(".step"), num(kc)))
         nodes: tuple[Node, ...] = (*self.weights.pack(), *self._windows())
-        nodes = (Let("k.count", least(num(kc), left) if depth % kc else num(kc), nodes),)
-        nodes = (Loop("k.step", self.steps, LoopKind.SERIAL, nodes),)
+        nodes = (Let(".channels", least(num(kc), left) if depth % kc else num(kc), nodes),)
+        nodes = (Loop(".step", self.steps, LoopKind.SERIAL, nodes),)
         for storage in self._storages():
             nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
-        left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref("n.task"), num(panels)))
+        left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
         nodes = (
-            Let("n.first", mul(ref("n.task"), num(block)), (Let("n.panels", least(num(panels), left), nodes),)),
+            Let(".filters.first", mul(ref(".filters.task"), num(block)), (Let(".filters.panels", least(num(panels), left), nodes),)),
         )
         for slide, _ in reversed(self.slides):
             name = slide.pixel.name
             nodes = (Let(f"{name}.first", mul(ref(f"{name}.task"), num(self._task(slide))), nodes),)
-        nodes = (Loop("n.task", ceil_div(filters.extent, block), LoopKind.PARALLEL, nodes),)
+        nodes = (Loop(".filters.task", ceil_div(filters.extent, block), LoopKind.PARALLEL, nodes),)
         for slide, _ in reversed(self.slides):
             tasks = ceil_div(slide.pixel.extent, self._task(slide))
             nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
@@ -154,9 +154,10 @@ class _Tasks:
             nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
         finish = self._finish()
-        nodes += (Branch(equal(ref("k.step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
-        place = add(ref("n.first"), mul(ref("n.panel"), num(self.weights.wide)))
-        return Loop("n.panel", self.weights.panels, LoopKind.SERIAL, (Let("n.place", place, nodes),), ref("n.panels"))
+        nodes += (Branch(equal(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
+        place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
+        nodes = (Let(".filters.place", place, nodes),)
+        return Loop(".filters.panel", self.weights.panels, LoopKind.SERIAL, nodes, ref(".filters.panels"))
 
     def _tiles(self, slide: Slide, pixels: int) -> int:
         return ceil_div(min(pixels, slide.pixel.extent), self._tile(slide))
@@ -167,8 +168,8 @@ class _Tasks:
         wide, taps = self.weights.wide, [s.tap for s, _ in self.slides if s.tap is not None]
         channels: tuple[Steps, ...] = ()
         if self.image.channels is not None:
-            limit = ref("k.count") if self.image.depth % self.window.channels else None
-            channels = (Steps("k.row", self.window.channels, limit),)
+            limit = ref(".channels") if self.image.depth % self.window.channels else None
+            channels = (Steps(".channel", self.window.channels, limit),)
         over_taps = tuple(Steps(tap.name, tap.extent) for tap in taps)
         pixels = math.prod(thread)
         along = self.image.along_filters
@@ -182,20 +183,20 @@ class _Tasks:
             b=self._weight if along else self._pixel,
         )
         tile = Tile(SUMS, self._sum_at)
-        return kernel.nodes(tile, Start(tile, equal(ref("k.step"), num(0))) if self.steps > 1 else None)
+        return kernel.nodes(tile, Start(tile, equal(ref(".step"), num(0))) if self.steps > 1 else None)
 
     def _weight(self, filter_: Expr) -> Expr:
-        return Load(PACKED, (ref("n.panel"), self.weights.row, filter_), self.view.dtype)
+        return Load(PACKED, (ref(".filters.panel"), self.weights.row, filter_), self.view.dtype)
 
     def _pixel(self, _: Expr) -> Expr:
         """The element of the window that a pixel of the register tile meets under the tap."""
         coordinates = []
-        for (slide, _), pixel in zip(self.slides, self._in_window(), strict=True):
+        for slide, pixel in zip(self.image.slides, self._in_window(), strict=True):
             if slide is self.image.slides[-1]:
                 coordinates.append(self.window.sorted_place(pixel))
             else:
                 coordinates.append(self.window.coordinate(slide, pixel))
-        channel = num(0) if self.image.channels is None else ref("k.row")
+        channel = num(0) if self.image.channels is None else ref(".channel")
         return Load(WINDOW, (self.window.place(channel, tuple(coordinates)),), self.view.dtype)
 
     def _in_window(self) -> tuple[Expr, ...]:
@@ -203,12 +204,12 @@ class _Tasks:
         number: Expr = ref(ROW)
         found: list[Expr] = []
         for slide, _ in reversed(self.slides):
-            tile, place = self._tile(slide), ref(f"{slide.pixel.name}.place")
+            tile: int = self._tile(slide)
+            place = ref(f"{slide.pixel.name}.place")
+            inside: Expr = mod(number, tile)
             if not self.image.along_filters and slide is self.image.slides[-1]:
                 number, tile = ref(VECTOR), tile // self.lanes
-                inside: Expr = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
-            else:
-                inside = mod(number, tile)
+                inside = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
             found.append(add(place, inside))
             number = div(number, tile)
         return tuple(reversed(found))
@@ -224,7 +225,7 @@ class _Tasks:
         window: Expr = num(0)
         for (slide, _), parts in zip(self.slides, self._parts, strict=True):
             window = add(mul(window, num(parts)), ref(f"{slide.pixel.name}.window"))
-        return window, ref("n.panel")
+        return window, ref(".filters.panel")
 
     def _pixel_number(self, at: tuple[Expr, ...]) -> Expr:
         number: Expr = num(0)
@@ -240,7 +241,7 @@ class _Tasks:
         if not self.image.along_filters:
             nodes = self._over_pixels(self._pixel_runs(), self.slides[:-1])
             row = ref(".filter")
-            nodes = decoded(self.image.filters, add(ref("n.place"), row), nodes)
+            nodes = decoded(self.image.filters, add(ref(".filters.place"), row), nodes)
             return (Loop(".filter", self.weights.wide, LoopKind.SERIAL, nodes, self._filters_left(num(0))),)
         slide, pixels = self.slides[-1]
         return self._over_pixels(by_length(slide, pixels, self._turned_run), self.slides[:-1])
@@ -249,7 +250,7 @@ class _Tasks:
         extent = self.image.filters.extent
         if extent % self.weights.wide == 0:
             return None
-        return sub(num(extent), add(ref("n.place"), beyond))
+        return sub(num(extent), add(ref(".filters.place"), beyond))
 
     def _over_pixels(self, nodes: tuple[Node, ...], slides: tuple[tuple[Slide, int], ...]) -> tuple[Node, ...]:
         for slide, pixels in reversed(slides):
@@ -273,7 +274,7 @@ class _Tasks:
         number = self._done(ref(f"{self.image.slides[-1].pixel.name}.done"))
 
         def stores(count: int) -> tuple[Node, ...]:
-            at = member_values(filters, add(ref("n.place"), ref(LANE)))
+            at = member_values(filters, add(ref(".filters.place"), ref(LANE)))
             return self._store(SUMS, (*self._held(), number, ref(LANE)), count, at)
 
         rest = filters.extent % wide
@@ -281,7 +282,7 @@ class _Tasks:
             return stores(wide)
         if filters.extent < wide:
             return stores(rest)
-        inside = less_equal(add(ref("n.place"), num(wide)), num(filters.extent))
+        inside = less_equal(add(ref(".filters.place"), num(wide)), num(filters.extent))
         return (Branch(inside, stores(wide), stores(rest)),)
 
     def _pixel_runs(self) -> tuple[Node, ...]:
@@ -309,7 +310,7 @@ class _Tasks:
             source = Load(SUMS, (*self._held(), self._done(first), beyond), self.view.dtype)
             at: dict[str, Expr] = {slide.pixel.name: add(add(pixel_at(slide, pixels), first), ref(LANE))}
             stores = self._store(TURNED, (ref(".filter"), ref(LANE)), most, at)
-            position = add(add(ref("n.place"), beyond), ref(".filter"))
+            position = add(add(ref(".filters.place"), beyond), ref(".filter"))
             stores = decoded(self.image.filters, position, stores)
             turned = Transpose(TURNED, (num(0), num(0)), lanes, source, wide)
             each = Loop(".filter", lanes, LoopKind.SERIAL, stores, self._filters_left(beyond))

@@ -83,7 +83,7 @@ class ImageWindow:
 
     # filling --------------------------------------------------------------------------------------------------------
     def stage(self) -> tuple[Node, ...]:
-        """Fill it for the channels of step `k.step` and the pixels from each slide's `at` on."""
+        """Fill it for the channels of step `.step` and the pixels from each slide's `at` on."""
         slides = self.image.slides
         value = substitute(Cast(self.factor, self.dtype, implicit=True), self._coordinates())
         guarded = _guarded(value)
@@ -106,9 +106,9 @@ class ImageWindow:
         axis = self.image.channels
         if axis is None:
             return nodes
-        position = add(mul(ref("k.step"), num(self.channels)), ref("k.row"))
-        limit = ref("k.count") if axis.extent % self.channels else None
-        return (Loop("k.row", self.channels, LoopKind.SERIAL, decoded(axis, position, nodes), limit),)
+        position = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
+        limit = ref(".channels") if axis.extent % self.channels else None
+        return (Loop(".channel", self.channels, LoopKind.SERIAL, decoded(axis, position, nodes), limit),)
 
     def _coordinates(self) -> dict[str, Expr]:
         """Axes of the factor → such that it is the element at the coordinate variables' place."""
@@ -171,7 +171,7 @@ class ImageWindow:
 
     @property
     def _channel(self) -> Expr:
-        return num(0) if self.image.channels is None else ref("k.row")
+        return num(0) if self.image.channels is None else ref(".channel")
 
     def _pixel_runs(self, guarded: _Guarded) -> tuple[Node, ...]:
         """Channels of one coordinate of the last slide, neighbours in memory."""
@@ -183,7 +183,7 @@ class ImageWindow:
         def channels(count: int) -> tuple[Node, ...]:
             def filled(value: Expr) -> Callable[[Expr], Compute]:
                 def at(position: Expr) -> Compute:
-                    channel = add(mul(ref("k.step"), num(self.channels)), position)
+                    channel = add(mul(ref(".step"), num(self.channels)), position)
                     there = substitute(value, {axis.members[0].name: channel}) if len(axis.members) == 1 else value
                     return Compute(WINDOW, (self.place(position, coordinates),), there)
                 return at
@@ -196,7 +196,7 @@ class ImageWindow:
         rest = axis.extent % self.channels
         nodes = channels(self.channels)
         if rest:
-            nodes = (Branch(equal(ref("k.count"), num(rest)), channels(rest), nodes),)
+            nodes = (Branch(equal(ref(".channels"), num(rest)), channels(rest), nodes),)
         return (self._coordinate_loop(slide, self.pixels[-1], nodes),)
 
 

@@ -34,8 +34,8 @@ class PackedWeights:
 
     @property
     def row(self) -> Expr:
-        """The row of channel `k.row` under the taps."""
-        channel: Expr = num(0) if self.image.channels is None else ref("k.row")
+        """The row of channel `.channel` under the taps."""
+        channel: Expr = num(0) if self.image.channels is None else ref(".channel")
         tap: Expr = num(0)
         for axis in self._taps:
             tap = add(mul(tap, num(axis.extent)), ref(axis.name))
@@ -46,18 +46,18 @@ class PackedWeights:
     def pack(self) -> tuple[Node, ...]:
         """packed[panel][row][filter] = weight there; beyond the last filter 0, which adds nothing."""
         filters, wide = self.image.filters, self.wide
-        place = add(ref("n.first"), mul(ref("n.panel"), num(wide)))
+        place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(wide)))
         rest = filters.extent % wide
         nodes = self._rows(place, rest or wide)
         if rest and filters.extent > wide:
             inside = less_equal(add(place, num(wide)), num(filters.extent))
             nodes = (Branch(inside, self._rows(place, wide), nodes),)
-        return (Loop("n.panel", self.panels, LoopKind.SERIAL, nodes, ref("n.panels")),)
+        return (Loop(".filters.panel", self.panels, LoopKind.SERIAL, nodes, ref(".filters.panels")),)
 
     def _rows(self, place: Expr, count: int) -> tuple[Node, ...]:
         at = member_values(self.image.filters, add(place, ref(LANE)))
         value = substitute(Cast(self.factor, self.dtype, implicit=True), at)
-        target = (ref("n.panel"), self.row)
+        target = (ref(".filters.panel"), self.row)
         nodes: tuple[Node, ...] = (Loop(LANE, count, LoopKind.VECTOR, (Compute(PACKED, (*target, ref(LANE)), value),)),)
         if count < self.wide:
             beyond = Compute(PACKED, (*target, add(num(count), ref(LANE))), _zero(self.dtype))
@@ -67,9 +67,9 @@ class PackedWeights:
         channels = self.image.channels
         if channels is None:
             return nodes
-        position = add(mul(ref("k.step"), num(self.channels)), ref("k.row"))
-        limit = ref("k.count") if channels.extent % self.channels else None
-        return (Loop("k.row", self.channels, LoopKind.SERIAL, decoded(channels, position, nodes), limit),)
+        position = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
+        limit = ref(".channels") if channels.extent % self.channels else None
+        return (Loop(".channel", self.channels, LoopKind.SERIAL, decoded(channels, position, nodes), limit),)
 
     @property
     def _taps(self) -> tuple[Axis, ...]:

@@ -47,7 +47,7 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     task = kernel + update + pack_a + pack_b + store + TASK_CYCLES
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
     seconds = [mach.seconds(c * busy) for c in (kernel, update, pack_a + pack_b, store + TASK_CYCLES)]
-    memory = p.compulsory_bytes / _source_bandwidth(mach, p.compulsory_bytes)
+    memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
     return Costs(
         core_s=mach.seconds(task * busy) + 0.3 * memory,
         core_stage=None,
@@ -70,7 +70,7 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     """Copying one block of an operand into panels: vectors along the panel's axis, or element by element."""
     mach = p.machine
     lanes = mach.unit.shape[-1]
-    bandwidth = _source_bandwidth(mach, operand.total_bytes) / mach.cores / mach.clock_hz
+    bandwidth = source_bandwidth(mach, operand.total_bytes) / mach.cores / mach.clock_hz
     rows = _at(block, panel_axis) * _at(block, p.k)
     cycles = 0.0
     for tensor in operand.tensors:
@@ -85,7 +85,7 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     return cycles
 
 
-def _source_bandwidth(mach: Machine, total_bytes: int) -> float:
+def source_bandwidth(mach: Machine, total_bytes: int) -> float:
     """Bandwidth of the smallest cache that holds that much; DRAM's where none does."""
     for cache in reversed(mach.caches):
         if total_bytes <= cache.total_bytes // 2:

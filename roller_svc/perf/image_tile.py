@@ -40,6 +40,8 @@ class ImageSpace:
 
     `along_filters`: vectors hold neighbouring filters, pixels are rows of the register tile; else vectors hold
     neighbouring pixels of the last slide, filters are rows. `channels_last`: the image's innermost dimension is k.
+    `is_contiguous`: its neighbours along the last slide lie side by side. `weights_contiguous`, `filters_last`:
+    neighbouring filters do so among the weights, and among the results.
     """
 
     space: TileSpace
@@ -48,6 +50,9 @@ class ImageSpace:
     channels: TileAxis | None
     along_filters: bool
     channels_last: bool
+    is_contiguous: bool
+    weights_contiguous: bool
+    filters_last: bool
     element_bytes: int
 
     @property
@@ -106,6 +111,7 @@ def image_space(space: TileSpace) -> ImageSpace | None:
     channels = next(iter(space.role(AxisRole.K)), None)
     names = {p.name for p in pixels}
     images = [a for a in space.accesses if a.operand and any(n in names for d in a.dims for n, _ in d.coeffs)]
+    weights = [a for a in space.accesses if a.operand and a not in images]
     taps = [m for axis in space.role(AxisRole.TAP) for m in axis.members]
     return ImageSpace(
         space=space,
@@ -113,7 +119,10 @@ def image_space(space: TileSpace) -> ImageSpace | None:
         filters=filters,
         channels=channels,
         along_filters=space.vector_axis == filters.name,
-        channels_last=_is_channels_last(images, channels),
+        channels_last=_runs_along(images, () if channels is None else channels.members),
+        is_contiguous=_runs_along(images, (pixels[-1],)),
+        weights_contiguous=_runs_along(weights, filters.members),
+        filters_last=_runs_along([a for a in space.accesses if a.is_output], filters.members),
         element_bytes=space.compute_dtype.bytes,
     )
 
@@ -129,7 +138,11 @@ def _slide(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> Slide:
     return Slide(pixel, None, 1, 1)
 
 
-def _is_channels_last(images: list[TileAccess], channels: TileAxis | None) -> bool:
-    names = set() if channels is None else {m.name for m in channels.members}
-    wide = [[d for d in image.dims if d.size > 1] for image in images]
-    return bool(names) and all(dims and any(n in names for n, _ in dims[-1].coeffs) for dims in wide)
+def _runs_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
+    """Whether neighbours along the axes are neighbours in memory, in each of the tensors."""
+    wide = [[d for d in tensor.dims if d.size > 1] for tensor in tensors]
+    if not axes or not wide or not all(wide):
+        return False
+    last = [dict(dims[-1].coeffs) for dims in wide]
+    return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and not dims[-1].opaque
+               for coeffs, dims in zip(last, wide, strict=True))  # fmt: skip

@@ -16,6 +16,7 @@ from roller_svc.ir.kernel import Resources
 from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
+from roller_svc.perf.cpu_convolution import cpu_convolution
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.mma_contraction import mma_contraction, tile_count
@@ -99,6 +100,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     if p.planes is not None:
         return cpu_window(p, launch)
+    if p.image is not None:
+        return cpu_convolution(p, p.image, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
 
 

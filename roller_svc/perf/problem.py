@@ -10,6 +10,7 @@ from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
+from roller_svc.perf.image_tile import ImageSpace, image_space
 from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_step import MmaBlock, Step
@@ -77,6 +78,7 @@ class Problem:
     map: MapSpace | None = None  # of a map on a SIMT machine
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
+    image: ImageSpace | None = None  # of a contraction that is seen as a convolution
     planes: PlaneSpace | None = None  # of a windowed reduction on a CPU
 
     @property
@@ -127,6 +129,7 @@ def problem(
         map=map_space(space) if mach.simt and is_map(space) else None,
         windows=window_space(space) if mach.simt and not is_contraction and not space.walks_rows else None,
         rows=row_space(space, touched, hw) if mach.simt and place.get(AxisRole.INNER) is not None else None,
+        image=image_space(space),
     )
 
 
