@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
@@ -11,6 +12,7 @@ from roller_svc.codegen.horizontal import HORIZONTAL, SHUFFLED, horizontal_name,
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.transpose import SHUFFLE, transpose_helper, transpose_name
 from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose, register_name, vector_type
 from roller_svc.codegen.vector_expr import NotVectorError, Vector, pieces, widest_bytes
 from roller_svc.codegen.vector_helpers import SCALAR_BYTES, c_helper, library_of, vector_typedefs
@@ -101,6 +103,7 @@ class CWalk(Walk):
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     statics: list[str] = field(default_factory=list)
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
+    pinned: set[str] = field(default_factory=set)  # those of them that the compiler must not replace by memory
     prefix: str = ""
 
     def lanes(self, dtype: DType) -> int:
@@ -193,14 +196,20 @@ class CWalk(Walk):
             with self.bound(loop):
                 for first, count in cover:
                     vector = Vector(scalar, loop.var, count, first, self.registers)
-                    lines += [
-                        vector.statement(n) if count > 1 else self._iteration(n, loop.var, first) for n in computes
-                    ]
+                    for n in computes:
+                        lines.append(vector.statement(n) if count > 1 else self._iteration(n, loop.var, first))
+                        if n.tensor in self.pinned:
+                            lines.append(self._pin(lines[-1].partition(" = ")[0]))
         except NotVectorError:
             del scalar.checks[marks:]
             scalar.helpers, scalar.library = helpers, library
             return None
         return lines
+
+    def _pin(self, register: str) -> str:
+        """The compiler knows nothing of what is in the register from here on, so that it cannot read it anew."""
+        kind = "v" if self.setting.vector_bytes == 64 else "x"  # of any of 32 registers, of any of 16
+        return f'__asm__("" : "+{kind}"({register}));'
 
     def _vector_lanes(self, loop: Loop) -> tuple[int, int]:
         """Bytes of the widest element that a vector loop computes with, and how many such one vector has."""
@@ -248,8 +257,9 @@ class CWalk(Walk):
         self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
 
     def transpose(self, node: Transpose) -> None:
-        dtype = node.source.dtype
-        name = f"transpose_{vector_type(dtype, self.lanes(dtype))}"
+        dtype, lanes = node.source.dtype, self.lanes(node.source.dtype)
+        square = f"transpose_{vector_type(dtype, lanes)}"
+        name = square if node.rows is None else transpose_name(node.rows, dtype, lanes)
         self.scalar.helpers[name] = None
         target = self.element(node.tensor, self.scalar.places[node.tensor], node.index)
         source = self.element(node.source.tensor, self.scalar.places[node.source.tensor], node.source.index)
@@ -260,6 +270,7 @@ class CWalk(Walk):
         identifier = self.names.of(storage.tensor)
         self.scalar.places[storage.tensor] = Place(identifier, storage.dtype, storage.shape, storage.pad)
         self.registers.pop(storage.tensor, None)
+        self.pinned.discard(storage.tensor)
         type_ = self.dialect.storage_type(storage.dtype)
         count = math.prod(storage.shape)
         if not storage.shape:
@@ -267,6 +278,8 @@ class CWalk(Walk):
         elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
             lanes = self._register_lanes(storage)
             self.registers[storage.tensor] = lanes
+            if storage.pinned and self.setting.vector_bytes >= 32:
+                self.pinned.add(storage.tensor)
             names = [
                 register_name(identifier, [*row, column], lanes)
                 for row in _rows(storage.shape[:-1]) for column in range(0, storage.shape[-1], lanes)
@@ -459,6 +472,8 @@ def preamble(functions: tuple[Function, ...]) -> str:
     helpers = [_helper_text(name) for name in names]
     if types := vector_typedefs("\n".join([*helpers, *(f.text for f in functions)])):
         parts.append(types)
+    if any(re.match(r"transpose\d", name) for name in names):
+        parts.append(SHUFFLE)
     if any(name.startswith("join_") for name in names):
         parts.append(SHUFFLED)
     parts += helpers
@@ -478,6 +493,10 @@ def _helper_text(name: str) -> str:
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
         return block_transpose(name, dtype, int(lanes))
+    if base.startswith("transpose"):
+        short, lanes = type_.split("x")
+        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
+        return transpose_helper(int(base.removeprefix("transpose")), dtype, int(lanes))
     return c_helper(name).text
 
 

@@ -15,7 +15,7 @@ from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, Node, ScheduleTree, descend
+from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, Node, ScheduleTree, Transpose, descend
 
 STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
 
@@ -208,6 +208,8 @@ def _exprs(node: Node) -> tuple[Expr, ...]:
     match node:
         case Compute(index=index, value=value):
             return (*index, value)
+        case Transpose(index=index, source=source):
+            return (*index, source)
         case Copy(index=index, source=source, guard=guard):
             return (*index, source) if guard is None else (*index, source, guard)
         case Branch(cond=cond):

@@ -53,6 +53,7 @@ class Let:
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row.
+    `pinned`, of registers: what is put there is used from there, not read again where it came from.
 
     Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
     banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes.
@@ -66,6 +67,7 @@ class Storage:
     pad: int = 0
     swizzled: bool = False
     over: tuple[str, ...] = ()
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class JoinLanes:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A square block, as many rows and columns as a vector has lanes, turned on its way through vector registers.
+    """A block of `rows` (None: as many as a vector has lanes) by lanes, turned on its way through vector registers.
 
     Element j of row i comes from `source` + i * `source_stride` + j and goes to tensor[index] + j * `stride` + i, both
     counted in elements. A CPU's; the tensor lies in a storage node, and all of the block must exist on both sides.
@@ -144,6 +146,7 @@ class Transpose:
     stride: int
     source: Load
     source_stride: int
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

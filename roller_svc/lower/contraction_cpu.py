@@ -1,61 +1,72 @@
 """Contraction group and its rProgram → schedule tree for a CPU: packed blocks around a register micro-kernel.
 
-A task owns an MC x NC tile of C. For every KC step it packs A into panels of MR rows and B into panels of NR columns
-(ROLLER's tile load: any index arithmetic, guard or inlined producer is evaluated there, once), then runs the
-micro-kernel over all pairs of panels. The tile of C stays in the accumulator's type until its last step.
+A task owns an MC x NC tile of C. For every KC step it packs A into panels of MR rows and B into panels of NR columns,
+unless A is read where it lies, then runs the micro-kernel over all pairs of panels. Sums that are the output grow in
+the output; others stay in a tile of their own, in the accumulator's type, until the last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, ceil_div, equal, least, less_equal, mod, mul, num, ref, sub
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
-from roller_svc.ir.group import KernelGroup, TileAxis
+from roller_svc.ir.build import add, ceil_div, equal, least, mul, num, ref, sub
+from roller_svc.ir.expr import AxisRef, Expr, Load, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
 from roller_svc.lower.contraction import View
-from roller_svc.lower.fused_axis import decoded, member_values
-from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
+from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, Packing, Panels, in_panel
+from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, reads_a_straight
 
-PACKED_A, PACKED_B, TILE_C = ".a_packed", ".b_packed", ".c_tile"
+PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
+STEP = "k.step"
 
 
 def lower_contraction_cpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, each a blocked contraction."""
-    view = View.of(group, program)
-    return (ScheduleTree(group.name, _Blocked(view, program, _lanes(program)).tasks()),)
+    return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, cpu_operands(group)).tasks()),)
 
 
-def _lanes(program: RProgram) -> int:
-    return program.unit.shape[-1]
+def _padded(extent: int, tile: int) -> int:
+    return ceil_div(extent, tile) * tile
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocked:
     view: View
     program: RProgram
-    lanes: int
+    lies: tuple[CpuOperand, CpuOperand]
 
     # tile sizes -----------------------------------------------------------------------------------------------------
     @property
-    def mr(self) -> int:
-        return self.program.thread[self.view.m.name]
+    def lanes(self) -> int:
+        return self.program.unit.shape[-1]
 
     @property
-    def nr(self) -> int:
-        return self.program.thread[self.view.n.name]
+    def rows(self) -> Panels:
+        m = self.view.m
+        size = self.program.thread[m.name]
+        return Panels(m, self.program.block[m.name] // size, size, 0)
 
     @property
-    def m_panels(self) -> int:
-        return self.program.block[self.view.m.name] // self.mr
-
-    @property
-    def n_panels(self) -> int:
-        return self.program.block[self.view.n.name] // self.nr
+    def columns(self) -> Panels:
+        n = self.view.n
+        size = self.program.thread[n.name]
+        return Panels(n, self.program.block[n.name] // size, size, _padded(n.extent % size, self.lanes))
 
     @property
     def kc(self) -> int:
@@ -65,150 +76,156 @@ class _Blocked:
     def steps(self) -> int:
         return ceil_div(self.view.k.extent, self.kc)
 
+    @property
+    def a_is_straight(self) -> bool:
+        return reads_a_straight(self.lies[0], self.columns.count * self.columns.size, self.columns.size)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the sums are the output, rows of it neighbours in memory: then they need no tile of their own."""
+        group, view = self.view.group, self.view
+        first = group.statements[0]
+        if len(group.statements) > 1 or first.type.dtype is not view.dtype or first.output in group.locals:
+            return False
+        n = view.n.members[-1].name
+        return len(view.m.members) == len(view.n.members) == 1 and first.index[-1] == AxisRef(n)
+
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
-        k_left = least(num(self.kc), sub(num(view.k.extent), mul(ref("k.step"), num(self.kc))))
-        step: tuple[Node, ...] = (*self._pack_b(), *self._pack_a(), *self._multiply())
-        step = (Let("k.count", k_left if view.k.extent % self.kc else num(self.kc), step),)
-        nodes: tuple[Node, ...] = (Loop("k.step", self.steps, LoopKind.SERIAL, step),)
+        k_left = least(num(self.kc), sub(num(view.k.extent), ref(K_FIRST)))
+        step: tuple[Node, ...] = (*self._packing(), *self._multiply())
+        step = (Let(K_COUNT, k_left if view.k.extent % self.kc else num(self.kc), step),)
+        step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
+        nodes: tuple[Node, ...] = (Loop(STEP, self.steps, LoopKind.SERIAL, step),)
         nodes = self._storages(nodes)
-        for axis, panels, size in ((view.n, self.n_panels, self.nr), (view.m, self.m_panels, self.mr)):
-            role = axis.role.value
-            tile = panels * size
-            left = sub(num(ceil_div(axis.extent, size)), mul(ref(f"{role}.task"), num(panels)))
+        for panels in (self.columns, self.rows):
+            role, count, size = panels.role, panels.count, panels.size
+            left = sub(num(ceil_div(panels.axis.extent, size)), mul(ref(f"{role}.task"), num(count)))
             nodes = (
-                Let(f"{role}.first", mul(ref(f"{role}.task"), num(tile)),
-                    (Let(f"{role}.panels", least(num(panels), left), nodes),)),
+                Let(f"{role}.first", mul(ref(f"{role}.task"), num(count * size)),
+                    (Let(f"{role}.panels", least(num(count), left), nodes),)),
             )  # fmt: skip
-        for axis, tile in ((view.n, self.n_panels * self.nr), (view.m, self.m_panels * self.mr)):
-            nodes = (Loop(f"{axis.role.value}.task", ceil_div(axis.extent, tile), LoopKind.PARALLEL, nodes),)
+        for panels in (self.columns, self.rows):
+            tasks = ceil_div(panels.axis.extent, panels.count * panels.size)
+            nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
         return nodes
 
     def _storages(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        dtype = self.view.dtype
-        panels = (self.m_panels, self.n_panels) if self.steps > 1 else (1, 1)
-        for name, shape in (
-            (TILE_C, (*panels, self.mr, self.nr)),
-            (PACKED_B, (self.n_panels, self.kc, self.nr)),
-            (PACKED_A, (self.m_panels, self.kc, self.mr)),
-        ):
-            nodes = (Storage(name, dtype, shape, Scope.STACK, nodes),)
+        rows, columns = self.rows, self.columns
+        rooms: list[tuple[str, tuple[int, ...]]] = [(PACKED_B, (columns.count, self.kc, columns.size))]
+        if not self.a_is_straight:
+            rooms.append((PACKED_A, (rows.count, self.kc, rows.size)))
+        if not self.in_place:
+            panels = (rows.count, columns.count) if self.steps > 1 else (1, 1)
+            rooms.append((TILE_C, (*panels, rows.size, columns.size)))
+        elif columns.tail % self.lanes:
+            rooms.append((EDGE_C, (rows.size, columns.fill)))
+        for name, shape in rooms:
+            nodes = (Storage(name, self.view.dtype, shape, Scope.STACK, nodes),)
         return nodes
 
-    # packing --------------------------------------------------------------------------------------------------------
-    def _pack_a(self) -> tuple[Node, ...]:
-        return self._pack(PACKED_A, self.view.factors.a, self.view.m, self.m_panels, self.mr)
-
-    def _pack_b(self) -> tuple[Node, ...]:
-        return self._pack(PACKED_B, self.view.factors.b, self.view.n, self.n_panels, self.nr)
-
-    def _pack(self, packed: str, factor: Expr, axis: TileAxis, panels: int, size: int) -> tuple[Node, ...]:
-        """packed[panel][k][lane] = factor there; beyond the edge of the axis 0, which adds nothing."""
-        panel = ref(f"{axis.role.value}.panel")
-        value: Expr = Cast(factor, self.view.dtype, implicit=True)
-
-        def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
-            row = Compute(packed, (panel, ref("k.row"), ref(LANE)), substitute(value, at))
-            filled: list[Node] = [without_guards_inside(Loop(LANE, count, LoopKind.VECTOR, (row,)))]
-            if count < size:
-                place = (panel, ref("k.row"), add(num(count), ref(LANE)))
-                filled.append(Loop(LANE, size - count, LoopKind.VECTOR, (Compute(packed, place, _zero(self.view)),)))
-            position = add(mul(ref("k.step"), num(self.kc)), ref("k.row"))
-            nodes = decoded(self.view.k, position, tuple(filled))
-            return (Loop("k.row", self.kc, LoopKind.SERIAL, nodes, ref("k.count")),)
-
-        nodes = self._panels(axis, size, rows)
-        role = axis.role.value
-        nodes = (Let(f"{role}.place", add(ref(f"{role}.first"), mul(panel, num(size))), nodes),)
-        return (Loop(panel.name, panels, LoopKind.SERIAL, nodes, ref(f"{role}.panels")),)
-
-    def _panels(
-        self, axis: TileAxis, size: int, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]]
-    ) -> tuple[Node, ...]:
-        """What `lanes(coordinates, count)` does for the panel at `place`: whole, or cut at the edge of the axis.
-
-        A whole panel inside one row of the innermost member axis has neighbours in memory for neighbours.
-        """
-        place, tail = ref(f"{axis.role.value}.place"), axis.extent % size
-        looked_up = self._coordinates(axis)
-        nodes: tuple[Node, ...] = ()
-        if axis.extent >= size:
-            nodes = self._with_coordinates(axis, size, lanes(looked_up, size))
-            innermost = axis.members[-1]
-            if len(axis.members) > 1 and innermost.extent >= size:
-                along = {innermost.name: add(ref(innermost.name), ref(LANE))}
-                inside_row = less_equal(mod(place, innermost.extent), num(innermost.extent - size))
-                nodes = (Branch(inside_row, decoded(axis, place, lanes(along, size)), nodes),)
-        if not tail:
-            return nodes
-        edge = self._with_coordinates(axis, tail, lanes(looked_up, tail))
-        inside = less_equal(add(place, num(size)), num(axis.extent))
-        return (Branch(inside, nodes, edge),) if nodes else edge
-
-    def _coordinates(self, axis: TileAxis) -> dict[str, Expr]:
-        """Where lane `lane` of the panel at `place` stands: computed on the spot, or looked up where that divides."""
-        if len(axis.members) == 1:
-            return {axis.members[0].name: add(ref(f"{axis.role.value}.place"), ref(LANE))}
-        return {a.name: Load(f"{a.name}.of", (ref(LANE),), DType.INT32) for a in axis.members}
-
-    def _with_coordinates(self, axis: TileAxis, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes below tables of the member axes' values, lane by lane, where there are several members."""
-        if len(axis.members) == 1:
-            return nodes
-        position = add(ref(f"{axis.role.value}.place"), ref(LANE))
-        fill = tuple(
-            Compute(f"{name}.of", (ref(LANE),), value) for name, value in member_values(axis, position).items()
-        )
-        nodes = (Loop(LANE, count, LoopKind.SERIAL, fill), *nodes)
-        for member in axis.members:
-            nodes = (Storage(f"{member.name}.of", DType.INT32, (count,), Scope.STACK, nodes),)
+    def _packing(self) -> tuple[Node, ...]:
+        view, (a, b) = self.view, self.lies
+        nodes = self._packed(PACKED_B, view.factors.b, b).nodes(self.columns)
+        if not self.a_is_straight:
+            nodes = (*nodes, *self._packed(PACKED_A, view.factors.a, a).nodes(self.rows))
         return nodes
+
+    def _packed(self, room: str, factor: Expr, operand: CpuOperand) -> Packing:
+        return Packing(room, factor, operand, self.view.k, self.kc, self.lanes, self.view.dtype)
 
     # the micro-kernel -----------------------------------------------------------------------------------------------
     def _multiply(self) -> tuple[Node, ...]:
-        last = equal(ref("k.step"), num(self.steps - 1))
-        finish = self._finish()
-        done: tuple[Node, ...] = (Branch(last, finish),) if self.steps > 1 else finish
-        nodes = self._micro_kernel() + done
-        nodes = (
-            Let("m.place", add(ref("m.first"), mul(ref("m.panel"), num(self.mr))), nodes),
-        )
-        nodes = (Loop("m.panel", self.m_panels, LoopKind.SERIAL, nodes, ref("m.panels")),)
-        nodes = (Let("n.place", add(ref("n.first"), mul(ref("n.panel"), num(self.nr))), nodes),)
-        return (Loop("n.panel", self.n_panels, LoopKind.SERIAL, nodes, ref("n.panels")),)
+        rows, columns = self.rows, self.columns
+
+        def over_columns(height: int) -> tuple[Node, ...]:
+            return columns.cut(self._tile(height, columns.size), self._tile(height, columns.tail))
+
+        nodes = rows.cut(over_columns(rows.size), over_columns(rows.tail))
+        return (columns.loop((rows.loop(nodes),)),)
+
+    def _tile(self, height: int, width: int) -> tuple[Node, ...]:
+        """height x width of C at (m.place, n.place)."""
+        fresh = equal(ref(STEP), num(0))
+        if not self.in_place:
+            tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
+            finish = self._finish(height, width)
+            if self.steps == 1:
+                return (*self._micro_kernel(height, width).nodes(tile), *finish)
+            nodes = self._micro_kernel(height, width).nodes(tile, Start(tile, fresh))
+            return (*nodes, Branch(equal(ref(STEP), num(self.steps - 1)), finish))
+        if width % self.lanes == 0:
+            tile = Tile(self.view.group.statements[0].output, self._output)
+            ahead = self._output_ahead(height, width)
+            start = Start(tile, fresh) if self.steps > 1 else None
+            return (*ahead, *self._micro_kernel(height, width).nodes(tile, start))
+        edge = Tile(EDGE_C, lambda row, column: (row, column))
+        return (*self._micro_kernel(height, width).nodes(edge), *self._edge_stored(height, width, fresh))
 
     def _tile_panel(self) -> tuple[Expr, Expr]:
         return (ref("m.panel"), ref("n.panel")) if self.steps > 1 else (num(0), num(0))
 
-    def _micro_kernel(self) -> tuple[Node, ...]:
-        dtype = self.view.dtype
-        kernel = MicroKernel(
-            self.mr, self.nr, self.lanes, dtype, (Steps("k.row", self.kc, ref("k.count")),),
-            a=lambda row: Load(PACKED_A, (ref("m.panel"), ref("k.row"), row), dtype),
-            b=lambda column: Load(PACKED_B, (ref("n.panel"), ref("k.row"), column), dtype),
-        )  # fmt: skip
-        tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
-        return kernel.nodes(tile, Start(tile, equal(ref("k.step"), num(0))) if self.steps > 1 else None)
+    def _output(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
+        m, n = self.view.m.members[0].name, self.view.n.members[0].name
+        at = {m: add(ref("m.place"), row), n: add(ref("n.place"), column)}
+        return tuple(substitute(i, at) for i in self.view.group.statements[0].index)
 
-    def _finish(self) -> tuple[Node, ...]:
+    def _output_ahead(self, height: int, width: int) -> tuple[Node, ...]:
+        """The rows of C that this tile will join, on their way while it is summed."""
+        if self.steps == 1:
+            return ()
+        statement = self.view.group.statements[0]
+        vector = mul(ref(".vector"), num(self.lanes))
+        line = Prefetch(statement.output, self._output(ref(".row"), vector), 0, for_write=True)
+        lines = Loop(".vector", width // self.lanes, LoopKind.UNROLL, (line,))
+        return (Loop(".row", height, LoopKind.UNROLL, (lines,)),)
+
+    def _edge_stored(self, height: int, width: int, fresh: Expr) -> tuple[Node, ...]:
+        statement, row = self.view.group.statements[0], ref("m.row")
+        total = Load(EDGE_C, (row, ref(LANE)), self.view.dtype)
+
+        def stored(combine: Combine | None) -> tuple[Node, ...]:
+            store = Compute(statement.output, self._output(row, ref(LANE)), total, combine)
+            return (Loop(row.name, height, LoopKind.SERIAL, (Loop(LANE, width, LoopKind.VECTOR, (store,)),)),)
+
+        return stored(None) if self.steps == 1 else (Branch(fresh, stored(None), stored(Combine.SUM)),)
+
+    def _micro_kernel(self, height: int, width: int) -> MicroKernel:
+        dtype = self.view.dtype
+        return MicroKernel(
+            height, _padded(width, self.lanes), self.lanes, dtype, (Steps(K_ROW, self.kc, ref(K_COUNT)),),
+            a=self._element_of_a,
+            b=lambda column: Load(PACKED_B, (ref("n.panel"), ref(K_ROW), column), dtype),
+            beside=self._panel_ahead(),
+        )  # fmt: skip
+
+    def _element_of_a(self, row: Expr) -> Expr:
+        view = self.view
+        if not self.a_is_straight:
+            return Load(PACKED_A, (ref("m.panel"), ref(K_ROW), row), view.dtype)
+        m, k = view.m.members[0].name, view.k.members[0].name
+        return substitute(view.factors.a, {m: add(ref("m.place"), row), k: add(ref(K_FIRST), ref(K_ROW))})
+
+    def _panel_ahead(self) -> tuple[Node, ...]:
+        """A piece of the next panel of B for each panel of A, so that it is near when its turn comes."""
+        rows, columns = self.rows, self.columns
+        if columns.count == 1:
+            return ()
+        pace = ceil_div(columns.size, rows.count)
+        ahead = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(pace))
+        return (Prefetch(PACKED_B, (add(ref("n.panel"), num(1)), num(0), ahead), 0),)
+
+    def _finish(self, height: int, width: int) -> tuple[Node, ...]:
         """The finished tile of C through the epilogue to memory."""
-        n, m = self.view.n, self.view.m
         row = ref("m.row")
 
         def columns(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             total = Load(TILE_C, (*self._tile_panel(), row, ref(LANE)), self.view.dtype)
             stores = Loop(LANE, count, LoopKind.VECTOR, self.view.epilogue(total, at))
-            nodes = decoded(m, add(ref("m.place"), row), (stores,))
-            limit = sub(num(m.extent), ref("m.place")) if m.extent % self.mr else None
-            return (Loop(row.name, self.mr, LoopKind.SERIAL, nodes, limit),)
+            nodes = decoded(self.view.m, add(ref("m.place"), row), (stores,))
+            return (Loop(row.name, height, LoopKind.SERIAL, nodes),)
 
-        return self._panels(n, self.nr, columns)
-
-
-def _zero(view: View) -> Const:
-    return Const(0.0 if view.dtype.is_float else 0, view.dtype)
-
-
+        return in_panel(self.columns, columns, width)

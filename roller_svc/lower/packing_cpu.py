@@ -1,0 +1,207 @@
+"""Operand of a contraction → panels of MR rows or NR columns for every k, packed for a CPU's micro-kernel.
+
+ROLLER's tile load: any index arithmetic, guard or inlined producer is evaluated here, once. Memory is read along its
+rows: panels that lie along them fill side by side, one k after the other; panels across them are transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, div, less, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
+from roller_svc.lower.fused_axis import decoded, member_values
+from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.micro_kernel_cpu import LANE
+from roller_svc.perf.cpu_tile import CpuOperand, Lie
+
+K_ROW, K_COUNT, K_FIRST = "k.row", "k.count", "k.first"
+_K_CHUNK, _PANEL_ROW = "k.chunk", ".panel.row"
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A task's panels along m or n: at most `count` of `size` neighbours, `{role}.panels` of them from `{role}.first`.
+
+    `fill`: columns that stand in a packed panel at the edge, the rest being 0; of rows only those that exist.
+    """
+
+    axis: TileAxis
+    count: int
+    size: int
+    fill: int
+
+    @property
+    def role(self) -> str:
+        return self.axis.role.value
+
+    @property
+    def panel(self) -> Expr:
+        return ref(f"{self.role}.panel")
+
+    @property
+    def place(self) -> Expr:
+        return ref(f"{self.role}.place")
+
+    @property
+    def tail(self) -> int:
+        return self.axis.extent % self.size
+
+    def loop(self, nodes: tuple[Node, ...], limit: Expr | None = None) -> Node:
+        """Over all panels of the task, `place` being where each begins."""
+        place = add(ref(f"{self.role}.first"), mul(self.panel, num(self.size)))
+        nodes = (Let(f"{self.role}.place", place, nodes),)
+        limit = ref(f"{self.role}.panels") if limit is None else limit
+        return Loop(f"{self.role}.panel", self.count, LoopKind.SERIAL, nodes, limit)
+
+    def cut(self, whole: tuple[Node, ...], edge: tuple[Node, ...]) -> tuple[Node, ...]:
+        """What is done at `place`: for a panel inside of the axis, or one cut at its end."""
+        if not self.tail:
+            return whole
+        if self.axis.extent < self.size:
+            return edge
+        return (Branch(less_equal(add(self.place, num(self.size)), num(self.axis.extent)), whole, edge),)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """One operand: what its elements are, how it lies, and the room `packed[panel][k][lane]` they go to."""
+
+    packed: str
+    factor: Expr
+    operand: CpuOperand
+    k: TileAxis
+    kc: int
+    lanes: int
+    dtype: DType
+
+    def nodes(self, panels: Panels) -> tuple[Node, ...]:
+        """The operand's block of this step, for k from `k.first`, `k.count` of them."""
+        match self.operand.lie:
+            case Lie.ALONG_PANEL:
+                return self._side_by_side(panels)
+            case Lie.ALONG_K:
+                return (panels.loop(panels.cut(self._across(panels, panels.size), self._across(panels, panels.tail))),)
+            case Lie.APART:
+                return (panels.loop(self._looked_up(panels)),)
+
+    def _side_by_side(self, panels: Panels) -> tuple[Node, ...]:
+        along = {panels.axis.members[0].name: add(panels.place, ref(LANE))}
+        if not panels.tail:
+            return (self._rows((panels.loop(self._row(panels, along, panels.size)),)),)
+        edge = self._row(panels, along, panels.tail)
+        if panels.axis.extent < panels.size:
+            return (self._rows((panels.loop(edge),)),)
+        whole = div(sub(num(panels.axis.extent), ref(f"{panels.role}.first")), panels.size)
+        last = Let(f"{panels.role}.panel", ref(f"{panels.role}.whole"), (
+            Let(f"{panels.role}.place", num(panels.axis.extent - panels.tail), edge),
+        ))  # fmt: skip
+        rows = (
+            panels.loop(self._row(panels, along, panels.size), ref(f"{panels.role}.whole")),
+            Branch(less(ref(f"{panels.role}.whole"), ref(f"{panels.role}.panels")), (last,)),
+        )
+        return (Let(f"{panels.role}.whole", whole, (self._rows(rows),)),)
+
+    def _rows(self, nodes: tuple[Node, ...]) -> Node:
+        nodes = decoded(self.k, add(ref(K_FIRST), ref(K_ROW)), nodes)
+        return Loop(K_ROW, self.kc, LoopKind.SERIAL, nodes, ref(K_COUNT))
+
+    def _row(self, panels: Panels, at: dict[str, Expr], count: int) -> tuple[Node, ...]:
+        """packed[panel][k][lane] = factor there; beyond the edge of the axis 0, which adds nothing."""
+        value = substitute(Cast(self.factor, self.dtype, implicit=True), at)
+        row = Compute(self.packed, (panels.panel, ref(K_ROW), ref(LANE)), value)
+        copied = without_guards_inside(Loop(LANE, count, LoopKind.VECTOR, (row,)))
+        return (copied, *self._filled(panels, count))
+
+    def _filled(self, panels: Panels, count: int) -> tuple[Node, ...]:
+        if count >= panels.fill:
+            return ()
+        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        place = (panels.panel, ref(K_ROW), add(num(count), ref(LANE)))
+        return (Loop(LANE, panels.fill - count, LoopKind.VECTOR, (Compute(self.packed, place, zero),)),)
+
+    def _across(self, panels: Panels, count: int) -> tuple[Node, ...]:
+        """Blocks of `lanes` k by as many rows, then the k that are left, one by one."""
+        blocks = tuple(
+            self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes)
+        )
+        chunks, rest = self.kc // self.lanes, self._rest()
+        nodes: tuple[Node, ...] = ()
+        if chunks:
+            nodes = (Loop(_K_CHUNK, chunks, LoopKind.SERIAL, blocks, div(ref(K_COUNT), self.lanes)),)
+        if rest:
+            row = add(mul(div(ref(K_COUNT), self.lanes), num(self.lanes)), ref(K_ROW))
+            single = Loop(_PANEL_ROW, count, LoopKind.SERIAL, (self._element(panels, row, ref(_PANEL_ROW)),))
+            nodes = (*nodes, Loop(K_ROW, rest, LoopKind.SERIAL, (single,), mod(ref(K_COUNT), self.lanes)))
+        if filled := self._filled(panels, count):
+            nodes = (*nodes, Loop(K_ROW, self.kc, LoopKind.SERIAL, filled, ref(K_COUNT)))
+        return nodes
+
+    def _rest(self) -> int:
+        """The most k that are no whole vector, in a full step or the last."""
+        ends = {self.kc % self.lanes, self.k.extent % self.kc % self.lanes}
+        return max(ends)
+
+    def _block(self, panels: Panels, first: int, count: int) -> Node:
+        """One square, or of fewer rows: turned in registers."""
+        corner = self._element(panels, mul(ref(_K_CHUNK), num(self.lanes)), num(first))
+        if count == 1 or not isinstance(corner.value, Load):
+            along = self._element(panels, add(mul(ref(_K_CHUNK), num(self.lanes)), ref(LANE)), num(first))
+            return Loop(LANE, self.lanes, LoopKind.SERIAL, (along,))
+        stride = self.operand.panel_stride
+        return Transpose(self.packed, corner.index, panels.size, corner.value, stride, count)
+
+    def _element(self, panels: Panels, row: Expr, lane: Expr) -> Compute:
+        at = {panels.axis.members[0].name: add(panels.place, lane), self.k.members[0].name: add(ref(K_FIRST), row)}
+        return Compute(self.packed, (panels.panel, row, lane), substitute(self.factor, at))
+
+    # axes of several fused ones -------------------------------------------------------------------------------------
+    def _looked_up(self, panels: Panels) -> tuple[Node, ...]:
+        def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
+            return (self._rows(self._row(panels, at, count)),)
+
+        return panels.cut(in_panel(panels, rows, panels.size), in_panel(panels, rows, panels.tail))
+
+
+def in_panel(
+    panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int
+) -> tuple[Node, ...]:
+    """What `lanes(coordinates, count)` does for the first `count` of the panel at `place`.
+
+    A whole panel inside one row of the innermost member axis has neighbours in memory for neighbours.
+    """
+    axis, size = panels.axis, panels.size
+    nodes = _with_coordinates(panels, count, lanes(_coordinates(panels), count))
+    innermost = axis.members[-1]
+    if count < size or len(axis.members) == 1 or innermost.extent < size:
+        return nodes
+    along = {innermost.name: add(ref(innermost.name), ref(LANE))}
+    inside_row = less_equal(mod(panels.place, innermost.extent), num(innermost.extent - size))
+    return (Branch(inside_row, decoded(axis, panels.place, lanes(along, size)), nodes),)
+
+
+def _coordinates(panels: Panels) -> dict[str, Expr]:
+    """Where lane `lane` of the panel at `place` stands: computed on the spot, or looked up where that divides."""
+    members = panels.axis.members
+    if len(members) == 1:
+        return {members[0].name: add(panels.place, ref(LANE))}
+    return {a.name: Load(f"{a.name}.of", (ref(LANE),), DType.INT32) for a in members}
+
+
+def _with_coordinates(panels: Panels, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes below tables of the member axes' values, lane by lane, where there are several members."""
+    axis = panels.axis
+    if len(axis.members) == 1:
+        return nodes
+    position = add(panels.place, ref(LANE))
+    fill = tuple(
+        Compute(f"{name}.of", (ref(LANE),), value) for name, value in member_values(axis, position).items()
+    )
+    nodes = (Loop(LANE, count, LoopKind.SERIAL, fill), *nodes)
+    for member in axis.members:
+        nodes = (Storage(f"{member.name}.of", DType.INT32, (count,), Scope.STACK, nodes),)
+    return nodes

@@ -1,0 +1,77 @@
+"""How the operands of a contraction lie in memory, and what a CPU's task copies of them: model and lowering agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
+from roller_svc.ir.operand import Operand, operands
+from roller_svc.ir.program import TensorType
+
+# Register tiles along the other axis up to which rows of A are read where they lie: a copy would be used too seldom.
+STRAIGHT_PANELS = 2
+
+
+class Lie(Enum):
+    """How a panel, neighbours along m or n for every k, comes from memory."""
+
+    ALONG_PANEL = "along panel"  # neighbours of the panel are neighbours there
+    ALONG_K = "along k"  # neighbours along k are: vectors must be transposed
+    APART = "apart"  # computed, or looked up element by element
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOperand:
+    """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
+    `panel_stride`: elements from one of a panel to the next; of plain ones."""
+
+    lie: Lie
+    plain: bool
+    panel_stride: int
+
+
+def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
+    """Of a contraction, a and b."""
+    (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    types, dtype = dict(group.inputs), group.space.compute_dtype
+    a, b = operands(group)
+    return _cpu_operand(a, (m, k), types, dtype), _cpu_operand(b, (n, k), types, dtype)
+
+
+def _cpu_operand(
+    operand: Operand, axes: tuple[TileAxis, TileAxis], types: Mapping[str, TensorType], dtype: DType
+) -> CpuOperand:
+    axis, k = axes
+    source = operand.source
+    if source is None or len(axis.members) > 1:
+        return CpuOperand(Lie.APART, plain=False, panel_stride=0)
+    address = _address(source.index, types[source.tensor].shape)
+    moved = 0 if address is None else address.coeff(axis.members[0].name)
+    plain = address is not None and operand.guard is None and operand.stored is dtype and len(k.members) == 1
+    if operand.along_k:
+        unit = plain and address is not None and address.coeff(k.members[0].name) == 1
+        return CpuOperand(Lie.ALONG_K if unit else Lie.APART, plain, moved)
+    return CpuOperand(Lie.ALONG_PANEL if moved == 1 else Lie.APART, plain, moved)
+
+
+def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
+    """Offset in elements; None where an index is no sum of axes."""
+    known = [affine(i) for i in index]
+    total: dict[str, int] = {}
+    for d, part in enumerate(known):
+        if part is None:
+            return None
+        for name, c in part.coeffs:
+            total[name] = total.get(name, 0) + c * math.prod(shape[d + 1 :])
+    return Affine(tuple(total.items()))
+
+
+def reads_a_straight(a: CpuOperand, nc: int, nr: int) -> bool:
+    """Whether rows of A are read from memory by the micro-kernel, for a task of `nc` columns in tiles of `nr`."""
+    return a.plain and math.ceil(nc / nr) <= STRAIGHT_PANELS
