@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,14 @@ from roller_svc.bench.cpu_worker import (
 )  # fmt: skip
 from roller_svc.bench.limits import Limits
 from roller_svc.bench.sampling import Sample
-from roller_svc.errors import ArgumentError, InvariantError, RollerError
+from roller_svc.errors import (
+    ArgumentError,
+    FarmError,
+    InvariantError,
+    KernelTimeoutError,
+    RollerError,
+    WrongAnswerError,
+)
 from roller_svc.farm.lanes import Lane
 
 Json = dict[str, Any]
@@ -41,7 +48,7 @@ MOST_REPEATED = 20
 # How long the lock is held before others get it, but for the case under way, and how long they have to take it.
 _HELD_S = 40.0
 _BREATH_S = 0.2
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 120.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
 _MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
@@ -65,23 +72,43 @@ class Workers:
     versions: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    lost: set[str] = field(default_factory=set)
+
     def start(self) -> None:
         """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
+        for name in (OURS, *self.settings.peers):
+            self.lanes[name] = Lane(work, _TIMEOUT_S)
+            try:
+                self._begin(name)
+            except ArgumentError as missing:
+                if name == OURS:
+                    raise
+                self.lanes.pop(name).close(at_once=True)
+                self.notes.append(missing.message)
+
+    @property
+    def peers(self) -> list[str]:
+        return [name for name in self.lanes if name != OURS]
+
+    def ask(self, name: str, task: Task) -> Answer:
+        """One worker's answer; a worker that died or was stopped is started again for its next task."""
+        if name in self.lost:
+            self._begin(name)
+        try:
+            return self.lanes[name].call(task)
+        except (FarmError, KernelTimeoutError, InvariantError):
+            self.lost.add(name)
+            raise
+
+    def _begin(self, name: str) -> None:
         cores = sorted(os.sched_getaffinity(0))[-self.threads :]
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
-        for name in (OURS, *self.settings.peers):
-            lane: Lane[Task, Answer] = Lane(work, _TIMEOUT_S)
-            try:
-                with pinned(cores):
-                    versions = lane.call(Start(name, self.threads))
-            except ArgumentError as missing:
-                lane.close(at_once=True)
-                self.notes.append(missing.message)
-                continue
-            self.lanes[name] = lane
-            if isinstance(versions, dict) and name != OURS:
-                self.versions |= versions
+        with pinned(cores):
+            versions = self.lanes[name].call(Start(name, self.threads))
+        self.lost.discard(name)
+        if isinstance(versions, dict) and name != OURS:
+            self.versions |= versions
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -136,7 +163,7 @@ class Turnstile:
 
 
 def limits_of(workers: Workers) -> Limits:
-    found = workers.lanes[OURS].call(MeasureLimits(workers.settings.target))
+    found = workers.ask(OURS, MeasureLimits(workers.settings.target))
     if not isinstance(found, Limits):
         raise InvariantError("the worker answered something else")
     return found
@@ -146,26 +173,32 @@ def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
     """One row: the case built, checked and timed beside its peers, or its `error`."""
     settings = workers.settings
     try:
-        program = case.program()
-        built = workers.lanes[OURS].call(BuildOurs(case, settings.target, settings.select, settings.top_k))
+        bound = bound_of(case.program(), limits)
+        built = workers.ask(OURS, BuildOurs(case, settings.target, settings.select, settings.top_k))
+        if not isinstance(built, Built):
+            raise InvariantError("the worker answered something else")
+        calls, failures = _peers(case, workers, built)
+        if not built.proven and failures and not calls:
+            raise WrongAnswerError(f"no peer agrees with ours: {'; '.join(failures.values())}")
+        taken = in_turns((OURS, *calls), workers.ask)
     except RollerError as failure:
         return failed_row(case, failure)
-    if not isinstance(built, Built):
-        raise InvariantError("the worker answered something else")
+    return case_row(case, taken, bound) | {
+        "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
+        "proven": built.proven, "peer_calls": calls, "peer_errors": failures,
+    }  # fmt: skip
+
+
+def _peers(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What each peer calls, and of those that do not count, why."""
     calls: dict[str, list[str]] = {}
     failures: dict[str, str] = {}
-    for name, lane in workers.lanes.items():
-        if name != OURS:
-            try:
-                calls[name] = peer_calls(lane.call(FindPeer(case, built.want)))
-            except RollerError as failure:
-                failures[name] = f"{failure.code}: {failure.message}"
-    taken = in_turns({name: workers.lanes[name] for name in (OURS, *calls)})
-    row = case_row(case, taken, bound_of(program, limits))
-    return row | {
-        "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
-        "peer_calls": calls, "peer_errors": failures,
-    }  # fmt: skip
+    for name in workers.peers:
+        try:
+            calls[name] = peer_calls(workers.ask(name, FindPeer(case, built.want)))
+        except RollerError as failure:
+            failures[name] = f"{failure.code}: {failure.message}"
+    return calls, failures
 
 
 def peer_calls(answer: Answer) -> list[str]:
@@ -174,18 +207,18 @@ def peer_calls(answer: Answer) -> list[str]:
     return list(answer)
 
 
-def in_turns(lanes: dict[str, Lane[Task, Answer]]) -> Taken:
+def in_turns(names: Sequence[str], ask: Callable[[str, Task], Answer]) -> Taken:
     """Rounds of one sample each; a disturbed sample is taken again as long as there are repetitions left."""
-    seconds: dict[str, list[float]] = {name: [] for name in lanes}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     repeated, start = 0, time.perf_counter()
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S:
             break
-        for name, lane in lanes.items():
-            sample = lane.call(TakeSample())
+        for name in names:
+            sample = ask(name, TakeSample())
             while isinstance(sample, Sample) and sample.is_disturbed and repeated < MOST_REPEATED:
                 repeated += 1
-                sample = lane.call(TakeSample())
+                sample = ask(name, TakeSample())
             if isinstance(sample, Sample):
                 seconds[name].append(sample.seconds)
     return Taken(seconds, repeated)

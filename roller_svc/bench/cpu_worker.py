@@ -19,7 +19,8 @@ from roller_svc.bench.limits import Limits, measured_limits
 from roller_svc.bench.peers import Peer, calls_of, inference, peer_of
 from roller_svc.bench.peers.calls import Calls
 from roller_svc.bench.sampling import Sample, sampled, settle
-from roller_svc.errors import InvariantError, WrongAnswerError
+from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang import interpreter
 from roller_svc.lang.compare import agrees
@@ -29,6 +30,10 @@ from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.binding import aligned_empty
 
 CHECKED_ELEMENTS = 1024
+# What the interpreter may evaluate for them: some seconds.
+_CHECKED_POINTS = 50_000_000
+# Of a program that is too much for the interpreter: how far from ours a peer may be, of the value and of the greatest.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 OURS = "ours"
 Arrays = dict[str, NDArray[Any]]
 
@@ -58,11 +63,16 @@ class BuildOurs:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Ours is right; `want` is what peers must give. Seconds are from the expression to the chosen kernel."""
+    """Seconds from the expression to the chosen kernel, and what peers must give.
+
+    `proven`: ours agrees with the interpreter. Where that would take too long, `want` is ours, about: then ours is
+    right where a peer is.
+    """
 
     build_s: float
     model_build_s: float
     candidates: int
+    proven: bool
     want: Mapping[str, Value]
 
 
@@ -141,13 +151,26 @@ def _built(task: BuildOurs) -> Built:
     module = backend_for(spec).load(compiled)
     call: Any = module.bound(arrays)
     call()
-    want = interpreter.sampled(program, arrays, CHECKED_ELEMENTS)
-    verdict = agrees(program, call.finish(), want)
-    if not verdict.ok:
-        raise WrongAnswerError(verdict.detail)
+    results = call.finish()
+    try:
+        want = interpreter.sampled(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
+    except ArgumentError:
+        want = {out.name: _about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
+        proven = False
+    else:
+        proven = True
+        if not (verdict := agrees(program, results, want)).ok:
+            raise WrongAnswerError(verdict.detail)
     _state.run = call
     settle()
-    return Built(build_s, model_s, len(report.attempts), want)
+    return Built(build_s, model_s, len(report.attempts), proven, want)
+
+
+def _about(array: NDArray[Any], dtype: DType) -> Value:
+    """Elements of a result, with a margin that rounding stays within."""
+    at = np.unique(np.linspace(0, array.size - 1, CHECKED_ELEMENTS, dtype=np.int64))
+    wide = array.reshape(-1)[at].astype(np.float64)
+    return Value(wide, dtype, _RELATIVE * np.abs(wide) + _ABSOLUTE * np.abs(wide).max(initial=0.0), at)
 
 
 def _found(task: FindPeer) -> tuple[str, ...]:

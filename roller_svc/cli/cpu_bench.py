@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,8 +18,11 @@ from roller_svc.bench.cpu_report import limits_json, machine, summary
 from roller_svc.bench.peers import PEERS
 from roller_svc.cli import options as common
 from roller_svc.cli import show
+from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError
+from roller_svc.farm.action import generator_digest
 from roller_svc.ir.hardware import Family
+from roller_svc.settings import settings
 
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "cpu_bench.json"
 COLUMNS = ("case", "class", "ours", "numpy", "torch", "ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")
@@ -41,23 +46,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
     )
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    settings = Settings(options.target, options.select, options.top_k, _peers(options.peers))
-    hw = hardware.load(settings.target)
+    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
+    hw = hardware.load(chosen.target)
     if hw.family is not Family.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
     cases = _chosen(options)
+    journals: list[Journal] = []
     turnstile = Turnstile(Path(options.lock) if options.lock else None)
-    document: Json = {"machine": machine(hw), "settings": _settings_json(settings), "threads": {}}
+    document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
     try:
         for threads in dict.fromkeys(options.threads or [1]):
-            document["threads"][str(threads)] = _measured(cases, threads, settings, turnstile)
+            journals.append(_journal(options, document, threads))
+            document["threads"][str(threads)] = _measured(cases, threads, chosen, turnstile, journals[-1])
     finally:
         turnstile.close()
+    for journal in journals:
+        journal.drop()
     if options.json:
         show.as_json(document)
     else:
@@ -65,10 +75,14 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings, turnstile: Turnstile) -> Json:
+def _measured(
+    cases: Sequence[BenchCase], threads: int, chosen: Settings, turnstile: Turnstile, journal: Journal
+) -> Json:
+    """The figures and rows of one number of threads; a row stands in the journal as soon as it is there."""
     if threads < 1:
         raise ArgumentError("--threads must be positive", code="invalid-option")
-    workers = Workers(threads, settings)
+    done = {row["id"]: row for row in journal.rows()}
+    workers = Workers(threads, chosen)
     rows: list[Json] = []
     try:
         workers.start()
@@ -77,8 +91,12 @@ def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings, turn
         turnstile.enter()
         limits = limits_of(workers)
         for number, case in enumerate(cases, 1):
+            if case.id in done:
+                rows.append(done[case.id])
+                continue
             turnstile.enter()
             rows.append(bench_case(case, workers, limits))
+            journal.add(rows[-1:])
             print(f"[{threads} threads, {number} of {len(cases)}] {_line(rows[-1])}", file=sys.stderr, flush=True)
     finally:
         turnstile.leave()
@@ -87,6 +105,13 @@ def _measured(cases: Sequence[BenchCase], threads: int, settings: Settings, turn
         **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,
         "cases": rows,
     }  # fmt: skip
+
+
+def _journal(options: argparse.Namespace, document: Json, threads: int) -> Journal:
+    """Rows that are done, of the same command on the same machine with the same generator."""
+    parts = [options.cases, options.every, options.only, document["settings"], document["machine"]["cpu"], threads]
+    run = hashlib.sha256(json.dumps([*parts, generator_digest()]).encode()).hexdigest()[:32]
+    return Journal(settings().store / "bench" / f"cpu-{run}.jsonl", keep=options.resume)
 
 
 def _chosen(options: argparse.Namespace) -> list[BenchCase]:
@@ -107,9 +132,9 @@ def _peers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _settings_json(settings: Settings) -> Json:
-    return {"target": settings.target, "select": settings.select, "top_k": settings.top_k,
-            "peers": list(settings.peers)}  # fmt: skip
+def _settings_json(chosen: Settings) -> Json:
+    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k,
+            "peers": list(chosen.peers)}  # fmt: skip
 
 
 def _line(row: Mapping[str, Any]) -> str:

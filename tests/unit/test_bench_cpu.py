@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.bench import cpu
+from roller_svc.bench import cpu, cpu_worker
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu_report import Taken, bound_of, case_row, failed_row, figures, p95, summary
-from roller_svc.bench.cpu_worker import OURS, TakeSample
+from roller_svc.bench.cpu_worker import OURS, BuildOurs, Built, Start, TakeSample
 from roller_svc.bench.limits import Bandwidth, Limits, Stream, measured_limits, sizes
 from roller_svc.bench.sampling import Sample, sampled, stolen_s, waiting_s
 from roller_svc.cli import main
-from roller_svc.errors import ArgumentError, BuildError
+from roller_svc.errors import ArgumentError, BuildError, InvariantError
+from roller_svc.lang.interpreter import evaluate
 
 LIMITS = Limits(
     100e9,
@@ -109,43 +110,32 @@ def test_samples_that_others_disturbed_are_known(waited_s: float, stolen: float,
 
 
 class Script:
-    """A lane whose answers are written down."""
+    """Workers whose answers are written down; they know in which order they were asked."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self.samples = samples
-        self.asked = 0
+        self.asked: list[str] = []
 
-    def call(self, task: object) -> Sample:
+    def ask(self, name: str, task: object) -> Sample:
         assert isinstance(task, TakeSample)
-        self.asked += 1
-        return self.samples[min(self.asked, len(self.samples)) - 1]
+        self.asked.append(name)
+        return self.samples[min(len(self.asked), len(self.samples)) - 1]
 
 
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     good, bad = Sample(1e-3, 20, 0.0, 0.0), Sample(9e-3, 20, 1.0, 0.0)
-    once, always = Script([bad, bad, good]), Script([bad])
-    taken = cpu.in_turns({OURS: once})  # type: ignore[dict-item]  # a lane by what it answers
+    taken = cpu.in_turns((OURS,), Script([bad, bad, good]).ask)
     assert taken.seconds == {OURS: [1e-3] * cpu.ROUNDS}
     assert taken.repeated == 2
-    taken = cpu.in_turns({OURS: always})  # type: ignore[dict-item]
+    taken = cpu.in_turns((OURS,), Script([bad]).ask)
     assert taken.repeated == cpu.MOST_REPEATED
     assert len(taken.seconds[OURS]) == cpu.ROUNDS
 
 
 def test_turns_alternate() -> None:
-    order: list[str] = []
-
-    class Noting(Script):
-        def __init__(self, name: str) -> None:
-            super().__init__([Sample(1e-3, 20, 0.0, 0.0)])
-            self.name = name
-
-        def call(self, task: object) -> Sample:
-            order.append(self.name)
-            return super().call(task)
-
-    cpu.in_turns({name: Noting(name) for name in ("ours", "numpy", "torch")})  # type: ignore[misc]
-    assert order == ["ours", "numpy", "torch"] * cpu.ROUNDS
+    script = Script([Sample(1e-3, 20, 0.0, 0.0)])
+    cpu.in_turns(("ours", "numpy", "torch"), script.ask)
+    assert script.asked == ["ours", "numpy", "torch"] * cpu.ROUNDS
 
 
 def test_a_sample_warms_up_and_repeats_what_is_short() -> None:
@@ -241,6 +231,32 @@ def test_the_document_has_what_the_interface_says(tmp_path: Path, capsys: pytest
     assert document["machine"]["cpu"]
     assert found["versions"]["numpy"] == np.__version__
     assert "good gemm" in printed.err
+
+
+def test_a_worker_that_died_starts_again_on_its_cores() -> None:
+    workers = cpu.Workers(1, cpu.Settings(peers=()))
+    workers.start()
+    try:
+        with pytest.raises(InvariantError, match="nothing to sample"):
+            workers.ask(OURS, TakeSample())
+        workers.lanes[OURS].close(at_once=True)
+        assert workers.ask(OURS, Start(OURS, 1)) == {"cores": "1"}
+    finally:
+        workers.close()
+
+
+def test_a_program_too_large_for_the_interpreter_is_judged_by_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_worker, "_CHECKED_POINTS", 1)
+    task = BuildOurs(PRODUCT, "local", "model", 1)
+    built = cpu_worker.work(task)
+    assert isinstance(built, Built)
+    assert not built.proven
+    program = PRODUCT.program()
+    want = evaluate(program, cpu_worker.inputs_of(program, PRODUCT))["C"].wide.reshape(-1)
+    about = built.want["C"]
+    assert about.at is not None
+    assert about.error is not None
+    assert (np.abs(about.wide - want[about.at]) <= about.error).all()
 
 
 def test_only_chosen_cases_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
