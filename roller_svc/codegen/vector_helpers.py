@@ -26,8 +26,7 @@ SCALAR_BYTES = 16  # a single value goes through the narrowest vector that every
 
 # {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
 _BODIES = {
-    "select": ("({I} m, {V} a, {V} b)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? a[i] : b[i];\n"
-               "  return r;\n"),
+    "select": ("({I} m, {V} a, {V} b)", "  return ({V})((m & ({I})a) | (~m & ({I})b));\n"),  # one blend
     "masked": ("({I} m, const {E} *p)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? p[i] : 0;\n"
                "  return r;\n"),
     "isnan": ("({V} a)", "  return a != a;\n"),
@@ -35,11 +34,11 @@ _BODIES = {
 }  # fmt: skip
 _FLOAT_BODIES = {
     "max": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
-            "  return select_{V}(a != a, a, select_{V}(a > b, a, b));\n"),
+            "  return select_{V}((a != a) | (a > b), a, b);\n"),
     "min": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
-            "  return select_{V}(a != a, a, select_{V}(a < b, a, b));\n"),
-    "fmax": ("({V} a, {V} b)", "  return select_{V}(b != b, a, select_{V}(a > b, a, b));\n"),
-    "fmin": ("({V} a, {V} b)", "  return select_{V}(b != b, a, select_{V}(a < b, a, b));\n"),
+            "  return select_{V}((a != a) | (a < b), a, b);\n"),
+    "fmax": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a > b), a, b);\n"),
+    "fmin": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a < b), a, b);\n"),
     "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
     "isinf": ("({V} a)", "  return ({V})(({I})a & {rest}) == {inf};\n"),
     "abs": ("({V} a)", "  return ({V})(({I})a & {rest});\n"),
