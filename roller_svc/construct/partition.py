@@ -15,7 +15,7 @@ from roller_svc.construct.split_joint import cuts_evenly
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
-from roller_svc.ir.joint import joints
+from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.operand import value_dtype
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -137,8 +137,9 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec, others: set[
 def _shares_pass(draft: _Draft, hw: HardwareSpec) -> bool:
     """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
     last = draft.statements[-1]
-    return hw.family is not Family.CPU and cuts_evenly(last) and any(
-        joint.second is last for joint in joints(draft.statements)
+    return cuts_evenly(last) and any(
+        joint.second is last and (hw.family is not Family.CPU or joint.kind is JointKind.PLACE)
+        for joint in joints(draft.statements)
     )
 
 

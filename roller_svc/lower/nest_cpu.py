@@ -16,6 +16,7 @@ from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Sch
 from roller_svc.lower.column_walk_cpu import column_walk
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.outer_loops_cpu import Together, outer_loops
+from roller_svc.lower.place_cpu import Placing, placed_joints
 from roller_svc.lower.prefetch_cpu import Stream, streams
 from roller_svc.lower.rows import (
     RowReads,
@@ -30,6 +31,8 @@ from roller_svc.lower.rows import (
     wrapped,
 )
 from roller_svc.perf.column_walk import walks_columns
+
+Visit = Callable[[dict[str, Expr]], tuple[Node, ...]]
 
 LANE = ".lane"
 ROW = ".row"
@@ -107,12 +110,22 @@ class _Rows:
         if is_reduction(statement):
             lanes = self._lanes_of(statement)
             shape = self._shape if lanes == 1 else (*self._shape, lanes)
-            found.append(register(acc_name(statement.output), statement.accumulator, *shape))
+            dtype = self._accumulator(statement)
+            found.append(register(acc_name(statement.output), dtype, *shape))
             if lanes > 1:
-                found.append(register(f"{acc_name(statement.output)}.total", statement.accumulator, *self._shape))
+                found.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
         if in_row:
             found.append(register(local_name(statement.output), row_dtype(statement), *self._shape))
         return found
+
+    def _placing(self, statement: TensorExpr) -> Placing | None:
+        """The pass in which lanes find an extreme and its place, where the statement asks for one of them."""
+        joint = placed_joints(self.group).get(statement.output)
+        return Placing(joint) if joint is not None and self._lanes_of(statement) > 1 else None
+
+    def _accumulator(self, statement: TensorExpr) -> DType:
+        placing = self._placing(statement)
+        return placing.dtype if placing is not None and statement is placing.joint.second else statement.accumulator
 
     def _lanes_of(self, statement: TensorExpr) -> int:
         """Lanes that share this statement's inner axis: none where it is shorter than they are."""
@@ -131,9 +144,13 @@ class _Rows:
         nodes: list[Node] = []
         inner = inner_axes(statement, self.group.outer)
         if is_reduction(statement):
-            nodes += self._reduction(statement, inner, reads)
+            placing = self._placing(statement)
+            if placing is None:
+                nodes += self._reduction(statement, inner, reads)
+            elif statement is placing.joint.first:
+                nodes += self._search(placing, inner, reads)
             name = acc_name(statement.output) + (".total" if self._lanes_of(statement) > 1 else "")
-            value: Expr = Load(name, self._row_index, statement.accumulator)
+            value: Expr = Load(name, self._row_index, self._accumulator(statement))
         elif inner:
             return self._map(statement, inner, reads)
         else:
@@ -152,13 +169,13 @@ class _Rows:
     def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         """A map over inner axes: of rows, one after the other."""
 
-        def store(at: dict[str, Expr]) -> Node:
+        def store(at: dict[str, Expr]) -> tuple[Node, ...]:
             place = reads.with_axes(at)
             index = tuple(place.apply(i) for i in statement.index)
-            return Compute(statement.output, index, converted(place.apply(statement.body), statement))
+            return (Compute(statement.output, index, converted(place.apply(statement.body), statement)),)
 
         if self._lanes_of(statement) == 1:
-            return self._around(inner, list(self._across(store({a.name: ref(a.name) for a in inner}))))
+            return self._around(inner, list(self._across(*store({a.name: ref(a.name) for a in inner}))))
         pieces = [*self._pieces(statement, inner, store), *self._remainder(statement, inner, store)]
         return list(self._across(*pieces))
 
@@ -173,18 +190,36 @@ class _Rows:
             return [*self._across(first), *self._around(inner, list(self._across(join)))]
         place = (*self._row_index, ref(LANE))
 
-        def join_lane(at: dict[str, Expr]) -> Node:
-            return Compute(acc, place, reads.with_axes(at).apply(statement.body), combine)
+        def join_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
+            return (Compute(acc, place, reads.with_axes(at).apply(statement.body), combine),)
 
-        def join_total(at: dict[str, Expr]) -> Node:
+        def join_total(at: dict[str, Expr]) -> tuple[Node, ...]:
             value = reads.with_axes(at).apply(statement.body)
-            return Compute(f"{acc}.total", self._row_index, value, combine)
+            return (Compute(f"{acc}.total", self._row_index, value, combine),)
 
         return [
             *self._across(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
             *self._pieces(statement, inner, join_lane),
             *self._across(*self._fold_lanes(acc, lanes, combine, statement.accumulator)),
             *self._remainder(statement, inner, join_total),
+        ]
+
+    def _search(self, placing: Placing, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
+        """Both reductions of a joint, in one pass."""
+        first, row = placing.joint.first, self._row_index
+        lane = (*row, ref(LANE))
+
+        def update(index: tuple[Expr, ...], at: dict[str, Expr], part: str) -> tuple[Node, ...]:
+            here = reads.with_axes(at)
+            value, place = here.apply(placing.joint.value), here.apply(placing.place)
+            return placing.update(index, value, place, part, in_order=placing.is_in_order(inner))
+
+        return [
+            *self._across(Loop(LANE, self.lanes, LoopKind.VECTOR, placing.start(lane))),
+            *self._pieces(first, inner, lambda at: update(lane, at, "")),
+            *self._across(*placing.fold(row, ref(LANE), self.lanes, self.native)),
+            *self._remainder(first, inner, lambda at: update(row, at, ".total")),
+            *self._across(*placing.end(row)),
         ]
 
     def _fold_lanes(self, acc: str, lanes: int, combine: Combine, dtype: DType) -> list[Node]:
@@ -199,7 +234,7 @@ class _Rows:
         return [*nodes, JoinLanes(f"{acc}.total", row, first, lanes, combine)]
 
     def _pieces(
-        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
+        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit
     ) -> list[Node]:
         """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
         reduction for all rows at hand, each with its own accumulators."""
@@ -210,14 +245,14 @@ class _Rows:
         if full := last.extent // lanes:
             piece = ref(f"{last.name}.piece")
             here = {**at, last.name: add(mul(piece, num(lanes)), ref(LANE))}
-            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, (visit(here),)))
+            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, visit(here)))
             hints = self._ahead(statement, lanes, {**self.at, **here}, to_memory=not is_reduction(statement))
             nodes.append(Loop(piece.name, full, LoopKind.SERIAL, across(vector, *hints)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
             here = {**at, last.name: add(num(done), ref(LANE))}
             hints = self._ahead(statement, vectors, {**self.at, **here}, to_memory=not is_reduction(statement))
-            nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, (visit(here),)), *hints)
+            nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *hints)
         return self._around(rest, nodes)
 
     def _ahead(self, statement: TensorExpr, lanes: int, at: dict[str, Expr], *, to_memory: bool) -> list[Node]:
@@ -229,18 +264,16 @@ class _Rows:
         ]
         return [hint for stream in here for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
 
-    def _remainder(
-        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Callable[[dict[str, Expr]], Node]
-    ) -> list[Node]:
+    def _remainder(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
         """Loops over what is less than a vector at the end of the innermost axis."""
         last, rest = inner[-1], inner[:-1]
         count = last.extent % self.native
         if not count:
             return []
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
-        node = visit({**at, last.name: add(num(last.extent - count), ref(LANE))})
+        rest_of_row = visit({**at, last.name: add(num(last.extent - count), ref(LANE))})
         across = self._across if is_reduction(statement) else _alone
-        return self._around(rest, [Loop(LANE, count, LoopKind.SERIAL, across(node))])
+        return self._around(rest, [Loop(LANE, count, LoopKind.SERIAL, across(*rest_of_row))])
 
     @staticmethod
     def _around(axes: tuple[Axis, ...], nodes: list[Node]) -> list[Node]:
