@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from roller_svc.construct.align import EPSILONS, padded, within_padding
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.perf.cpu_contraction import kernel_cycles
+from roller_svc.perf.cpu_contraction import kernel_cycles, lie, tiles_cycles
+from roller_svc.perf.cpu_tile import Lie, few_panels
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 VECTOR_STEPS = (1, 2, 3, 4, 6)
-K_STEPS = (64, 96, 128, 192, 256, 384, 512, 1024)
+K_STEPS = (256, 384, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
+LONGEST_K = 1024  # a whole reduction up to here may be one step: C is never read back
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in how many blocks an axis is cut
 MAX_STEPS = 6
 MAX_BASES = 3
-# Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. Measured
-# optimum on a 32 KiB L1, 512 KiB L2: panels of 24 KiB, blocks of 400 KiB.
-PANEL_OF_L1, BLOCK_OF_L2, BLOCK_OF_L3 = 0.75, 0.8, 0.5
+# Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
+# that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
+PANEL_OF_L2, BLOCK_OF_L2, BLOCK_OF_L3 = 0.2, 0.8, 0.5
 BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 
 
@@ -64,9 +66,8 @@ class CpuContraction:
 
     def _pads_within(self, thread: Tile, epsilon: float) -> bool:
         p = self.problem
-        width = p.machine.unit.shape[-1]
-        rows = within_padding(p.extent(p.m), at(thread, p.m), epsilon, 1)
-        return rows and within_padding(p.extent(p.n), at(thread, p.n), epsilon, width)
+        width = p.machine.unit.shape[-1]  # a register tile at the edge has as many rows and vectors as there are
+        return within_padding(padded(p.extent(p.n), width), at(thread, p.n), epsilon, width)
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -75,6 +76,8 @@ class CpuContraction:
         for axis, capacity_bytes in ((p.m, self._block_of_a_bytes()), (p.n, self._block_of_b_bytes())):
             if axis is not None:
                 room = int(capacity_bytes / (depth * p.elem_bytes))
+                if axis == p.m and self._streams_a(p.extents, base):
+                    room = p.extents[axis]
                 axes[axis] = self._block_steps(p.extents[axis], base.thread[axis], room)
         return Stage(
             level=p.machine.hw.block_level.name,
@@ -98,16 +101,24 @@ class CpuContraction:
 
     def _capacity_rule(self, block: Tile, base: Base) -> str:
         p, mach = self.problem, self.problem.machine
-        inner, last = mach.caches[-1], mach.caches[0]
-        if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > PANEL_OF_L1 * inner.bytes_per_core:
-            return f"{inner.name} panel"
-        if self._block_bytes(block, p.m) > self._block_of_a_bytes():
+        last = mach.caches[0]
+        if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > self._panel_bytes():
+            return f"{mach.hw.block_level.name} panel"
+        if self._block_bytes(block, p.m) > self._block_of_a_bytes() and not self._streams_a(block, base):
             return f"{mach.hw.block_level.name} block"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
         if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
             return f"{last.name} tile of C"
         return ""
+
+    def _streams_a(self, block: Tile, base: Base) -> bool:
+        """Whether A is read where it lies: then no cache needs to hold a block of it."""
+        p = self.problem
+        return lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(at(block, p.n), at(base.thread, p.n))
+
+    def _panel_bytes(self) -> float:
+        return PANEL_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
 
     def _block_of_a_bytes(self) -> float:
         return BLOCK_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
@@ -150,9 +161,7 @@ class CpuContraction:
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.problem
         m, n = at(thread, p.m), at(thread, p.n)
-        calls = -(-p.extent(p.m) // m) * -(-p.extent(p.n) // n)
-        depth = p.extent(p.k)
-        return calls * (depth * kernel_cycles(p.machine, m, n // p.machine.unit.shape[-1]) + 12), 1 / m + 1 / n
+        return tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.extent(p.k)), 1 / m + 1 / n
 
     def _block_steps(self, extent: int, unit: int, room: int) -> Tile:
         """The axis cut in about equal blocks that a cache has room for, the largest few of them."""
@@ -164,10 +173,13 @@ class CpuContraction:
     def _k_steps(self, base: Base) -> Tile:
         p = self.problem
         depth = p.extent(p.k)
-        room = int(PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core / (at(base.thread, p.n) * p.elem_bytes))
+        room = int(self._panel_bytes() / (at(base.thread, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
-        fitting = sorted(k for k in even | {depth} if k <= room)
-        return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
+        if depth <= LONGEST_K or self._streams_a(p.extents, base):
+            # rows of A that are read where they lie are begun anew for each step: the longer the better
+            even.add(-(-depth // -(-depth // LONGEST_K)))
+        fitting = sorted(k for k in even if k <= room)
+        return tuple(fitting[-3:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
         return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes

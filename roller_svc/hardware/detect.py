@@ -37,6 +37,8 @@ _MHZ = re.compile(r"[1-9]\d{0,5}(\.\d+)?")
 # DRAM channels cannot be seen from inside: what one core streams, and what a socket does.
 _DRAM_BYTES_PER_S_OF_A_CORE = 12e9
 _DRAM_BYTES_PER_S_OF_A_SOCKET = 300e9
+# A core of an Intel server chip, whose last cache is slices on a mesh: measured on Skylake-SP, 10 to 20 GB/s from L3.
+_MESH_L3_BYTES_PER_S_OF_A_CORE = 15e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Machine:
     clock_hz: float | None
     cache_bytes: tuple[tuple[int, int], ...]  # (level, bytes of one data or unified cache)
     memory_bytes: int | None
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether the cores share slices of a last cache on a mesh, as Intel's server chips since Skylake-SP do."""
+        return self.vendor == "intel" and "Xeon" in self.model_name and "avx512f" in self.flags
 
     def cache(self, level: int) -> int | None:
         return dict(self.cache_bytes).get(level)
@@ -115,7 +122,8 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
 
 def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: float) -> MemoryLevel:
     if level.name == "dram":
-        rate = max(level.bandwidth_bytes_per_s, _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores)
+        rate = _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores
+        rate = rate if machine.is_mesh else max(level.bandwidth_bytes_per_s, rate)
         return replace(
             level,
             capacity_bytes=machine.memory_bytes or level.capacity_bytes,
@@ -130,10 +138,13 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
         # A chip without an L3 holds as much outside a core as its cores' L2 together.
         capacity = machine.cache(3) or machine.cores * (machine.cache(2) or base.level("l2").capacity_bytes)
     peak = level.peak_bandwidth_bytes_per_s
+    rate = level.bandwidth_bytes_per_s * scale
+    if level.name == "l3" and machine.is_mesh:
+        rate = min(rate, _MESH_L3_BYTES_PER_S_OF_A_CORE * machine.cores)
     return replace(
         level,
         capacity_bytes=capacity,
-        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * scale,
+        bandwidth_bytes_per_s=rate,
         peak_bandwidth_bytes_per_s=None if peak is None else peak * scale,
         latency_s=level.latency_s * base.clock_hz / clock_hz,
     )
@@ -179,7 +190,7 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
         Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
                " shared machine a neighbour on the same physical core takes up to half.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
-               " by clock; DRAM 12 GB/s a core.", assumed=True),
+               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15.", assumed=True),
     )  # fmt: skip
 
 

@@ -6,58 +6,125 @@ terms, as ROLLER takes it, 0.31 and 37 % (design notes on the CPU back end).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from roller_svc.perf.cpu_tile import Lie, few_panels
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
 from roller_svc.perf.terms import Costs, Launch
 
-CALL_CYCLES = 12.0  # one micro-kernel call: loop, pointers, masks
+CALL_CYCLES = 40.0  # one micro-kernel call: loop, pointers, the pipeline filling up
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
 GATHER_CYCLES = 3.0  # moving one element that its neighbours do not accompany
 LOOKUP_CYCLES = 4.0  # the same where its place is looked up in tables, for an axis of several fused ones
 WINDOW_CYCLES = 2.0  # more for each dimension that a window slides over: a sum and a guard
+COPY_CYCLES = 1.5  # one vector from memory to a panel
+TURN_CYCLES = 3.0  # one vector of a block that is transposed: its shuffles, its store
 SCATTER_CYCLES = 1.5  # storing one element of C whose place is looked up
+START_CYCLES = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
 TASK_CYCLES = 600.0  # taking a task and its addresses
+EDGE_CYCLES = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
+HIDDEN = 0.5  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """A task's tile of C, rows x columns, cut into register tiles; `steps` of `kc` along k."""
+
+    rows: int
+    columns: int
+    mr: int
+    nr: int
+    kc: int
+    depth: int
+    steps: int
 
 
 def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     """Micro-kernel ports + call and C update + packing + edges, for the core with the most tasks."""
     mach = p.machine
-    lanes = mach.unit.shape[-1]
-    mr, nr = _at(launch.thread, p.m), _at(launch.thread, p.n)
-    mc, nc, kc = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
-    vectors = -(-nr // lanes)
-    depth = -(-p.extent(p.k) // launch.split_k)
-    steps = -(-depth // kc)
-    calls = -(-min(mc, _padded(p.extent(p.m), mr)) // mr) * -(-min(nc, _padded(p.extent(p.n), nr)) // nr)
-    kernel = calls * steps * CALL_CYCLES + calls * depth * kernel_cycles(p.machine, mr, vectors)
-    update = calls * steps * 2 * mr * vectors * (1.0 if steps > 1 else 0.5)
-    if steps > 1:
-        # C comes from and goes back to the cache that holds the task's tile of it, once a step
-        update += 2 * steps * mc * nc * p.elem_bytes / (_held_at(mach, mc * nc * p.elem_bytes) / mach.clock_hz)
-    pack_a, pack_b = (
-        steps * packing_cycles(p, operand, launch.block, contiguous)
-        for operand, contiguous in ((p.a, p.m), (p.b, p.n))
-    )
-    columns = min(nc, p.extent(p.n))
-    each = SCATTER_CYCLES * columns if _members(p, p.n) > 1 else 2.0 * -(-columns // lanes)
-    store = min(mc, p.extent(p.m)) * each * max(1, len(p.rest.tensors))
+    sizes = _sizes(p, launch)
+    kernel = _kernel(p, sizes)
+    update = _update(p, sizes)
+    packing = sizes.steps * _packing(p, launch, sizes)
+    store = _store(p, sizes)
     waves = -(-launch.grid // mach.cores)
-    task = kernel + update + pack_a + pack_b + store + TASK_CYCLES
-    busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    seconds = [mach.seconds(c * busy) for c in (kernel, update, pack_a + pack_b, store + TASK_CYCLES)]
+    many = p.outer_points / (sizes.rows * sizes.columns) / mach.cores  # whole tiles: those at the edge are smaller
+    busy = many if launch.grid >= 4 * mach.cores else waves
+    parts = (kernel, update, packing, store + TASK_CYCLES)
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
+    names = ("compute", "update", "packing", "task")
     return Costs(
-        core_s=mach.seconds(task * busy) + 0.3 * memory,
+        core_s=mach.seconds(sum(parts) * busy) + 0.1 * memory,
         core_stage=None,
-        parts=(
-            ("compute", seconds[0]), ("update", seconds[1]), ("packing", seconds[2]), ("task", seconds[3]),
-            ("dram", memory),
-        ),
+        parts=(*((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)), ("dram", memory)),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
+    )
+
+
+def _sizes(p: Problem, launch: Launch) -> _Sizes:
+    mc, nc, kc = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
+    depth = -(-p.extent(p.k) // launch.split_k)
+    return _Sizes(
+        rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=_at(launch.thread, p.m),
+        nr=_at(launch.thread, p.n), kc=min(kc, depth), depth=depth, steps=-(-depth // kc),
     )  # fmt: skip
+
+
+def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
+    """(size, how many) of the tiles of an axis, the last being smaller."""
+    whole, tail = divmod(extent, tile)
+    return tuple((size, count) for size, count in ((tile, whole), (tail, 1)) if size and count)
+
+
+def _kernel(p: Problem, s: _Sizes) -> float:
+    """Calls and what they multiply, with B's panels from where they lie: each comes once for a step."""
+    mach = p.machine
+    cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
+    block_of_b = s.columns * s.kc * p.elem_bytes
+    return cycles + HIDDEN * s.steps * block_of_b / (_held_at(mach, block_of_b) / mach.clock_hz)
+
+
+def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:
+    """Calls of the micro-kernel for rows x columns of C in register tiles, less high and wide ones at the edges."""
+    lanes = p.machine.unit.shape[-1]
+    cycles = 0.0
+    for height, down in _cut(extents[0], tile[0]):
+        for width, across in _cut(extents[1], tile[1]):
+            each = kernel_cycles(p.machine, height, -(-width // lanes))
+            cycles += down * across * (steps * CALL_CYCLES + depth * each)
+    return cycles
+
+
+def _update(p: Problem, s: _Sizes) -> float:
+    """C between steps: from registers and back, and through the cache that holds the task's tile of it."""
+    mach = p.machine
+    vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
+    if s.steps == 1:
+        return float(vectors)
+    tile_bytes = s.rows * s.columns * p.elem_bytes
+    return s.steps * (2 * vectors + HIDDEN * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
+
+
+def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
+    """One step's blocks of A and B. A that is read where it lies comes from memory all the same."""
+    b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
+    if lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(_at(launch.block, p.n), s.nr):
+        return b + _arrival_cycles(p, p.a, launch.block)
+    return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
+
+
+def _store(p: Problem, s: _Sizes) -> float:
+    lanes = p.machine.unit.shape[-1]
+    each = SCATTER_CYCLES * s.columns if _members(p, p.n) > 1 else 2.0 * -(-s.columns // lanes)
+    tensors = len(p.rest.tensors)
+    if tensors > 1 or _members(p, p.n) > 1 or _members(p, p.m) > 1:
+        return s.rows * each * max(1, tensors)
+    edge = s.columns % s.nr
+    return s.steps * s.rows * EDGE_CYCLES * -(-edge // lanes) if edge % lanes else 0.0
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
@@ -66,23 +133,44 @@ def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
     return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
 
 
-def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None) -> float:
-    """Copying one block of an operand into panels: vectors along the panel's axis, or element by element."""
-    mach = p.machine
-    lanes = mach.unit.shape[-1]
-    bandwidth = source_bandwidth(mach, operand.total_bytes) / mach.cores / mach.clock_hz
-    rows = _at(block, panel_axis) * _at(block, p.k)
+def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
+    """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element."""
+    lanes = p.machine.unit.shape[-1]
+    along, deep = _at(block, panel_axis), _at(block, p.k)
+    panels = -(-along // size)
     cycles = 0.0
     for tensor in operand.tensors:
-        if _members(p, panel_axis) > 1:
-            windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
-            cycles += (LOOKUP_CYCLES + WINDOW_CYCLES * windows) * rows
-        elif panel_axis is not None and tensor.strides.get(panel_axis) == 1:
-            cycles += 2.0 * rows / lanes
-        else:
-            cycles += GATHER_CYCLES * rows
-        cycles += tensor.moved_bytes(block) / bandwidth
-    return cycles
+        match lie(p, operand, panel_axis):
+            case Lie.ALONG_PANEL:
+                cycles += COPY_CYCLES * panels * -(-size // lanes) * deep
+            case Lie.ALONG_K:
+                turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
+                cycles += TURN_CYCLES / 2 * panels * turned * -(-deep // lanes)
+            case Lie.APART if _members(p, panel_axis) > 1:
+                windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
+                cycles += (LOOKUP_CYCLES + WINDOW_CYCLES * windows) * along * deep
+            case Lie.APART:
+                cycles += GATHER_CYCLES * along * deep
+    return cycles + _arrival_cycles(p, operand, block)
+
+
+def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:
+    """One block of an operand from memory, or from the cache that holds all of it, run by run."""
+    mach = p.machine
+    bandwidth = source_bandwidth(mach, operand.total_bytes) / mach.cores / mach.clock_hz
+    runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
+    return sum(tensor.moved_bytes(block) for tensor in operand.tensors) / bandwidth + START_CYCLES * runs
+
+
+def lie(p: Problem, operand: Operand, panel_axis: int | None) -> Lie:
+    """How the operand's panels lie in memory, as far as the strides of its tensors tell."""
+    strides = [tensor.strides for tensor in operand.tensors]
+    if panel_axis is None or _members(p, panel_axis) > 1 or len(strides) != 1:
+        return Lie.APART
+    if strides[0].get(panel_axis) == 1:
+        return Lie.ALONG_PANEL
+    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes == p.elem_bytes
+    return Lie.ALONG_K if single and p.k is not None and strides[0].get(p.k) == 1 else Lie.APART
 
 
 def source_bandwidth(mach: Machine, total_bytes: int) -> float:
@@ -103,10 +191,6 @@ def _held_at(mach: Machine, task_bytes: int) -> float:
 
 def _members(p: Problem, axis: int | None) -> int:
     return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])
-
-
-def _padded(extent: int, tile: int) -> int:
-    return -(-extent // tile) * tile
 
 
 def _at(tile: Tile, axis: int | None) -> int:

@@ -74,4 +74,8 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
 
 def reads_a_straight(a: CpuOperand, nc: int, nr: int) -> bool:
     """Whether rows of A are read from memory by the micro-kernel, for a task of `nc` columns in tiles of `nr`."""
-    return a.plain and math.ceil(nc / nr) <= STRAIGHT_PANELS
+    return a.plain and a.lie is Lie.ALONG_K and few_panels(nc, nr)
+
+
+def few_panels(nc: int, nr: int) -> bool:
+    return math.ceil(nc / nr) <= STRAIGHT_PANELS

@@ -1,0 +1,176 @@
+"""Contractions on a CPU: panels however operands lie, ragged tiles and steps, sums in place and behind epilogues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cpucases import AVX2, cpu_case
+
+from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.construct import rank
+from roller_svc.construct.partition import partition, stored_types
+from roller_svc.generate import generate
+from roller_svc.ir.build import num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Candidate
+from roller_svc.ir.expr import Const, Load
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, ScheduleTree, Scope, Storage, Transpose, descend
+from roller_svc.lang import parse
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import evaluate
+from roller_svc.lower import lower
+from roller_svc.perf.cpu_tile import Lie, cpu_operands
+from roller_svc.perf.model import estimate
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_source
+
+SHAPES = {"[m, k]": "mk", "[k, m]": "km", "[k, n]": "kn", "[n, k]": "nk"}
+Tiles = tuple[int, int, int, int, int]  # mr, nr, mc, nc, kc
+
+
+def program_of(
+    extents: tuple[int, int, int], a: str = "[m, k]", b: str = "[k, n]", dtype: str = "float32", then: str = ""
+) -> TensorProgram:
+    """C = A B and what follows."""
+    size = dict(zip("mnk", extents, strict=True))
+    shapes = {"A": tuple(size[x] for x in SHAPES[a]), "B": tuple(size[x] for x in SHAPES[b])}
+    if "bias" in then:
+        shapes["bias"] = (extents[1],)
+    types = {name: TensorType(DType(dtype), shape) for name, shape in shapes.items()}
+    return parse(f"C[m, n] +=! A{a} * B{b}{then}", types)
+
+
+def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
+    """The group in those tiles, none larger than whole register tiles cover."""
+    mr, nr, mc, nc, kc = tiles
+    sizes = {AxisRole.M: (mr, mc), AxisRole.N: (nr, nc), AxisRole.K: (1, kc), AxisRole.BATCH: (1, 1)}
+    thread, block = [], []
+    for axis in group.space.axes:
+        small, large = sizes[axis.role]
+        whole = large if axis.role is AxisRole.K else min(large, -(-axis.extent // small) * small)
+        thread.append((axis.name, small))
+        block.append((axis.name, whole))
+    unit = AVX2.unit_for(group.space.compute_dtype)
+    return RProgram(group.space, unit, RTile(tuple(block)), RTile(tuple(thread)))
+
+
+def check(program: TensorProgram, tiles: Tiles) -> None:
+    (group,) = partition(program, AVX2)
+    chosen = tiled(group, tiles)
+    plan = Plan((Candidate(chosen, estimate(chosen, AVX2)),))
+    arrays = random_inputs(program, seed=1)
+    found = CpuModule(compile_source(generate(plan, program, (group,), AVX2))).run(arrays)
+    agreement = agrees(program, found, evaluate(program, arrays))
+    assert agreement.ok, str(agreement)
+
+
+RELU = "; Y[m, n] = (C[m, n] + bias[n]).call(`max`, [0.0])"
+
+
+@pytest.mark.parametrize("b", ["[k, n]", "[n, k]"])
+@pytest.mark.parametrize("a", ["[m, k]", "[k, m]"])
+@pytest.mark.parametrize("then", ["", RELU])
+def test_operands_lie_along_panels_or_across_them(a: str, b: str, then: str) -> None:
+    """Every edge is ragged: the last rows, the last columns, the last step and its last vector."""
+    check(program_of((37, 45, 67), a, b, then=then), (6, 16, 18, 48, 26))
+
+
+@pytest.mark.parametrize(
+    ("extents", "tiles"),
+    [
+        ((64, 96, 40), (4, 24, 16, 48, 40)),  # whole tiles, one step
+        ((5, 7, 9), (6, 16, 6, 16, 9)),  # less than one register tile
+        ((40, 16, 50), (6, 16, 42, 16, 17)),  # A read where it lies
+        ((41, 30, 33), (5, 16, 20, 32, 8)),  # the same, a ragged panel of B beside a whole one
+        ((13, 8, 200), (13, 8, 13, 8, 64)),  # one vector
+        ((9, 100, 31), (1, 32, 3, 64, 31)),  # one row at a time
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tiles_of_all_kinds(extents: tuple[int, int, int], tiles: Tiles, dtype: str) -> None:
+    check(program_of(extents, dtype=dtype), tiles)
+
+
+def test_batches_of_a_sum_that_is_scaled() -> None:
+    types = {"q": TensorType(DType.FLOAT32, (3, 21, 19)), "k": TensorType(DType.FLOAT32, (3, 23, 19))}
+    check(parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; t[h, i, j] = s[h, i, j] * 0.125", types), (4, 16, 8, 32, 16))
+
+
+def test_integers_are_packed_too() -> None:
+    types = {"A": TensorType(DType.INT32, (19, 21)), "B": TensorType(DType.INT32, (21, 18))}
+    check(parse("C[m, n] +=! A[m, k] * B[k, n]", types), (4, 16, 8, 32, 16))
+
+
+def test_what_is_turned_and_what_is_copied() -> None:
+    (group,) = partition(program_of((64, 64, 64), "[m, k]", "[n, k]"), AVX2)
+    assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_K, Lie.ALONG_K]
+    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
+    assert {node.rows for node in nodes if isinstance(node, Transpose)} == {6, 8, 4}
+    (group,) = partition(program_of((64, 64, 64), "[k, m]", "[k, n]"), AVX2)
+    assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_PANEL, Lie.ALONG_PANEL]
+    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
+    assert not any(isinstance(node, Transpose) for node in nodes)
+
+
+def test_rooms_that_are_not_needed_are_not_there() -> None:
+    """A thin product copies no A; a sum that is the output has no tile of its own, one behind an epilogue has."""
+
+    def rooms(program: TensorProgram, tiles: Tiles) -> set[str]:
+        (group,) = partition(program, AVX2)
+        nodes = descend(lower(group, tiled(group, tiles), AVX2)[0].body)
+        return {node.tensor for node in nodes if isinstance(node, Storage)} & {".a_packed", ".c_tile", ".c_edge"}
+
+    assert rooms(program_of((48, 16, 64)), (6, 16, 48, 16, 32)) == set()
+    assert rooms(program_of((48, 64, 64)), (6, 16, 48, 64, 32)) == {".a_packed"}
+    assert rooms(program_of((48, 60, 64)), (6, 16, 48, 64, 32)) == {".a_packed", ".c_edge"}
+    assert rooms(program_of((48, 64, 64), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
+
+
+def test_the_rules_find_tiles_for_operands_that_are_read_where_they_lie() -> None:
+    """A thin product streams a large A: no cache has room for the rows of its best task, none needs it."""
+    (group,) = partition(program_of((8192, 16, 4096)), AVX2)
+    (best, *_), _ = rank(group, AVX2, AVX2.unit_for(DType.FLOAT32), 1)
+    rows, depth = best.program.block["m"], best.program.block["k"]
+    assert rows * depth * 4 > AVX2.block_level.capacity_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lanes", "rows", "width"),
+    [
+        ("float32", 8, 2, 2), ("float32", 8, 5, 5), ("float32", 8, 6, 9), ("float32", 8, 8, 8), ("float32", 8, 8, 24),
+        ("int32", 8, 7, 7), ("float64", 4, 3, 3), ("float64", 4, 2, 5), ("float64", 4, 4, 4),
+    ],
+)  # fmt: skip
+def test_blocks_are_turned_in_registers(dtype: str, lanes: int, rows: int, width: int) -> None:
+    """Blocks of any number of rows, in panels as wide as they are and in wider ones; nothing beside them changes."""
+    kind = DType(dtype)
+    program = parse(f"y[i, j] = x[0, 0] where i in {lanes + 2}, j in {width}", {"x": TensorType(kind, (rows, 21))})
+    room, i, j = ".room", ref("i"), ref("j")
+    shape = (lanes + 2, width)
+
+    def everywhere(node: Compute) -> Loop:
+        return Loop("i", shape[0], LoopKind.SERIAL, (Loop("j", width, LoopKind.SERIAL, (node,)),))
+
+    body = (
+        everywhere(Compute(room, (i, j), Const(7 if kind is DType.INT32 else 7.0, kind))),
+        Transpose(room, (num(1), num(0)), width, Load("x", (num(0), num(3)), kind), 21, rows),
+        everywhere(Compute("y", (i, j), Load(room, (i, j), kind))),
+    )
+    tree = ScheduleTree("turn", (Storage(room, kind, shape, Scope.STACK, body),))
+    views = (("x", TensorType(kind, (rows, 21))), ("y", TensorType(kind, shape)))
+    buffers = tensors_in_memory(program, stored_types(program), [])
+    source = emit("kernel", (Part((tree,), views),), buffers, AVX2, "")
+    x = np.arange(rows * 21, dtype=dtype).reshape(rows, 21)
+    expected = np.full(shape, 7, dtype)
+    expected[1:-1, :rows] = x[:, 3 : 3 + lanes].T
+    np.testing.assert_array_equal(CpuModule(compile_source(source)).run({"x": x})["y"], expected)
+
+
+def test_the_candidates_of_a_thin_product_agree_with_the_interpreter() -> None:
+    case = cpu_case("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (70, 130)), "B": ("float32", (130, 17))})
+    case.check_some(6)
