@@ -44,7 +44,8 @@ def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     pixels = image.window(block, thread, depth, WINDOW_OF_L2 * hw.block_level.capacity_bytes)
     staged = ImageWindow(image, factor, view.dtype, pixels, depth, lanes)
     wide = thread[image.filters.name]
-    packed = PackedWeights(image, weights, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
+    type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
+    packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
     tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m)
     return (ScheduleTree(group.name, tasks.nodes()),)
 
@@ -94,9 +95,8 @@ class _Tasks:
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
         left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
-        nodes = (
-            Let(".filters.first", mul(ref(".filters.task"), num(block)), (Let(".filters.panels", least(num(panels), left), nodes),)),
-        )
+        nodes = (Let(".filters.panels", least(num(panels), left), nodes),)
+        nodes = (Let(".filters.first", mul(ref(".filters.task"), num(block)), nodes),)
         for slide, _ in reversed(self.slides):
             name = slide.pixel.name
             nodes = (Let(f"{name}.first", mul(ref(f"{name}.task"), num(self._task(slide))), nodes),)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from roller_svc.ir.build import add, less_equal, mul, num, ref
+from roller_svc.ir.affine import affine
+from roller_svc.ir.build import add, ceil_div, div, least, less_equal, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, substitute
-from roller_svc.ir.program import Axis
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node
+from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
+from roller_svc.ir.program import Axis, TensorType
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Transpose
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.micro_kernel_cpu import LANE
 from roller_svc.perf.image_tile import ImageSpace
@@ -22,6 +24,7 @@ class PackedWeights:
 
     image: ImageSpace
     factor: Expr
+    type: TensorType | None  # of the factor in memory, where it is one load
     dtype: DType
     panels: int
     wide: int
@@ -51,8 +54,78 @@ class PackedWeights:
         nodes = self._rows(place, rest or wide)
         if rest and filters.extent > wide:
             inside = less_equal(add(place, num(wide)), num(filters.extent))
-            nodes = (Branch(inside, self._rows(place, wide), nodes),)
+            nodes = (Branch(inside, self._whole(place), nodes),)
+        elif not rest:
+            nodes = self._whole(place)
         return (Loop(".filters.panel", self.panels, LoopKind.SERIAL, nodes, ref(".filters.panels")),)
+
+    def _whole(self, place: Expr) -> tuple[Node, ...]:
+        """A panel without edge: turned block by block where rows follow each other in memory, filter by filter."""
+        load = self._rows_in_memory()
+        return self._rows(place, self.wide) if load is None else self._turned(load, place)
+
+    def _turned(self, load: Load, place: Expr) -> tuple[Node, ...]:
+        """Blocks of rows; the last one may overlap the one before it."""
+        lanes, taps = self.lanes, self.image.taps
+        filters, channels = self.image.filters, self.image.channels
+        rows: Expr = num(self.channels * taps)
+        limit: Expr | None = None
+        if channels is not None and channels.extent % self.channels:
+            rows_left = mul(ref(".channels"), num(taps))
+            rows, limit = rows_left, div(add(rows_left, num(lanes - 1)), lanes)
+        first = least(mul(ref(".block"), num(lanes)), sub(rows, num(lanes)))
+        at: dict[str, Expr] = {axis.name: num(0) for axis in self._taps}
+        at[filters.members[0].name] = add(place, mul(ref(".vector"), num(lanes)))
+        if self._taps:
+            at[self._taps[-1].name] = ref(".row")
+        if channels is not None:
+            start = mul(ref(".step"), num(self.channels))
+            at[channels.members[0].name] = start if self._taps else add(start, ref(".row"))
+        source = replace(load, index=tuple(substitute(i, at) for i in load.index))
+        target = (ref(".filters.panel"), ref(".row"), mul(ref(".vector"), num(lanes)))
+        nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, self._filter_stride(load)),)
+        nodes = (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
+        blocks = ceil_div(self.channels * taps, lanes)
+        return (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
+
+    def _rows_in_memory(self) -> Load | None:
+        """The weights, where a panel's rows are neighbours in memory for each filter, and fill at least a block."""
+        image, load = self.image, self.factor
+        channels = image.channels
+        if not image.along_filters or not isinstance(load, Load) or load.dtype is not self.dtype or any(load.checked):
+            return None
+        if len(image.filters.members) > 1 or (channels is not None and len(channels.members) > 1):
+            return None
+        if not self.dtype.is_float or self.dtype.bits < 32 or (self.type is None or self.type.dtype is not self.dtype):
+            return None
+        if image.channels_last and channels is not None and self._taps:
+            return None
+        shortest = image.depth % self.channels or self.channels
+        if shortest * image.taps < self.lanes:
+            return None
+        strides = self._strides(load)
+        step = 1
+        for axis in reversed((*(() if channels is None else channels.members), *self._taps)):
+            if strides is None or strides.get(axis.name) != step:
+                return None
+            step *= axis.extent
+        return load
+
+    def _filter_stride(self, load: Load) -> int:
+        return (self._strides(load) or {}).get(self.image.filters.members[0].name, 0)
+
+    def _strides(self, load: Load) -> dict[str, int] | None:
+        """Elements between neighbours along each axis; None where some index is no sum of axes."""
+        if self.type is None:
+            return None
+        found: dict[str, int] = {}
+        for d, index in enumerate(load.index):
+            known = affine(index)
+            if known is None:
+                return None
+            for name, c in known.coeffs:
+                found[name] = found.get(name, 0) + c * math.prod(self.type.shape[d + 1 :])
+        return found
 
     def _rows(self, place: Expr, count: int) -> tuple[Node, ...]:
         at = member_values(self.image.filters, add(place, ref(LANE)))
