@@ -116,6 +116,8 @@ class _Windows:
             start = ref(f"{width.slide.axis}.first")
             whole = less_equal(add(start, num(width.block)), num(width.slide.extent))
             nodes = (Branch(whole, nodes, self._line(sums, tail)),)
+        for one in sums:
+            nodes = one.at_line(nodes)
         if len(sums[0].layout.dims) > 1:
             rows = sums[0].layout.dims[-2]
             nodes = (over(rows, f"{rows.slide.axis}.line", nodes),)

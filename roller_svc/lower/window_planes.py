@@ -55,19 +55,24 @@ class StagedSum:
         return f"{self.sum.statement.output}.totals"
 
     def rooms(self) -> list[Storage]:
-        run = (self.layout.rows, self.layout.run_steps * self.layout.width)
-        found = [Storage(self._totals, self.sum.statement.accumulator, run, Scope.STACK, ())]
+        run = self.layout.rows * self.layout.run_steps * self.layout.width
+        found = [Storage(self._totals, self.sum.statement.accumulator, (run,), Scope.STACK, ())]
         for plane in self.sum.planes:
             found.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
         return found
 
+    def at_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with the place of the first total of the line at hand known to them."""
+        place: Expr = num(0)
+        if len(self.layout.dims) > 1:
+            line, rows = ref(f"{self.layout.dims[-2].slide.axis}.line"), self.layout.rows
+            run = self.layout.run_steps * self.layout.width
+            place = add(mul(mod(line, rows), num(run)), mul(div(line, rows), num(self.layout.pitch)))
+        return (Let(f"{self._totals}.first", place, nodes),)
+
     def result(self, lane: Expr) -> Load:
         """The total of an output of the line at hand."""
-        if len(self.layout.dims) == 1:
-            return Load(self._totals, (num(0), lane), self.sum.statement.accumulator)
-        line = ref(f"{self.layout.dims[-2].slide.axis}.line")
-        start = mul(div(line, self.layout.rows), num(self.layout.pitch))
-        return Load(self._totals, (mod(line, self.layout.rows), add(start, lane)), self.sum.statement.accumulator)
+        return Load(self._totals, (add(ref(f"{self._totals}.first"), lane),), self.sum.statement.accumulator)
 
     # staging --------------------------------------------------------------------------------------------------------
     def filled(self) -> Iterator[Node]:
@@ -116,10 +121,9 @@ class StagedSum:
             start = first + (phase - first) % dim.phases
             if (elements := ceil_div(first + count - start, dim.phases)) > 0:
                 place = add(mul(ref(LANE), num(dim.phases)), num(start))
-                at = (*self._heres(), num(phase))
-                element = add(self.layout.element(at), add(num(start // dim.phases), ref(LANE)))
-                value = self._value(plane, place)
-                yield from along(elements, Compute(plane.name, (element,), value))
+                element = add(self.layout.element((*self._heres(), num(phase))), num(start // dim.phases))
+                store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, place))
+                yield Let(".element", element, tuple(along(elements, store)))
 
     def _hints(self, plane: Plane, ahead: Ahead) -> Iterator[Node]:
         """The same line of the next plane will be read."""
@@ -153,10 +157,9 @@ class StagedSum:
         acc, combine = acc_name(statement.output), statement.combine or Combine.SUM
         start = Compute(acc, (ref(".row"), ref(LANE)), identity(combine, statement.accumulator))
         done = Load(acc, (ref(".row"), ref(LANE)), statement.accumulator)
-        at = add(mul(ref(STEP), num(width)), ref(LANE))
-        nodes = (
-            self._each_row(start), *self._taps(), self._each_row(Compute(self._totals, (ref(".row"), at), done)),
-        )  # fmt: skip
+        row = mul(ref(".row"), num(self.layout.run_steps * width))
+        at = add(add(row, mul(ref(STEP), num(width))), ref(LANE))
+        nodes = (self._each_row(start), *self._taps(), self._each_row(Compute(self._totals, (at,), done)))
         rooms = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
         for plane in self.sum.planes:
             rooms.append(Storage(f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, ()))
