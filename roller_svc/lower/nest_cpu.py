@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.expr import Expr, Load, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
@@ -48,6 +48,8 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     walked = streams(group, hw) if not is_vector or side_by_side == _last_wide(group) else {}
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
+        if not is_vector and width == 1:  # one row alone, in no loop over rows
+            at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
         return _Rows(group, at, is_vector, width, program.lanes, native, walked, hw.dram.transaction_bytes).nodes()
 
     if side_by_side is None:

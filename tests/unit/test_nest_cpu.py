@@ -1,0 +1,91 @@
+"""Memory-bound nests on CPUs: columns walked by rows, rows side by side, prefetches, extremes and their places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import roller_svc
+from roller_svc.construct import rank
+from roller_svc.construct.partition import partition
+from roller_svc.hardware import load
+from roller_svc.ir.build import add, div, mod, mul, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import JoinLanes, Loop, LoopKind, Node, Prefetch, Storage, descend
+from roller_svc.lang.parser import parse
+from roller_svc.lower import lower
+from roller_svc.lower.linear import simplified
+
+HW = load("cpu-x86-avx512")
+TARGETS = ("local", "cpu-x86-avx2")
+
+
+def nodes(text: str, **shapes: tuple[int, ...]) -> list[Node]:
+    program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
+    (group,) = partition(program, HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    (tree,) = lower(group, candidate.program, HW)
+    return list(descend(tree.body))
+
+
+def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
+    found = nodes("y[j] +=! x[i, j]", x=(64, 4096))
+    (held,) = [n for n in found if isinstance(n, Storage)]
+    assert held.shape[0] > 64
+    rows = next(n for n in found if isinstance(n, Loop) and n.var == "i.piece")
+    assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in descend(rows.body))
+
+
+def test_few_steps_stay_in_registers() -> None:
+    assert not [n for n in nodes("y[j] +=! x[i, j]", x=(4, 4096)) if isinstance(n, Loop) and n.var == "i.piece"]
+
+
+@pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
+def test_only_what_no_cache_of_a_core_holds_is_prefetched(elements: int, prefetched: set[str]) -> None:
+    found = nodes("y[i] = x[i] * 2.0", x=(elements,))
+    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched
+    assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
+
+
+def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
+    found = nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i]", x=(4096, 1024))
+    reading = [n for n in found if isinstance(n, Prefetch) and n.tensor == "x"]
+    pieces = [n for n in found if isinstance(n, Loop) and n.var.endswith(".piece")]
+    assert reading
+    assert sum(any(n in reading for n in descend(loop.body)) for loop in pieces) == 1
+
+
+def test_lanes_of_a_sum_are_joined_at_once() -> None:
+    assert any(isinstance(n, JoinLanes) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
+
+
+def test_quotients_that_the_operand_shows() -> None:
+    x = add(mul(ref("o"), num(8)), num(3))
+    assert simplified(div(x, 8)) == ref("o")
+    assert simplified(mod(x, 8)) == num(3)
+    assert simplified(div(x, 16)) == div(ref("o"), 2)
+    assert simplified(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 5), (7, 16), (33, 121), (130, 67), (9, 1000)])
+def test_sums_and_extremes_of_rows_and_columns(target: str, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    x[0, -1] = np.nan
+    text = "a[i] +=! x[i, j]; b[j] +=! x[i, j]; c[i] >=! x[i, j]; d[j] <=! x[i, j]"
+    kernel = roller_svc.compile(text, {"x": ("float32", shape)}, target=target, outputs=list("abcd"))
+    got = kernel(x=x)
+    for name, want in zip("abcd", (x.sum(1), x.sum(0), x.max(1), x.min(0)), strict=True):
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 200_000), (3, 7), (5, 100), (64, 1000)])
+def test_the_first_place_of_a_maximum(target: str, shape: tuple[int, int]) -> None:
+    x = np.floor(np.random.default_rng(1).uniform(0, 50, shape)).astype(np.float32)
+    x[0, shape[1] // 2] = np.nan
+    text = "m[i] >=! x[i, j]; y[i] <=! j.when([m[i] == x[i, j]], j.val())"
+    kernel = roller_svc.compile(text, {"x": ("float32", shape)}, target=target, outputs=["y"])
+    want = np.where(np.isnan(x).any(1), shape[1], x.argmax(1))
+    np.testing.assert_array_equal(kernel(x=x)["y"], want)
