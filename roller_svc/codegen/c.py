@@ -14,9 +14,11 @@ from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
 from roller_svc.codegen.transpose import SHUFFLE, transpose_helper, transpose_name
 from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose, register_name, vector_type
-from roller_svc.codegen.vector_expr import NotVectorError, Vector, pieces, widest_bytes
+from roller_svc.codegen.vector_expr import Vector
 from roller_svc.codegen.vector_helpers import SCALAR_BYTES, c_helper, library_of, vector_typedefs
+from roller_svc.codegen.vector_loops import pieces, widest_bytes, with_lanes
 from roller_svc.codegen.vector_math import has_function
+from roller_svc.codegen.vector_places import NotVectorError
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, walk
@@ -161,6 +163,9 @@ class CWalk(Walk):
         self.scalar.values, self.scalar.ranges = saved
 
     def _vector_loop(self, loop: Loop) -> None:
+        if (row := with_lanes(loop)) is not None:
+            self.storage(row)
+            return
         lines = self._as_vectors(loop)
         if lines is not None:
             for text in lines:

@@ -318,24 +318,6 @@ class Scalar:
             case _:
                 return None
 
-    def _unchanged(self, value: Expr, dtype: DType) -> str | None:
-        """An element that moves without arithmetic keeps its bits; None where there is some."""
-        match value:
-            case Const(value=number) if number == 0 and math.copysign(1.0, number) > 0:
-                return "0"
-            case Cast(arg=arg, dtype=to) if to in (dtype, dtype.compute):
-                return self._unchanged(arg, dtype)
-            case Load(tensor=tensor, checked=checked) if self.places[tensor].dtype is dtype and not any(checked):
-                place = self.places[tensor]
-                if not place.shape:
-                    return place.identifier if self._is_scalar(tensor) else f"{place.identifier}[0]"
-                return f"{place.identifier}[{self.address(place, value.index)}]"
-            case Select(cond=cond, then=then, otherwise=otherwise):
-                taken, other = self._unchanged(then, dtype), self._unchanged(otherwise, dtype)
-                if taken is not None and other is not None:
-                    return f"({self.value(cond)} ? {taken} : {other})"
-        return None
-
     def _cast(self, arg: Expr, dtype: DType, *, implicit: bool) -> str:
         source, type_ = arg.dtype.compute, self.dialect.value_type(dtype)
         if isinstance(arg, Const) and arg.dtype is dtype and not dtype.is_narrow_float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.codegen.dialect import SHORT
-from roller_svc.codegen.ranges import fold, range_of
-from roller_svc.codegen.scalar import LIBRARY, OURS, Place, Scalar
-from roller_svc.codegen.vector import register_name, vector_type
+from roller_svc.codegen.scalar import LIBRARY, OURS, Place
 from roller_svc.codegen.vector_helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED
+from roller_svc.codegen.vector_loops import unconditional
 from roller_svc.codegen.vector_math import has_function
-from roller_svc.ir.affine import affine
+from roller_svc.codegen.vector_places import NotVectorError, Piece, Places
 from roller_svc.ir.build import num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -23,8 +22,6 @@ from roller_svc.ir.expr import (
     Op,
     OpKind,
     Select,
-    axes_of,
-    children,
     loads_of,
     substitute,
 )
@@ -42,47 +39,11 @@ _SIGNS = {
 _TRUTHS = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
 _OURS_OF_INTEGERS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU, OpKind.SQUARE, OpKind.ABS, OpKind.SIGN})
 _SAME_OR_HELPER = {OpKind.ABS: "abs", OpKind.FMAX: "fmax", OpKind.FMIN: "fmin"}
-Guard = tuple[tuple[Expr, bool], ...]
-
-
-class NotVectorError(Exception):
-    """This statement has no vector form here: the loop is printed as a loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Text of a value of that type; `wide`: a vector, else one value for all lanes."""
-
-    text: str
-    dtype: DType
-    wide: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on.
-
-    `guard`: conditions, each with the outcome, under which the expression at hand is wanted. What is read where they
-    fail need not exist. `sizes`: index expressions that are inside dimensions of these sizes in any case.
-    """
-
-    scalar: Scalar
-    var: str
-    lanes: int
-    first: int
-    registers: dict[str, int]  # storage nodes that are vector variables → lanes of each
-    guard: Guard = ()
-    sizes: tuple[tuple[Expr, int], ...] = ()
-
-    def type_of(self, dtype: DType) -> str:
-        return vector_type(dtype, self.lanes)
-
-    def splat(self, piece: Piece) -> str:
-        if piece.wide:
-            return piece.text
-        element = self.scalar.dialect.storage_type(piece.dtype)
-        text = piece.text if piece.dtype.is_float else f"({element})({piece.text})"
-        return f"({text} - ({self.type_of(piece.dtype)}){{0}})"  # x - 0 keeps the sign of a zero, x + 0 does not
+class Vector(Places):
+    """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on."""
 
     # statements -------------------------------------------------------------------------------------------------------
     def statement(self, node: Compute) -> str:
@@ -93,7 +54,7 @@ class Vector:
     def _sizes(self, node: Compute) -> tuple[tuple[Expr, int], ...]:
         """Index expressions of what the statement touches under no condition."""
         touched = [(node.tensor, node.index)]
-        touched += [(load.tensor, load.index) for load in _unconditional(node.value) if not any(load.checked)]
+        touched += [(load.tensor, load.index) for load in unconditional(node.value) if not any(load.checked)]
         places = self.scalar.places
         return tuple(pair for name, index in touched for pair in zip(index, places[name].shape, strict=True))
 
@@ -112,13 +73,13 @@ class Vector:
         return f"{target} = {self.stored(Op(kind, (old, value), place.dtype), place.dtype)};"
 
     def _assigned(self, node: Compute, value: str) -> str:
-        if self._stride(node.tensor, node.index) == 1:
+        if self.stride(node.tensor, node.index) == 1:
             return f"{self.element(node.tensor, node.index)} = {value};"
         place = self.scalar.places[node.tensor]
         if node.tensor in self.registers or self.lanes > MAX_WRITTEN_OUT or any(node.checked):
             raise NotVectorError
         name = "r_f32"  # no name of a program ends like this
-        puts = " ".join(f"{self._at_lane(place, node.index, i)} = {name}[{i}];" for i in range(self.lanes))
+        puts = " ".join(f"{self.at_lane(place, node.index, i)} = {name}[{i}];" for i in range(self.lanes))
         return f"{{ const {self.type_of(place.dtype)} {name} = {value}; {puts} }}"
 
     def stored(self, value: Expr, dtype: DType) -> str:
@@ -129,7 +90,7 @@ class Vector:
             if (copied := self._copied(value, dtype)) is not None:
                 return f"({self.type_of(dtype)}){copied}"
             wide = self.converted(self.piece(value), DType.FLOAT32)
-            return self._call(f"from_f32_{self.type_of(dtype)}", self.splat(wide))
+            return self.call(f"from_f32_{self.type_of(dtype)}", self.splat(wide))
         piece = self.piece(value)
         if value.dtype.compute is not dtype.compute:
             piece = self.converted(piece, dtype)
@@ -148,7 +109,7 @@ class Vector:
                 b = self._when(cond, holds=False)._copied(otherwise, dtype)
                 if a is None or b is None:
                     return None
-                return self._call(f"select_{self.type_of(bits)}", self.mask(cond, dtype.bits), a, b)
+                return self.call(f"select_{self.type_of(bits)}", self.mask(cond, dtype.bits), a, b)
             case _:
                 return None
 
@@ -157,7 +118,7 @@ class Vector:
         """An expression in the value type of its dtype."""
         dtype = expr.dtype.compute
         if not self.moves(expr):
-            if self.guard and not all(self._is_safe(load) for load in loads_of(expr)):
+            if self.guard and not all(self.is_safe(load) for load in loads_of(expr)):
                 raise NotVectorError
             return Piece(self.scalar.value(expr), dtype, wide=False)
         match expr:
@@ -191,7 +152,7 @@ class Vector:
         text = self.splat(piece)
         if piece.dtype is DType.BOOL:
             text = f"({self.type_of(DType.UINT8)}){text}"
-        return Piece(self._call(name, text), dtype, wide=True)
+        return Piece(self.call(name, text), dtype, wide=True)
 
     def _cast(self, cast: Cast, arg: Expr) -> Piece:
         piece, dtype = self.piece(arg), cast.dtype
@@ -200,8 +161,8 @@ class Vector:
         wide = self.converted(piece, dtype.compute)
         if not dtype.is_narrow_float or cast.implicit or arg.dtype is dtype or self.scalar.is_exact(arg, dtype):
             return wide
-        narrow = self._call(f"from_f32_{self.type_of(dtype)}", wide.text)
-        return Piece(self._call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, wide=True)
+        narrow = self.call(f"from_f32_{self.type_of(dtype)}", wide.text)
+        return Piece(self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, wide=True)
 
     def _select(self, select: Select) -> Piece:
         dtype = select.dtype.compute
@@ -211,7 +172,7 @@ class Vector:
         a = self.splat(self._when(select.cond, holds=True).piece(select.then))
         b = self.splat(self._when(select.cond, holds=False).piece(select.otherwise))
         mask = self.mask(select.cond, dtype.bits)
-        return Piece(self._call(f"select_{self.type_of(dtype)}", mask, a, b), dtype, wide=True)
+        return Piece(self.call(f"select_{self.type_of(dtype)}", mask, a, b), dtype, wide=True)
 
     # conditions -------------------------------------------------------------------------------------------------------
     def mask(self, expr: Expr, bits: int) -> str:
@@ -229,7 +190,7 @@ class Vector:
                 piece = self.piece(x)
                 if not piece.dtype.is_float:
                     return f"({self.type_of(target)}){{0}}"
-                text = self._call(f"{kind.value}_{self.type_of(piece.dtype)}", piece.text)
+                text = self.call(f"{kind.value}_{self.type_of(piece.dtype)}", piece.text)
             case Op(kind=kind, args=(x, y)) if kind in COMPARISONS:
                 if any(isinstance(arg, Const) and _is_beyond(arg) for arg in expr.args):
                     raise NotVectorError
@@ -241,7 +202,7 @@ class Vector:
         natural = INTEGERS[piece.dtype.bits]
         if natural is target:
             return text
-        return self._call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){text}")
+        return self.call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){text}")
 
     def _truth(self, op: Op) -> Piece:
         bits = _natural_bits(op)
@@ -251,7 +212,7 @@ class Vector:
         """A mask as 0 and 1."""
         natural, target = INTEGERS[bits], INTEGERS[dtype.bits]
         if natural is not target:
-            mask = self._call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){mask}")
+            mask = self.call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){mask}")
         return Piece(f"(({self.type_of(dtype)}){mask} & 1)", dtype, wide=True)
 
     def _when(self, cond: Expr, *, holds: bool) -> Vector:
@@ -350,7 +311,7 @@ class Vector:
     def _named(self, name: str, dtype: DType, args: tuple[Expr, ...]) -> Piece:
         """A helper of that name and type, of vectors."""
         pieces = [self.splat(self.piece(arg)) for arg in args]
-        return Piece(self._call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, wide=True)
+        return Piece(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, wide=True)
 
     def _each(self, op: Op) -> Piece:
         """The operator lane by lane: what has no vector form."""
@@ -370,39 +331,27 @@ class Vector:
         return Piece(f"({{ {' '.join(lines)} {self.type_of(dtype)} r_f32; {loop} r_f32; }})", dtype, wide=True)
 
     # memory -----------------------------------------------------------------------------------------------------------
-    def moves(self, expr: Expr) -> bool:
-        return self.var in axes_of(expr)
-
-    def element(self, tensor: str, index: tuple[Expr, ...]) -> str:
-        """The vector in memory, or the vector variable, that these neighbours are."""
-        if not index or self._stride(tensor, index) != 1:
-            raise NotVectorError
-        place, here = self.scalar.places[tensor], self._at(index, 0)
-        if tensor in self.registers:
-            return self._register(tensor, here)
-        return f"*({self.type_of(place.dtype)} *)({place.identifier} + {self.scalar.address(place, here)})"
-
     def _elements(self, load: Load) -> str:
         """What a load reads, in the type of memory."""
         place = self.scalar.places[load.tensor]
         if any(c and self.moves(i) for c, i in zip(load.checked, load.index, strict=False)):
             raise NotVectorError
-        guarded = bool(self.guard) and load.tensor not in self.registers and not self._is_safe(load)
-        if self._stride(load.tensor, load.index) == 1 and not guarded and not any(load.checked):
+        guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_safe(load)
+        if self.stride(load.tensor, load.index) == 1 and not guarded and not any(load.checked):
             return self.element(load.tensor, load.index)
         if load.tensor in self.registers:
             raise NotVectorError
-        address = self._offset(load, self._at(load.index, 0))
+        address = self.offset(load, self.at(load.index, 0))
         type_ = self.type_of(place.dtype)
-        if self._stride(load.tensor, load.index) == 1:
+        if self.stride(load.tensor, load.index) == 1:
             if not guarded:
                 return f"*({type_} *)({place.identifier} + {address})"
             bits = UNSIGNED[place.dtype.bits] if place.dtype.is_narrow_float else place.dtype
             pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){place.identifier} + {address}"
-            masked = self._call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
+            masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
             return masked if bits is place.dtype else f"({type_}){masked}"
-        if not guarded and not any(load.checked) and self._stride(load.tensor, load.index) == 2:
-            return self._call(f"even_{type_}", f"{place.identifier} + {address}")
+        if not guarded and not any(load.checked) and self.stride(load.tensor, load.index) == 2:
+            return self.call(f"even_{type_}", f"{place.identifier} + {address}")
         if self.lanes > MAX_WRITTEN_OUT:
             raise NotVectorError
         lanes = [self._lane(load, place, i, guarded=guarded) for i in range(self.lanes)]
@@ -419,8 +368,8 @@ class Vector:
         return " & ".join(parts)
 
     def _lane(self, load: Load, place: Place, lane: int, *, guarded: bool) -> str:
-        index = self._at(load.index, lane)
-        text = f"{place.identifier}[{self._offset(load, index)}]"
+        index = self.at(load.index, lane)
+        text = f"{place.identifier}[{self.offset(load, index)}]"
         if not guarded:
             return text
         conds = []
@@ -428,103 +377,6 @@ class Vector:
             value = self.scalar.value(substitute(cond, {self.var: num(self.first + lane)}))
             conds.append(value if holds else f"!{value}")
         return f"({' && '.join(conds)} ? {text} : 0)"
-
-    def _offset(self, load: Load, index: tuple[Expr, ...]) -> str:
-        place = self.scalar.places[load.tensor]
-        if not any(load.checked):
-            return self.scalar.address(place, index)
-        return self.scalar.recorded_address(replace(load, index=index), place)
-
-    def _at_lane(self, place: Place, index: tuple[Expr, ...], lane: int) -> str:
-        return f"{place.identifier}[{self.scalar.address(place, self._at(index, lane))}]"
-
-    def _at(self, index: tuple[Expr, ...], lane: int) -> tuple[Expr, ...]:
-        values = {self.var: num(self.first + lane)}
-        return tuple(fold(substitute(i, values), self.scalar.values) for i in index)
-
-    def _stride(self, tensor: str, index: tuple[Expr, ...]) -> int | None:
-        """Elements from each lane's place to the next lane's; None where that is no constant."""
-        total = 0
-        for i, stride in zip(index, self.scalar.places[tensor].strides, strict=True):
-            if self.moves(i):
-                known = affine(i)
-                if known is None:
-                    return None
-                total += known.coeff(self.var) * stride
-        return total
-
-    def _is_safe(self, load: Load) -> bool:
-        """Whether every lane's element exists, wanted or not."""
-        return not any(load.checked) and all(
-            self._is_inside(index, size)
-            for index, size in zip(load.index, self.scalar.places[load.tensor].shape, strict=True)
-        )
-
-    def _is_inside(self, index: Expr, size: int) -> bool:
-        if any(index == known and limit <= size for known, limit in self.sizes):
-            return True
-        known = range_of(fold(index, self.scalar.values), self.scalar.ranges)
-        return known is not None and known[0] >= 0 and known[1] < size
-
-    def _register(self, tensor: str, index: tuple[Expr, ...]) -> str:
-        known = [int(i.value) for i in index if isinstance(i, Const)]
-        if len(known) != len(index) or known[-1] % self.lanes or self.registers[tensor] != self.lanes:
-            raise NotVectorError
-        return register_name(self.scalar.places[tensor].identifier, known, self.lanes)
-
-    def _call(self, name: str, *args: str) -> str:
-        self.scalar.helper(name)
-        return f"{name}({', '.join(args)})"
-
-
-def _unconditional(expr: Expr) -> list[Load]:
-    """The loads that an expression reads whatever its conditions say."""
-    found, stack = list[Load](), [expr]
-    while stack:
-        match stack.pop():
-            case Load() as load:
-                found.append(load)
-                stack.extend(load.index)
-            case Select(cond=cond):
-                stack.append(cond)
-            case Op(kind=OpKind.LAND | OpKind.LOR, args=(x, _)):
-                stack.append(x)
-            case other:
-                stack.extend(children(other))
-    return found
-
-
-def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
-    """Bytes of the widest element among the vectors that a statement computes with; `dtype`: that of its tensor."""
-    plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype
-    widest = dtype.bytes
-    stack: list[Expr] = [] if plain_copy else [node.value]
-    while stack:
-        expr = stack.pop()
-        if var in axes_of(expr):
-            widest = max(widest, expr.dtype.compute.bytes)
-            if not isinstance(expr, Load):
-                stack.extend(children(expr))
-    return widest
-
-
-def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
-    """(first, lanes) of the vectors that cover a loop, of `least` to `lanes` lanes; iterations left over have one each.
-
-    `overlapping`: an iteration may run twice, so that the last vector reaches back.
-    """
-    found, first = [], 0
-    while first < extent:
-        rest = extent - first
-        size = min(lanes, 1 << (rest.bit_length() - 1))
-        while overlapping and size < lanes and (size < rest or size < least) and 2 * size <= extent:
-            size *= 2
-        if size < least:
-            size = 1
-        first = min(first, extent - size)
-        found.append((first, size))
-        first += size
-    return tuple(found)
 
 
 def _natural_bits(cond: Expr) -> int:

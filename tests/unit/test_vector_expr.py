@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import roller_svc
-from roller_svc.codegen.vector_expr import pieces
+from roller_svc.codegen.vector_loops import pieces
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse

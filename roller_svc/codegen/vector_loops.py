@@ -1,0 +1,87 @@
+"""Vector loops: how wide their vectors are, which cover their iterations, and what they read in any case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite
+from roller_svc.ir.schedule import Compute, Loop, Node, Scope, Storage
+
+
+def with_lanes(loop: Loop) -> Storage | None:
+    """A loop around a value of its own for each iteration → the loop inside a row of such values; None for others."""
+    if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.limit:
+        return None
+    lane = AxisRef(loop.var)
+
+    def indexed(expr: Expr) -> Expr:
+        if isinstance(expr, Load) and expr.tensor == storage.tensor:
+            return replace(expr, index=(lane,))
+        return expr
+
+    def moved(node: Node) -> Node | None:
+        match node:
+            case Compute(tensor=tensor, index=index, value=value):
+                place = (lane,) if tensor == storage.tensor else tuple(rewrite(i, indexed) for i in index)
+                return replace(node, index=place, value=rewrite(value, indexed))
+            case Storage(body=body):
+                inner = tuple(m for n in body if (m := moved(n)) is not None)
+                return replace(node, body=inner) if len(inner) == len(body) else None
+            case _:
+                return None
+
+    body = tuple(m for n in storage.body if (m := moved(n)) is not None)
+    if len(body) != len(storage.body):
+        return None
+    return replace(storage, shape=(loop.extent,), scope=Scope.REGISTER, body=(replace(loop, body=body),))
+
+
+def unconditional(expr: Expr) -> list[Load]:
+    """The loads that an expression reads whatever its conditions say."""
+    found, stack = list[Load](), [expr]
+    while stack:
+        match stack.pop():
+            case Load() as load:
+                found.append(load)
+                stack.extend(load.index)
+            case Select(cond=cond):
+                stack.append(cond)
+            case Op(kind=OpKind.LAND | OpKind.LOR, args=(x, _)):
+                stack.append(x)
+            case other:
+                stack.extend(children(other))
+    return found
+
+
+def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
+    """Bytes of the widest element among the vectors that a statement computes with; `dtype`: that of its tensor."""
+    plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype
+    widest = dtype.bytes
+    stack: list[Expr] = [] if plain_copy else [node.value]
+    while stack:
+        expr = stack.pop()
+        if var in axes_of(expr):
+            widest = max(widest, expr.dtype.compute.bytes)
+            if not isinstance(expr, Load):
+                stack.extend(children(expr))
+    return widest
+
+
+def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
+    """(first, lanes) of the vectors that cover a loop, of `least` to `lanes` lanes; iterations left over have one each.
+
+    `overlapping`: an iteration may run twice, so that the last vector reaches back.
+    """
+    found, first = [], 0
+    while first < extent:
+        rest = extent - first
+        size = min(lanes, 1 << (rest.bit_length() - 1))
+        while overlapping and size < lanes and (size < rest or size < least) and 2 * size <= extent:
+            size *= 2
+        if size < least:
+            size = 1
+        first = min(first, extent - size)
+        found.append((first, size))
+        first += size
+    return tuple(found)
