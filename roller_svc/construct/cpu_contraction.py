@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import EPSILONS, padded, within_padding
+from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.perf.cpu_contraction import kernel_cycles, lie, tiles_cycles
+from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, lie, rows_collide, tiles_cycles
 from roller_svc.perf.cpu_tile import Lie, few_panels
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -22,7 +22,7 @@ MAX_STEPS = 6
 MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
 # that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
-PANEL_OF_L2, BLOCK_OF_L2, BLOCK_OF_L3 = 0.2, 0.8, 0.5
+PANEL_OF_L2, BLOCK_OF_L2, BLOCK_OF_L3 = 0.2, 0.4, 0.5
 BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 
 
@@ -53,21 +53,8 @@ class CpuContraction:
         )
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        """Least cycles for the whole problem, edges included, of those within the tightest bound on padding.
-
-        Blocks at the edge are cut to the problem, so that only register tiles pad.
-        """
-        ordered = sorted(grown.large or grown.border, key=self._kernel_time)
-        for epsilon in EPSILONS:
-            fitting = [t for t in ordered if self._pads_within(t, epsilon)]
-            if len(fitting) >= MAX_BASES:
-                return fitting[:MAX_BASES]
-        return ordered[:MAX_BASES]
-
-    def _pads_within(self, thread: Tile, epsilon: float) -> bool:
-        p = self.problem
-        width = p.machine.unit.shape[-1]  # a register tile at the edge has as many rows and vectors as there are
-        return within_padding(padded(p.extent(p.n), width), at(thread, p.n), epsilon, width)
+        """Least cycles for the whole problem. Tiles at its edges have as many rows and vectors as there are."""
+        return sorted(grown.large or grown.border, key=self._kernel_time)[:MAX_BASES]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
@@ -161,7 +148,9 @@ class CpuContraction:
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.problem
         m, n = at(thread, p.m), at(thread, p.n)
-        return tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.extent(p.k)), 1 / m + 1 / n
+        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.extent(p.k))
+        collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
+        return cycles * (CONFLICT if collides else 1.0), 1 / m + 1 / n
 
     def _block_steps(self, extent: int, unit: int, room: int) -> Tile:
         """The axis cut in about equal blocks that a cache has room for, the largest few of them."""
@@ -175,9 +164,11 @@ class CpuContraction:
         depth = p.extent(p.k)
         room = int(self._panel_bytes() / (at(base.thread, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
-        if depth <= LONGEST_K or self._streams_a(p.extents, base):
-            # rows of A that are read where they lie are begun anew for each step: the longer the better
-            even.add(-(-depth // -(-depth // LONGEST_K)))
+        if depth <= LONGEST_K:
+            even.add(depth)
+        longest = -(-depth // -(-depth // LONGEST_K))
+        if self._streams_a(p.extents, base) and longest <= room:
+            return (longest,)  # rows of A that are read where they lie are begun anew for each step
         fitting = sorted(k for k in even if k <= room)
         return tuple(fitting[-3:] or [max(1, min(depth, room, K_STEPS[0]))])
 

@@ -6,6 +6,7 @@ terms, as ROLLER takes it, 0.31 and 37 % (design notes on the CPU back end).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roller_svc.perf.cpu_tile import Lie, few_panels
@@ -24,6 +25,11 @@ COPY_CYCLES = 1.5  # one vector from memory to a panel
 TURN_CYCLES = 3.0  # one vector of a block that is transposed: its shuffles, its store
 SCATTER_CYCLES = 1.5  # storing one element of C whose place is looked up
 START_CYCLES = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
+# Of a cycle for each load of a step beyond those that 8 x 48 has for its multiply-adds, and of the time that B's row
+# takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
+LOAD_COST, FREE_LOADS, L2_STREAM = 0.2, 0.45, 0.15
+SET_PERIOD, L1_WAYS = 4096, 8  # bytes after which addresses share a set of the first cache, lines that a set holds
+CONFLICT = 1.6  # 14 rows 16 KiB apart took so much longer than 8
 TASK_CYCLES = 600.0  # taking a task and its addresses
 EDGE_CYCLES = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
 HIDDEN = 0.5  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
@@ -94,7 +100,10 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
     cycles = 0.0
     for height, down in _cut(extents[0], tile[0]):
         for width, across in _cut(extents[1], tile[1]):
-            each = kernel_cycles(p.machine, height, -(-width // lanes))
+            vectors = -(-width // lanes)
+            each = kernel_cycles(p.machine, height, vectors)
+            each += LOAD_COST * max(0.0, height + vectors - FREE_LOADS * height * vectors)
+            each += L2_STREAM * width * p.elem_bytes / p.machine.staged_bytes_per_cycle
             cycles += down * across * (steps * CALL_CYCLES + depth * each)
     return cycles
 
@@ -113,8 +122,15 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same."""
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
     if lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(_at(launch.block, p.n), s.nr):
-        return b + _arrival_cycles(p, p.a, launch.block)
+        return b + _arrival_cycles(p, p.a, launch.block) * (CONFLICT if rows_collide(p, s.mr) else 1.0)
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
+
+
+def rows_collide(p: Problem, mr: int) -> bool:
+    """Whether rows of A that are read side by side push each other out of the first cache: one page apart, one set."""
+    row_bytes = p.a.tensors[0].access.dims[-1].size * p.elem_bytes
+    sets = SET_PERIOD // math.gcd(row_bytes, SET_PERIOD)
+    return -(-mr // sets) > L1_WAYS
 
 
 def _store(p: Problem, s: _Sizes) -> float:
