@@ -298,7 +298,9 @@ class CWalk(Walk):
             definition = f"static _Thread_local {type_} {static}[{count}] __attribute__((aligned(64)));"
             if definition not in self.statics:  # an unrolled loop declares it once for each of its rounds
                 self.statics.append(definition)
-            self.line(f"{type_} *const restrict {identifier} = {static};")
+            # its address kept from gcc, which would ask for it again, by a call, where registers run out
+            self.line(f"{type_} *restrict {identifier} = {static};")
+            self.line(f'__asm__("" : "+r"({identifier}));')
 
     def _as_registers(self, storage: Storage) -> bool:
         """Whether vector variables can hold it: a value type, rows of whole vectors, walked by vector loops."""
