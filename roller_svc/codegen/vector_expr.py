@@ -168,7 +168,8 @@ class Vector(Places):
         dtype = select.dtype.compute
         if not self.moves(select.cond):
             a, b = self.splat(self.piece(select.then)), self.splat(self.piece(select.otherwise))
-            return Piece(f"({self.scalar.value(select.cond)} ? {a} : {b})", dtype, wide=True)
+            type_ = self.type_of(dtype)  # the result of arithmetic has a type of its own, without our alignment
+            return Piece(f"({self.scalar.value(select.cond)} ? ({type_}){a} : ({type_}){b})", dtype, wide=True)
         a = self.splat(self._when(select.cond, holds=True).piece(select.then))
         b = self.splat(self._when(select.cond, holds=False).piece(select.otherwise))
         mask = self.mask(select.cond, dtype.bits)
