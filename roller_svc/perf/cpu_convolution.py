@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.cpu_contraction import CALL_CYCLES, TASK_CYCLES, kernel_cycles, source_bandwidth
-from roller_svc.perf.footprint import Tile
+from roller_svc.perf.cpu_contraction import CALL_CYCLES, LOAD_PORTS, TASK_CYCLES, kernel_cycles, source_bandwidth
 from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
@@ -21,6 +20,8 @@ STORE_CYCLES = 2.0  # a vector of results, through the epilogue
 ELEMENT_CYCLES = 1.0  # an element of a vector that is cut short
 ROW_CYCLES = 6.0  # a row of the window or of results: its loop, its addresses
 TAP_LOOP_CYCLES = 3.0  # one pass of the innermost loop over taps: counters that are set again
+ACROSS_LINES_CYCLES = 0.4  # a vector of pixels that a tap has moved across two cache lines
+BUSY_PORTS, CROWDED = 0.8, 1.2  # loads for that share of the multiply-adds' time delay some of those
 L2_STREAM = 0.25  # of the time that rows of a panel take from the second cache, what the micro-kernel does not hide
 
 
@@ -61,7 +62,7 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     )
 
 
-def window_room_bytes(mach: Machine) -> float:
+def _window_room_bytes(mach: Machine) -> float:
     return WINDOW_OF_L2 * mach.hw.block_level.capacity_bytes
 
 
@@ -71,7 +72,7 @@ def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
     names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
     block, thread = (dict(zip(places, tile, strict=True)) for tile in (launch.block, launch.thread))
     depth = image.depth if image.channels is None else min(image.depth, block[image.channels.name])
-    window = image.window(block, thread, depth, window_room_bytes(p.machine))
+    window = image.window(block, thread, depth, _window_room_bytes(p.machine))
     pixels = math.prod(thread[name] for name in names)
     filters = thread[image.filters.name]
     extents = [min(w, p.extents[places[name]]) for name, w in zip(names, window, strict=True)]
@@ -93,6 +94,10 @@ def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     mach, lanes = p.machine, p.machine.unit.shape[-1]
     depth = image.depth * image.taps
     row = kernel_cycles(mach, s.rows, s.vectors)
+    if (s.rows + s.vectors) / LOAD_PORTS > BUSY_PORTS * row:
+        row *= CROWDED
+    if not image.along_filters and image.slides[-1].taps > 1:
+        row += ACROSS_LINES_CYCLES * s.vectors
     inner = image.slides[-1].taps
     row += TAP_LOOP_CYCLES / inner if inner > 1 else 0.0
     width = (s.vectors * lanes if image.along_filters else s.rows) * p.elem_bytes
@@ -123,7 +128,7 @@ def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     length = last.reach(pixels)
     contiguous = image.phases(last) == 1 and image.is_contiguous
     run = _run_cycles(length, lanes, COPY_CYCLES) if contiguous else GATHER_CYCLES * length
-    source = source_bandwidth(p.machine, image_bytes(p)) / p.machine.cores / p.machine.clock_hz
+    source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
     return rows * s.channels * (ROW_CYCLES + run + length * p.elem_bytes / source)
 
 
@@ -131,15 +136,21 @@ def _run_cycles(length: int, lanes: int, each: float) -> float:
     return each * (length // lanes) + ELEMENT_CYCLES * min(length % lanes, 6)
 
 
-def image_bytes(p: Problem) -> int:
+def _image_bytes(p: Problem) -> int:
     return max(p.a.total_bytes, p.b.total_bytes)
 
 
 def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     lanes = p.machine.unit.shape[-1]
     filters = s.vectors * lanes if image.along_filters else s.rows
+    each = GATHER_CYCLES
+    if image.weights_contiguous:
+        each = 2.0 / lanes
+    elif image.weights_along_k and image.along_filters and not image.channels_last:
+        each = TURN_CYCLES / lanes
     count = s.panels * filters * s.channels * image.taps
-    return count * (2.0 / lanes if image.weights_contiguous else GATHER_CYCLES)
+    source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
+    return count * (each + p.elem_bytes / source)
 
 
 def _results(p: Problem, image: ImageSpace, s: _Sizes) -> float:
@@ -163,9 +174,3 @@ def _held_at(mach: Machine, task_bytes: int) -> float:
         if task_bytes <= cache.bytes_per_core // 2:
             return cache.bytes_per_s / mach.cores
     return mach.dram.bandwidth_bytes_per_s / mach.cores
-
-
-def sums_bytes(p: Problem, image: ImageSpace, block: Tile) -> int:
-    """Room for the sums of a task that has several steps."""
-    pixels = math.prod(e for e, axis in zip(block, p.space.axes, strict=True) if axis.role is AxisRole.PIXEL)
-    return pixels * block[p.n] * p.elem_bytes if p.n is not None else 0

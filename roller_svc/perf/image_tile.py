@@ -41,7 +41,8 @@ class ImageSpace:
     `along_filters`: vectors hold neighbouring filters, pixels are rows of the register tile; else vectors hold
     neighbouring pixels of the last slide, filters are rows. `channels_last`: the image's innermost dimension is k.
     `is_contiguous`: its neighbours along the last slide lie side by side. `weights_contiguous`, `filters_last`:
-    neighbouring filters do so among the weights, and among the results.
+    neighbouring filters do so among the weights, and among the results. `weights_along_k`: neighbouring taps, or
+    channels where there are no taps, do so among the weights.
     """
 
     space: TileSpace
@@ -52,6 +53,7 @@ class ImageSpace:
     channels_last: bool
     is_contiguous: bool
     weights_contiguous: bool
+    weights_along_k: bool
     filters_last: bool
     element_bytes: int
 
@@ -122,6 +124,7 @@ def image_space(space: TileSpace) -> ImageSpace | None:
         channels_last=_runs_along(images, () if channels is None else channels.members),
         is_contiguous=_runs_along(images, (pixels[-1],)),
         weights_contiguous=_runs_along(weights, filters.members),
+        weights_along_k=_runs_along(weights, tuple(taps) or (() if channels is None else channels.members)),
         filters_last=_runs_along([a for a in space.accesses if a.is_output], filters.members),
         element_bytes=space.compute_dtype.bytes,
     )
