@@ -232,9 +232,11 @@ def check_cpu_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
         assert program.thread[axis.name] == 1
     wide = [a for a in space.spatial if program.thread[a.name] > 1]
     assert len(wide) <= 1
-    if wide:
+    if wide and program.lanes > 1:  # lanes along the reduction: rows whose reductions go side by side
+        assert space.walks_rows
+        assert program.thread[wide[0].name] == 4 <= wide[0].extent
+    elif wide:
         assert wide[0].name == space.vector_axis
-        assert program.lanes == 1
         width = program.thread[wide[0].name]
         assert width in (lanes, 2 * lanes, 4 * lanes)
         assert width < wide[0].extent + lanes
