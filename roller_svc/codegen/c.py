@@ -12,6 +12,7 @@ from roller_svc.codegen.horizontal import HORIZONTAL, SHUFFLED, horizontal_name,
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.threads import THREADS, parameter
 from roller_svc.codegen.transpose import SHUFFLE, transpose_helper, transpose_name
 from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose, register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
@@ -22,11 +23,10 @@ from roller_svc.codegen.vector_places import NotVectorError
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, walk
-from roller_svc.ir.kernel import Buffer, LaunchSpec, Role, RuntimeCheck
+from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
     JoinLanes,
-    Let,
     Loop,
     LoopKind,
     Node,
@@ -46,25 +46,6 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
   if (__sync_bool_compare_and_swap(&status[0], 0, 1)) { status[1] = check; status[2] = i; }
   return 0;  // a place that exists: the caller reports the index and throws the result away
 }"""
-
-
-# What a parallel region may use: no more than the text was made for, the caller's OpenMP setting and affinity allow.
-THREADS = """#if defined(_OPENMP)
-int omp_get_max_threads(void);
-#if defined(__linux__)
-int sched_getaffinity(int, unsigned long, unsigned long *);
-#endif
-static int threads_i32(int most) {
-  int set = omp_get_max_threads(), allowed = 0;
-#if defined(__linux__)
-  unsigned long mask[16] = {0};  // 1024 processors
-  if (sched_getaffinity(0, sizeof mask, mask) == 0)
-    for (unsigned i = 0; i < sizeof mask / sizeof *mask; i++) allowed += __builtin_popcountl(mask[i]);
-#endif
-  if (allowed > 0 && allowed < set) set = allowed;
-  return set < most ? set : most;
-}
-#endif"""
 
 
 class _StaysArrayError(Exception):
@@ -414,60 +395,13 @@ def _emit(
     walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
-    parameters = ", ".join(_parameter(a) for a in args)
+    parameters = ", ".join(parameter(a) for a in args)
     linkage = "static " if setting.in_region else ""
     text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     return Function(
         text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.statics), walker.parallel,
         setting.in_region, tuple(scalar.checks[first_check:]),
     )  # fmt: skip
-
-
-def begun_by_one(tree: ScheduleTree) -> bool | None:
-    """How the threads of a region run it: one of them alone, as nothing in it is parallel (True), or together, as all
-    it does is in parallel loops (False). None: neither."""
-    nodes, parallel = list(tree.body), False
-    while nodes:
-        match nodes.pop():
-            case Let(body=body):
-                nodes += body
-            case Loop(kind=LoopKind.PARALLEL, extent=extent) if extent > 1:
-                parallel = True
-            case _ if parallel or any(_is_parallel(node) for node in descend(tree.body)):
-                return None
-            case _:
-                return True
-    return False
-
-
-def _is_parallel(node: Node) -> bool:
-    return isinstance(node, Loop) and node.kind is LoopKind.PARALLEL and node.extent > 1
-
-
-def region(
-    name: str, launches: tuple[LaunchSpec, ...], serial: frozenset[str], args: tuple[Buffer, ...], cores: int
-) -> str:
-    """A function that runs the launches one after the other in one parallel region, those named in `serial` on one
-    thread: threads begin once, and meet at the end of each loop."""
-    sizes = {a.symbol: a.bytes for a in args}
-    lines = [f"  #pragma omp parallel num_threads(threads_i32({cores}))", "  {"]
-    for launch in launches:
-        if launch.zeroed:
-            lines += ["    #pragma omp single", "    {"]
-            lines += [f"      __builtin_memset({symbol}, 0, {sizes[symbol]});" for symbol in launch.zeroed]
-            lines += ["    }"]
-        if launch.name in serial:
-            lines.append("    #pragma omp single")
-        lines.append(f"    {launch.name}({', '.join(launch.args)});")
-    parameters = ", ".join(_parameter(a) for a in args)
-    return f"void {name}({parameters}) {{\n" + "\n".join(lines) + "\n  }\n}\n"
-
-
-def _parameter(buffer: Buffer) -> str:
-    if buffer.role is Role.STATUS:
-        return "long long *status"
-    const = "const " if buffer.role is Role.INPUT else ""
-    return f"{const}{dialects.C.storage_type(buffer.dtype)} *restrict {buffer.symbol}"
 
 
 def preamble(functions: tuple[Function, ...]) -> str:

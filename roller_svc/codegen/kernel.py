@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.codegen import c, cuda
+from roller_svc.codegen import c, cuda, threads
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Place
 from roller_svc.errors import InvariantError
@@ -112,8 +112,8 @@ def _emit_c(
         texts += [f.text for f in found]
         if len(made) > 1 and found[0].in_region:
             args = _union(made, buffers)
-            serial = frozenset(tree.name for part in program.parts for tree in part.trees if c.begun_by_one(tree))
-            texts.append(c.region(program.name, made, serial, args, hw.num_cores))
+            serial = frozenset(tree.name for part in program.parts for tree in part.trees if threads.begun_by_one(tree))
+            texts.append(threads.region(program.name, made, serial, args, hw.num_cores))
             made = (LaunchSpec(program.name, tuple(a.symbol for a in args)),)
         launches += made
     text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(texts)
@@ -132,7 +132,7 @@ def _c_launches(
 ) -> tuple[list[c.Function], tuple[LaunchSpec, ...]]:
     """A function for each tree: for the threads of one region, where all of several trees are made for that."""
     trees = [(tree, part) for part in program.parts for tree in part.trees]
-    alone = [c.begun_by_one(tree) for tree, _ in trees]
+    alone = [threads.begun_by_one(tree) for tree, _ in trees]
     together = len(trees) > 1 and None not in alone and False in alone
     setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=together)
     functions: list[c.Function] = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from handwritten import add, cuda_scale, gather, row_sums_doubled
 
-from roller_svc.codegen.c import THREADS
+from roller_svc.codegen.threads import THREADS
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError, LaunchError
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec
 from roller_svc.runtime.binding import aligned_empty
