@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, substitute
+from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import Branch, Compute, JoinLanes, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.lower.column_walk_cpu import column_walk
 from roller_svc.lower.guards import without_guards_inside
+from roller_svc.lower.kept_values_cpu import Kept, kept_values
 from roller_svc.lower.outer_loops_cpu import Together, outer_loops
 from roller_svc.lower.place_cpu import Placing, placed_joints
 from roller_svc.lower.prefetch_cpu import Stream, streams
+from roller_svc.lower.row_quotients_cpu import row_quotient
 from roller_svc.lower.rows import (
     RowReads,
     acc_name,
@@ -45,12 +47,15 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     if is_vector and side_by_side is not None and walks_columns(group.space):
         return (ScheduleTree(group.name, column_walk(group, program, side_by_side)),)
     native = min(program.lanes, program.unit.shape[-1])
-    walked = streams(group, hw) if not is_vector or side_by_side == _last_wide(group) else {}
+    along_memory = not is_vector or side_by_side == _last_wide(group)
+    walked = streams(group, hw) if along_memory else {}
+    kept = kept_values(group) if along_memory else {}
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
         if not is_vector and width == 1:  # one row alone, in no loop over rows
             at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
-        return _Rows(group, at, is_vector, width, program.lanes, native, walked, hw.dram.transaction_bytes).nodes()
+        line_bytes = hw.dram.transaction_bytes
+        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, line_bytes).nodes()
 
     if side_by_side is None:
         return (ScheduleTree(group.name, outer_loops(group, program, None, rows)),)
@@ -84,6 +89,7 @@ class _Rows:
     lanes: int
     native: int  # lanes of one vector register
     walked: dict[str, tuple[Stream, ...]]  # what each statement streams through, by its output
+    kept: dict[str, Kept]  # what waits of each reduction, by its output
     line_bytes: int
 
     def nodes(self) -> tuple[Node, ...]:
@@ -165,39 +171,59 @@ class _Rows:
             index = tuple(reads.apply(i) for i in statement.index)
             nodes += self._across(Compute(statement.output, index, value))
             if self.is_vector:
-                nodes += self._ahead(statement, self.width, self.at, to_memory=True)
+                mine = self.walked.get(statement.output, ())
+                here = [s for s in mine if s.for_write or not is_reduction(statement)]
+                nodes += self._ahead(here, self.width, self.at)
         return nodes
 
     def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         """A map over inner axes: of rows, one after the other."""
+        kept = next((k for k in self.kept.values() if k.map_ is statement), None)
+        body = statement.body if kept is None else kept.body
+        if self.is_vector:
+            return self._stores(statement, body, reads)
+        reciprocal = f"{statement.output}.reciprocal"
+        quotient = row_quotient(body, frozenset(a.name for a in inner), reciprocal)
+        if quotient is None:
+            return list(self._across(*self._stores(statement, body, reads)))
+        products = (
+            Compute(reciprocal, (), reads.apply(quotient.inverse)),
+            *self._stores(statement, quotient.body, reads),
+        )
+        inverted = replace(register(reciprocal, quotient.dtype), body=products)
+        quotients = tuple(self._stores(statement, body, reads))
+        return list(self._across(Branch(reads.apply(quotient.is_safe), (inverted,), quotients)))
+
+    def _stores(self, statement: TensorExpr, body: Expr, reads: RowReads) -> list[Node]:
+        """Loops over the inner axes that put what `body` says in place."""
+        inner = inner_axes(statement, self.group.outer)
 
         def store(at: dict[str, Expr]) -> tuple[Node, ...]:
             place = reads.with_axes(at)
             index = tuple(place.apply(i) for i in statement.index)
-            return (Compute(statement.output, index, converted(place.apply(statement.body), statement)),)
+            return (Compute(statement.output, index, converted(place.apply(body), statement)),)
 
         if self._lanes_of(statement) == 1:
-            return self._around(inner, list(self._across(*store({a.name: ref(a.name) for a in inner}))))
-        pieces = [*self._pieces(statement, inner, store), *self._remainder(statement, inner, store)]
-        return list(self._across(*pieces))
+            here = store({a.name: ref(a.name) for a in inner})
+            return self._around(inner, list(self._across(*here) if self.is_vector else here))
+        return [*self._pieces(statement, inner, store), *self._remainder(statement, inner, store)]
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine = statement.combine or Combine.SUM
         acc, lanes = acc_name(statement.output), self._lanes_of(statement)
         start = identity(combine, statement.accumulator)
         if lanes == 1:
-            value = reads.with_axes({a.name: ref(a.name) for a in inner}).apply(statement.body)
-            join = Compute(acc, self._row_index, value, combine)
+            here = reads.with_axes({a.name: ref(a.name) for a in inner})
+            join = self._join(statement, here, acc, self._row_index)
             first = Compute(acc, self._row_index, start)
-            return [*self._across(first), *self._around(inner, list(self._across(join)))]
+            return [*self._across(first), *self._around(inner, list(self._across(*join)))]
         place = (*self._row_index, ref(LANE))
 
         def join_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
-            return (Compute(acc, place, reads.with_axes(at).apply(statement.body), combine),)
+            return self._join(statement, reads.with_axes(at), acc, place)
 
         def join_total(at: dict[str, Expr]) -> tuple[Node, ...]:
-            value = reads.with_axes(at).apply(statement.body)
-            return (Compute(f"{acc}.total", self._row_index, value, combine),)
+            return self._join(statement, reads.with_axes(at), f"{acc}.total", self._row_index)
 
         return [
             *self._across(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
@@ -205,6 +231,19 @@ class _Rows:
             *self._across(*self._fold_lanes(acc, lanes, combine, statement.accumulator)),
             *self._remainder(statement, inner, join_total),
         ]
+
+    def _join(self, statement: TensorExpr, here: RowReads, to: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+        """A point's value joined to an accumulator, and the part of it that waits put where it does."""
+        combine = statement.combine or Combine.SUM
+        kept = self.kept.get(statement.output)
+        if kept is None:
+            return (Compute(to, index, here.apply(statement.body), combine),)
+        body = rewrite(statement.body, lambda node: kept.waiting if node == kept.value else node)
+        waiting = tuple(here.apply(i) for i in kept.index)
+        return (
+            Compute(kept.map_.output, waiting, here.apply(kept.value)),
+            Compute(to, index, here.apply(body), combine),
+        )
 
     def _search(self, placing: Placing, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         """Both reductions of a joint, in one pass."""
@@ -243,28 +282,36 @@ class _Rows:
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
         across = self._across if is_reduction(statement) else _alone
+        walked = self._in_pieces(statement)
         nodes: list[Node] = []
         if full := last.extent // lanes:
             piece = ref(f"{last.name}.piece")
             here = {**at, last.name: add(mul(piece, num(lanes)), ref(LANE))}
             vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, visit(here)))
-            hints = self._ahead(statement, lanes, {**self.at, **here}, to_memory=not is_reduction(statement))
+            hints = self._ahead(walked, lanes, {**self.at, **here})
             nodes.append(Loop(piece.name, full, LoopKind.SERIAL, across(vector, *hints)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
             here = {**at, last.name: add(num(done), ref(LANE))}
-            hints = self._ahead(statement, vectors, {**self.at, **here}, to_memory=not is_reduction(statement))
+            hints = self._ahead(walked, vectors, {**self.at, **here})
             nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *hints)
         return self._around(rest, nodes)
 
-    def _ahead(self, statement: TensorExpr, lanes: int, at: dict[str, Expr], *, to_memory: bool) -> list[Node]:
-        """Hints for what the statement streams through, as much of it as `lanes` neighbours take: where they are
-        written to memory (`to_memory`), where they are read, or, in a map, both."""
-        here = [
-            s for s in self.walked.get(statement.output, ())
-            if not is_reduction(statement) or s.for_write is to_memory
-        ]
-        return [hint for stream in here for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
+    def _ahead(self, walked: Iterable[Stream], lanes: int, at: dict[str, Expr]) -> list[Node]:
+        """Hints for what is streamed through, as much of it as `lanes` neighbours take."""
+        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
+
+    def _in_pieces(self, statement: TensorExpr) -> list[Stream]:
+        """What the pieces of a statement are the first to touch: of a reduction what it reads, and what waits."""
+        mine = self.walked.get(statement.output, ())
+        if not is_reduction(statement):
+            waits = any(kept.map_ is statement for kept in self.kept.values())
+            return [s for s in mine if not (s.for_write and waits)]
+        found = [s for s in mine if not s.for_write]
+        if (kept := self.kept.get(statement.output)) is not None:
+            places = self.walked.get(kept.map_.output, ())
+            found += [replace(s, index=kept.index) for s in places if s.for_write]
+        return found
 
     def _remainder(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
         """Loops over what is less than a vector at the end of the innermost axis."""
