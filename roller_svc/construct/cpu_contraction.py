@@ -22,7 +22,7 @@ MAX_STEPS = 6
 MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
 # that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
-PANEL_OF_L2, BLOCK_OF_L2, BLOCK_OF_L3 = 0.2, 0.4, 0.5
+PANEL_OF_L2, BLOCK_OF_L3 = 0.2, 0.5
 BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 
 
@@ -60,11 +60,9 @@ class CpuContraction:
         p = self.problem
         axes = {} if p.k is None else {p.k: self._k_steps(base)}
         depth = min(axes[p.k]) if p.k is not None else 1
-        for axis, capacity_bytes in ((p.m, self._block_of_a_bytes()), (p.n, self._block_of_b_bytes())):
+        columns = int(self._block_of_b_bytes() / (depth * p.elem_bytes))
+        for axis, room in ((p.m, p.extent(p.m)), (p.n, columns)):
             if axis is not None:
-                room = int(capacity_bytes / (depth * p.elem_bytes))
-                if axis == p.m and self._streams_a(p.extents, base):
-                    room = p.extents[axis]
                 axes[axis] = self._block_steps(p.extents[axis], base.thread[axis], room)
         return Stage(
             level=p.machine.hw.block_level.name,
@@ -91,8 +89,6 @@ class CpuContraction:
         last = mach.caches[0]
         if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > self._panel_bytes():
             return f"{mach.hw.block_level.name} panel"
-        if self._block_bytes(block, p.m) > self._block_of_a_bytes() and not self._streams_a(block, base):
-            return f"{mach.hw.block_level.name} block"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
         if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
@@ -100,15 +96,12 @@ class CpuContraction:
         return ""
 
     def _streams_a(self, block: Tile, base: Base) -> bool:
-        """Whether A is read where it lies: then no cache needs to hold a block of it."""
+        """Whether A is read where it lies."""
         p = self.problem
         return lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(at(block, p.n), at(base.thread, p.n))
 
     def _panel_bytes(self) -> float:
         return PANEL_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
-
-    def _block_of_a_bytes(self) -> float:
-        return BLOCK_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
 
     def _block_of_b_bytes(self) -> float:
         mach = self.problem.machine

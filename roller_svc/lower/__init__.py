@@ -46,7 +46,7 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         if program.space.role(AxisRole.PIXEL):
             return lower_convolution_cpu(group, program, hw)
         if family is Family.CPU:
-            return lower_contraction_cpu(group, program)
+            return lower_contraction_cpu(group, program, hw)
         return lower_contraction_gpu(group, program, hw)
     if family is Family.CPU:
         planes = plane_space(group)

@@ -1,17 +1,19 @@
 """Contraction group and its rProgram → schedule tree for a CPU: packed blocks around a register micro-kernel.
 
-A task owns an MC x NC tile of C. For every KC step it packs A into panels of MR rows and B into panels of NR columns,
-unless A is read where it lies, then runs the micro-kernel over all pairs of panels. Sums that are the output grow in
-the output; others stay in a tile of their own, in the accumulator's type, until the last step.
+A task owns a tile of C. For every step along k it packs B into panels of NR columns; then A, in blocks of rows that
+L2 has room for, into panels of MR rows, unless A is read where it lies; and runs the micro-kernel over all pairs of
+panels. Sums that are the output grow in the output; others stay in a tile of their own, in the accumulator's type, until
+the last step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, ceil_div, equal, least, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, div, equal, least, mul, num, ref, sub
 from roller_svc.ir.expr import AxisRef, Expr, Load, substitute
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -30,15 +32,22 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, Packing, Panels, in_panel
-from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, reads_a_straight
+from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, reads_a_straight, rows_at_once
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
-STEP = "k.step"
+STEP, BLOCK = "k.step", "m.block"
 
 
-def lower_contraction_cpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower_contraction_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, each a blocked contraction."""
-    return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, cpu_operands(group)).tasks()),)
+    view, l2_bytes = View.of(group, program), hw.block_level.capacity_bytes
+    return (ScheduleTree(group.name, _Blocked(view, program, cpu_operands(group), l2_bytes).tasks()),)
+
+
+def _begun(panels: Panels, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes where panels begin at number `first` of their axis, as many as fit of those that are `left`."""
+    nodes = (Let(f"{panels.role}.panels", least(num(panels.count), left), nodes),)
+    return (Let(f"{panels.role}.first", mul(first, num(panels.size)), nodes),)
 
 
 def _padded(extent: int, tile: int) -> int:
@@ -50,6 +59,7 @@ class _Blocked:
     view: View
     program: RProgram
     lies: tuple[CpuOperand, CpuOperand]
+    l2_bytes: int
 
     # tile sizes -----------------------------------------------------------------------------------------------------
     @property
@@ -58,9 +68,17 @@ class _Blocked:
 
     @property
     def rows(self) -> Panels:
-        m = self.view.m
-        size = self.program.thread[m.name]
-        return Panels(m, self.program.block[m.name] // size, size, 0)
+        """Of one block of A; of the whole task where A is not packed."""
+        m, size = self.view.m, self.program.thread[self.view.m.name]
+        task = self.program.block[m.name]
+        if not self.a_is_straight:
+            task = rows_at_once(task, size, self.kc, self.view.dtype.bytes, self.l2_bytes)
+        return Panels(m, task // size, size, 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows that a task works on one after the other."""
+        return ceil_div(self.program.block[self.view.m.name], self.rows.count * self.rows.size)
 
     @property
     def columns(self) -> Panels:
@@ -94,20 +112,16 @@ class _Blocked:
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
         k_left = least(num(self.kc), sub(num(view.k.extent), ref(K_FIRST)))
-        step: tuple[Node, ...] = (*self._packing(), *self._multiply())
+        step: tuple[Node, ...] = (*self._packed_b(), *self._over_blocks())
         step = (Let(K_COUNT, k_left if view.k.extent % self.kc else num(self.kc), step),)
         step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
         nodes: tuple[Node, ...] = (Loop(STEP, self.steps, LoopKind.SERIAL, step),)
         nodes = self._storages(nodes)
+        columns = self.columns
+        left = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
+        nodes = _begun(columns, mul(ref("n.task"), num(columns.count)), left, nodes)
         for panels in (self.columns, self.rows):
-            role, count, size = panels.role, panels.count, panels.size
-            left = sub(num(ceil_div(panels.axis.extent, size)), mul(ref(f"{role}.task"), num(count)))
-            nodes = (
-                Let(f"{role}.first", mul(ref(f"{role}.task"), num(count * size)),
-                    (Let(f"{role}.panels", least(num(count), left), nodes),)),
-            )  # fmt: skip
-        for panels in (self.columns, self.rows):
-            tasks = ceil_div(panels.axis.extent, panels.count * panels.size)
+            tasks = ceil_div(panels.axis.extent, self.program.block[panels.axis.name])
             nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
@@ -119,7 +133,7 @@ class _Blocked:
         if not self.a_is_straight:
             rooms.append((PACKED_A, (rows.count, self.kc, rows.size)))
         if not self.in_place:
-            panels = (rows.count, columns.count) if self.steps > 1 else (1, 1)
+            panels = (self.blocks * rows.count, columns.count) if self.steps > 1 else (1, 1)
             rooms.append((TILE_C, (*panels, rows.size, columns.size)))
         elif columns.tail % self.lanes:
             rooms.append((EDGE_C, (rows.size, columns.fill)))
@@ -127,12 +141,21 @@ class _Blocked:
             nodes = (Storage(name, self.view.dtype, shape, Scope.STACK, nodes),)
         return nodes
 
-    def _packing(self) -> tuple[Node, ...]:
-        view, (a, b) = self.view, self.lies
-        nodes = self._packed(PACKED_B, view.factors.b, b).nodes(self.columns)
+    def _packed_b(self) -> tuple[Node, ...]:
+        return self._packed(PACKED_B, self.view.factors.b, self.lies[1]).nodes(self.columns)
+
+    def _over_blocks(self) -> tuple[Node, ...]:
+        """Block after block of A, packed and multiplied by all panels of B."""
+        nodes, rows = self._multiply(), self.rows
         if not self.a_is_straight:
-            nodes = (*nodes, *self._packed(PACKED_A, view.factors.a, a).nodes(self.rows))
-        return nodes
+            nodes = (*self._packed(PACKED_A, self.view.factors.a, self.lies[0]).nodes(rows), *nodes)
+        of_task = self.program.block[self.view.m.name] // rows.size
+        task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
+        nodes = _begun(rows, add(task, block), sub(ref("m.all"), block), nodes)
+        blocks = div(add(ref("m.all"), num(rows.count - 1)), rows.count)
+        nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
+        left = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
+        return (Let("m.all", least(num(of_task), left), nodes),)
 
     def _packed(self, room: str, factor: Expr, operand: CpuOperand) -> Packing:
         return Packing(room, factor, operand, self.view.k, self.kc, self.lanes, self.view.dtype)
@@ -166,7 +189,9 @@ class _Blocked:
         return (*self._micro_kernel(height, width).nodes(edge), *self._edge_stored(height, width, fresh))
 
     def _tile_panel(self) -> tuple[Expr, Expr]:
-        return (ref("m.panel"), ref("n.panel")) if self.steps > 1 else (num(0), num(0))
+        if self.steps == 1:
+            return num(0), num(0)
+        return add(mul(ref(BLOCK), num(self.rows.count)), ref("m.panel")), ref("n.panel")
 
     def _output(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
         m, n = self.view.m.members[0].name, self.view.n.members[0].name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_tile import Lie, few_panels
+from roller_svc.perf.cpu_tile import Lie, few_panels, rows_at_once
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
@@ -87,11 +87,13 @@ def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
 
 
 def _kernel(p: Problem, s: _Sizes) -> float:
-    """Calls and what they multiply, with B's panels from where they lie: each comes once for a step."""
+    """Calls and what they multiply, with B's panels from where they lie: each comes once for a step and block of A."""
     mach = p.machine
     cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
     block_of_b = s.columns * s.kc * p.elem_bytes
-    return cycles + HIDDEN * s.steps * block_of_b / (_held_at(mach, block_of_b) / mach.clock_hz)
+    l2_bytes = mach.hw.block_level.capacity_bytes
+    sweeps = s.steps * -(-s.rows // rows_at_once(s.rows, s.mr, s.kc, p.elem_bytes, l2_bytes))
+    return cycles + HIDDEN * sweeps * block_of_b / (_held_at(mach, block_of_b) / mach.clock_hz)
 
 
 def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:

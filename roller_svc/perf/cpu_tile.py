@@ -16,6 +16,8 @@ from roller_svc.ir.program import TensorType
 
 # Register tiles along the other axis up to which rows of A are read where they lie: a copy would be used too seldom.
 STRAIGHT_PANELS = 2
+# Share of L2 that the packed rows of A may fill; the rest is for panels of B, C and the system.
+BLOCK_OF_L2 = 0.4
 
 
 class Lie(Enum):
@@ -70,6 +72,14 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
         for name, c in part.coeffs:
             total[name] = total.get(name, 0) + c * math.prod(shape[d + 1 :])
     return Affine(tuple(total.items()))
+
+
+def rows_at_once(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) -> int:
+    """Rows of A that a task packs for one sweep over its panels of B: whole register tiles, in about equal blocks that
+    L2 has room for (mc of Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008)."""
+    panels = math.ceil(rows / mr)
+    room = max(1, int(BLOCK_OF_L2 * l2_bytes / (mr * kc * elem_bytes)))
+    return math.ceil(panels / math.ceil(panels / room)) * mr
 
 
 def reads_a_straight(a: CpuOperand, nc: int, nr: int) -> bool:

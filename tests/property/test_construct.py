@@ -23,6 +23,7 @@ from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.cpu_tile import rows_at_once
 from roller_svc.perf.cpu_window import staged_bytes
 from roller_svc.perf.footprint import footprint
 from roller_svc.perf.map_tile import is_map, map_space
@@ -216,8 +217,8 @@ def check_cpu_contraction(group: KernelGroup, program: RProgram, hw: HardwareSpe
     assert 1 <= kc <= k.extent
     l2 = hw.block_level
     assert kc * nr * size <= 0.2 * l2.capacity_bytes
-    streamed = program.block[n.name] <= 2 * nr  # A may be read where it lies: no cache holds a block of it
-    assert streamed or program.block[m.name] * kc * size <= 0.8 * l2.capacity_bytes
+    at_once = rows_at_once(program.block[m.name], mr, kc, size, l2.capacity_bytes)
+    assert at_once == mr or at_once * kc * size <= 0.4 * l2.capacity_bytes
     assert program.block[m.name] < m.extent + mr
     assert program.block[n.name] < n.extent + nr
 
