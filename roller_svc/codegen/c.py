@@ -12,8 +12,10 @@ from roller_svc.codegen.horizontal import HORIZONTAL, SHUFFLED, horizontal_name,
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.streaming import STORES_DONE
 from roller_svc.codegen.threads import THREADS, parameter
 from roller_svc.codegen.transpose import SHUFFLE, transpose_helper, transpose_name
+from roller_svc.codegen.turns import as_bits, turn_helper
 from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose, register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
 from roller_svc.codegen.vector_helpers import SCALAR_BYTES, c_helper, library_of, vector_typedefs
@@ -124,7 +126,7 @@ class CWalk(Walk):
             if each.extent == 1:
                 self.scalar.values[each.var] = 0
         if not wide:
-            self.nodes(chain[-1].body)
+            self._task(chain[-1].body)
         else:
             self.parallel = True
             if self.setting.in_region:
@@ -140,8 +142,15 @@ class CWalk(Walk):
                     if each is not wide[0]:
                         text = f"{text} % {each.extent}"
                     self.line(f"const long {self.names.of(each.var)} = {text};")
-                self.nodes(chain[-1].body)
+                self._task(chain[-1].body)
         self.scalar.values, self.scalar.ranges = saved
+
+    def _task(self, nodes: tuple[Node, ...]) -> None:
+        """Before a thread meets the others, its stores past the caches are done."""
+        self.nodes(nodes)
+        if any(isinstance(node, Compute) and node.streamed for node in descend(nodes)):
+            self.scalar.helpers["stores_done"] = None
+            self.line("stores_done();")
 
     def _vector_loop(self, loop: Loop) -> None:
         if (row := with_lanes(loop)) is not None:
@@ -243,13 +252,26 @@ class CWalk(Walk):
         self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
 
     def transpose(self, node: Transpose) -> None:
-        dtype, lanes = node.source.dtype, self.lanes(node.source.dtype)
-        square = f"transpose_{vector_type(dtype, lanes)}"
-        name = square if node.rows is None else transpose_name(node.rows, dtype, lanes)
-        self.scalar.helpers[name] = None
-        target = self.element(node.tensor, self.scalar.places[node.tensor], node.index)
+        dtype = as_bits(node.source.dtype)
+        lanes = node.lanes or self.lanes(dtype)
+        type_, cast = vector_type(dtype, lanes), ""
+        if dtype is not node.source.dtype:
+            cast = f"({self.dialect.storage_type(dtype)} *)"
+        target = f"{cast}&{self.element(node.tensor, self.scalar.places[node.tensor], node.index)}"
         source = self.element(node.source.tensor, self.scalar.places[node.source.tensor], node.source.index)
-        self.line(f"{name}(&{target}, {node.stride}, &{source}, {node.source_stride});")
+        source = f"{cast}&{source}"
+        strides = (str(node.stride), str(node.source_stride))
+        if node.columns is not None:
+            name, args = f"deal{node.columns}_{type_}", [target, strides[0], source]
+        elif node.rows is not None and node.along is not None:
+            name, args = f"weave{node.rows}_{type_}", [target, source, strides[1]]
+        else:
+            name = f"turn_{type_}" if dtype.bytes < 4 else f"transpose_{type_}"
+            if node.rows is not None:
+                name = transpose_name(node.rows, dtype, lanes)
+            args = [target, strides[0], source, strides[1]]
+        self.scalar.helpers[name] = None
+        self.line(f"{name}({', '.join(args)});")
 
     # storage --------------------------------------------------------------------------------------------------------
     def declare(self, storage: Storage) -> None:
@@ -413,7 +435,7 @@ def preamble(functions: tuple[Function, ...]) -> str:
     helpers = [_helper_text(name) for name in names]
     if types := vector_typedefs("\n".join([*helpers, *(f.text for f in functions)])):
         parts.append(types)
-    if any(re.match(r"transpose\d", name) for name in names):
+    if any(re.match(r"transpose\d|deal|weave|turn_", name) for name in names):
         parts.append(SHUFFLE)
     if any(name.startswith("join_") for name in names):
         parts.append(SHUFFLED)
@@ -428,12 +450,17 @@ def preamble(functions: tuple[Function, ...]) -> str:
 
 def _helper_text(name: str) -> str:
     base, _, type_ = name.partition("_v")
+    if name == "stores_done":
+        return STORES_DONE
     if base.startswith("join_"):
         return horizontal_text(name, dialects.C)
     if base == "transpose":
         short, lanes = type_.split("x")
-        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
+        dtype = next(d for d in DType if dialects.SHORT.get(d) == short)
         return block_transpose(name, dtype, int(lanes))
+    if re.fullmatch(r"turn|deal\d+|weave\d+", base):
+        short, lanes = type_.split("x")
+        return turn_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
     if base.startswith("transpose"):
         short, lanes = type_.split("x")
         dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)

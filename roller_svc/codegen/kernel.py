@@ -197,7 +197,7 @@ def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
     """The buffers a launch touches, in the order of `buffers`."""
     touched: set[str] = set()
     for node in descend(tree.body):
-        if isinstance(node, Compute):
+        if isinstance(node, Compute | Transpose):
             touched.add(node.tensor)
         for expr in _exprs(node):
             touched.update(n.tensor for n in walk(expr) if isinstance(n, Load))

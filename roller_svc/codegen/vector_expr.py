@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.scalar import LIBRARY, OURS, Place
+from roller_svc.codegen.streaming import is_streamable
 from roller_svc.codegen.vector_helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED
 from roller_svc.codegen.vector_loops import unconditional
 from roller_svc.codegen.vector_math import has_function
@@ -73,9 +74,12 @@ class Vector(Places):
         return f"{target} = {self.stored(Op(kind, (old, value), place.dtype), place.dtype)};"
 
     def _assigned(self, node: Compute, value: str) -> str:
-        if self.stride(node.tensor, node.index) == 1:
-            return f"{self.element(node.tensor, node.index)} = {value};"
         place = self.scalar.places[node.tensor]
+        if self.stride(node.tensor, node.index) == 1:
+            target = self.element(node.tensor, node.index)
+            if node.streamed and is_streamable(place.dtype, self.lanes):
+                return f"{self.call(f'stream_{self.type_of(place.dtype)}', f'&{target}', value)};"
+            return f"{target} = {value};"
         if node.tensor in self.registers or self.lanes > MAX_WRITTEN_OUT or any(node.checked):
             raise NotVectorError
         name = "r_f32"  # no name of a program ends like this

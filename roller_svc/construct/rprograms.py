@@ -11,6 +11,7 @@ from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.convolution import convolution_spaces
 from roller_svc.construct.cpu_contraction import CpuContraction
 from roller_svc.construct.cpu_convolution import CpuConvolution
+from roller_svc.construct.cpu_layout import cpu_layout
 from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
@@ -33,6 +34,7 @@ from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import operands
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.mma_contraction import LEAST_STAGES
 from roller_svc.perf.model import Model
 from roller_svc.perf.plane_tile import plane_space
@@ -144,7 +146,9 @@ def _limit(unit: ComputeUnit) -> int:
 def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
     is_staged = group.factors is not None and hw.family is not Family.CPU
     prepared = problem(group.space, hw, unit, operands(group) if is_staged else None)
-    return replace(prepared, planes=plane_space(group)) if hw.family is Family.CPU else prepared
+    if hw.family is not Family.CPU:
+        return prepared
+    return replace(prepared, planes=plane_space(group), layout=layout_space(group, hw))
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
@@ -187,6 +191,8 @@ def _rules(group: KernelGroup, p: Problem) -> Rules:
         return CpuContraction(p)
     if p.planes is not None:
         return cpu_window(p, p.planes)
+    if p.layout is not None:
+        return cpu_layout(p, p.layout)
     return cpu_nest(p, serial=group.kind is GroupKind.SCATTER)
 
 
@@ -268,5 +274,6 @@ def _rprogram(p: Problem, shape: Shape) -> RProgram:
     block, thread = touched.rtile(shape.block), touched.rtile(shape.base.thread)
     way = shape.pipeline
     return RProgram(
-        p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k, way.stages, way.raster, way.stream_k
+        p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k, way.stages, way.raster, way.stream_k,
+        way.streamed,
     )

@@ -28,6 +28,7 @@ class Pipeline:
     stages: int = 1
     raster: int = 1
     stream_k: int = 0
+    streamed: bool = False
 
 
 PLAIN = Pipeline()

@@ -52,6 +52,7 @@ class RProgram:
     `raster`: tile rows that blocks walk together, so that those at work at once share operands in the last cache.
     `stream_k`: blocks that share all steps of all tiles evenly (stream-K), a tile's parts joined by a second launch;
     0: a block computes whole tiles.
+    `streamed`: results go past the caches (a CPU's non-temporal stores).
     """
 
     space: TileSpace
@@ -63,6 +64,7 @@ class RProgram:
     stages: int = 1
     raster: int = 1
     stream_k: int = 0
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:

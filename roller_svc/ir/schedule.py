@@ -74,7 +74,8 @@ class Storage:
 class Compute:
     """tensor[index] = value, or, with `combine`, joined to what is there. `atomic`: other threads may write it too.
 
-    `checked[d]`: dimension d comes from data; out of range, nothing is written and the status says so.
+    `checked[d]`: dimension d comes from data; out of range, nothing is written and the status says so. `streamed`:
+    vectors of it go past the caches, where the machine can do that: nobody reads them soon.
     """
 
     tensor: str
@@ -83,6 +84,7 @@ class Compute:
     combine: Combine | None = None
     atomic: bool = False
     checked: tuple[bool, ...] = ()
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,13 @@ class JoinLanes:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A block of `rows` (None: as many as a vector has lanes) by lanes, turned on its way through vector registers.
+    """A block of `rows` by `columns` (None: as many as a vector has lanes), turned on its way through vector registers.
 
     Element j of row i comes from `source` + i * `source_stride` + j and goes to tensor[index] + j * `stride` + i, both
-    counted in elements. A CPU's; the tensor lies in a storage node, and all of the block must exist on both sides.
+    counted in elements. A CPU's; all of the block must exist on both sides. `lanes`: of the vectors (None: of the
+    widest ones). The tensor lies in a storage node or, where `along` says which dimension j moves along while i moves
+    along the last one, in memory. A few columns: the source has no gaps between rows. A few rows, in memory: the tensor
+    has none between columns.
     """
 
     tensor: str
@@ -147,6 +152,9 @@ class Transpose:
     source: Load
     source_stride: int
     rows: int | None = None
+    columns: int | None = None
+    lanes: int | None = None
+    along: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

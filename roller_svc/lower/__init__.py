@@ -13,11 +13,13 @@ from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
 from roller_svc.lower.contraction_mma import lower_contraction_mma
 from roller_svc.lower.convolution_cpu import lower_convolution_cpu
+from roller_svc.lower.layout_cpu import lower_layout_cpu
 from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
 from roller_svc.lower.scatter import lower_scatter
 from roller_svc.lower.window_cpu import lower_window_cpu
+from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.plane_tile import plane_space
 
 
@@ -49,6 +51,9 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
             return lower_contraction_cpu(group, program, hw)
         return lower_contraction_gpu(group, program, hw)
     if family is Family.CPU:
-        planes = plane_space(group)
-        return lower_nest_cpu(group, program, hw) if planes is None else lower_window_cpu(group, program, planes, hw)
+        if (planes := plane_space(group)) is not None:
+            return lower_window_cpu(group, program, planes, hw)
+        if (layout := layout_space(group, hw)) is not None:
+            return lower_layout_cpu(group, program, layout, hw)
+        return lower_nest_cpu(group, program, hw)
     return lower_nest_gpu(group, program, hw)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from roller_svc.errors import ScheduleError
+from roller_svc.ir.build import add, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
 from roller_svc.ir.schedule import (
@@ -39,6 +40,7 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
 
+MOST_LANES = 64  # of the widest vector, of bytes
 _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 
 
@@ -208,7 +210,10 @@ class _Checker:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
 
     def _transpose(self, node: Transpose) -> None:
-        """Into a room of its thread's own: where its elements go is no index that could be compared."""
+        """Into a room of its thread's own, where its elements' places need no comparison; or as two loops over them."""
+        if node.along is not None:
+            self._turned(node, node.along)
+            return
         self._in_scope(node.tensor)
         if self._room(node.tensor)[1] is not Scope.STACK:
             raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
@@ -217,6 +222,14 @@ class _Checker:
         self._reads(node.source)
         self.written.add(node.tensor)
         self._record(node.tensor, node.index, is_write=True)
+
+    def _turned(self, node: Transpose, along: int) -> None:
+        moved = {along: ref(".turned.column"), len(node.index) - 1: ref(".turned.row")}
+        index = tuple(add(i, moved[d]) if d in moved else i for d, i in enumerate(node.index))
+        nodes: tuple[Node, ...] = (Compute(node.tensor, index, node.source),)
+        for place, extent in ((".turned.row", node.rows), (".turned.column", node.columns)):
+            nodes = (Loop(place, extent or node.lanes or MOST_LANES, LoopKind.SERIAL, nodes),)
+        self.nodes(nodes)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: Copy) -> None:

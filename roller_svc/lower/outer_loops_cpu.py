@@ -31,7 +31,7 @@ def outer_loops(
     at: Point = {a.name: ref(a.name) for a in group.outer}
     nodes = nodes_at(at, 1) if together is None else _neighbours(at, together, nodes_at)
     for axis in reversed(group.outer):
-        nodes = _steps(axis, program.block[axis.name], together, nodes)
+        nodes = steps(axis, program.block[axis.name], together, nodes)
     for axis in reversed(group.outer):
         tasks = ceil_div(axis.extent, program.block[axis.name])
         nodes = (Loop(f"{axis.name}.task", tasks, LoopKind.PARALLEL, nodes),)
@@ -53,7 +53,7 @@ def _neighbours(
     return (Branch(inside, nodes, rest),) if nodes else rest
 
 
-def _steps(axis: Axis, tile: int, together: Together | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def steps(axis: Axis, tile: int, together: Together | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """One task's points along an axis, or its groups of neighbours."""
     task, step = ref(f"{axis.name}.task"), ref(f"{axis.name}.step")
     if together is None or axis != together.axis:

@@ -17,6 +17,7 @@ from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_convolution import cpu_convolution
+from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.mma_contraction import mma_contraction, tile_count
@@ -100,6 +101,8 @@ def _costs(p: Problem, launch: Launch) -> Costs:
         return simt_contraction(p, launch) if p.is_contraction else simt_nest(p, launch)
     if p.planes is not None:
         return cpu_window(p, launch)
+    if p.layout is not None:
+        return cpu_layout(p, p.layout, launch)
     if p.image is not None:
         return cpu_convolution(p, p.image, launch)
     return cpu_contraction(p, launch) if p.is_contraction else cpu_nest(p, launch)
@@ -120,7 +123,7 @@ def _launch(p: Problem, program: RProgram) -> Launch:
         points = min(2 * grid, grid + tiles) * math.prod(block[i] for i in p.spatial)
     return Launch(
         block, thread, program.lanes, program.split_k, grid, threads, points * p.elem_bytes,
-        program.stages, program.raster, program.stream_k,
+        program.stages, program.raster, program.stream_k, program.streamed,
     )  # fmt: skip
 
 

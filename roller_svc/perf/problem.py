@@ -11,6 +11,7 @@ from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
 from roller_svc.perf.image_tile import ImageSpace, image_space
+from roller_svc.perf.layout_tile import LayoutSpace
 from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_step import MmaBlock, Step
@@ -80,6 +81,7 @@ class Problem:
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
     image: ImageSpace | None = None  # of a contraction that is seen as a convolution
     planes: PlaneSpace | None = None  # of a windowed reduction on a CPU
+    layout: LayoutSpace | None = None  # of maps that a CPU turns
 
     @property
     def extents(self) -> Tile:

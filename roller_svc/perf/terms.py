@@ -28,6 +28,7 @@ class Launch:
     stages: int = 1
     raster: int = 1
     stream_k: int = 0
+    streamed: bool = False
     compiled: BlockNeeds | None = None
 
 

@@ -1,0 +1,136 @@
+"""ROLLER's rules for maps that a CPU turns: tiles of whole lines on both sides that stay in L1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.cpu_nest import BALANCE, TASK_SECONDS, TASKS_PER_CORE
+from roller_svc.construct.rules import Base, Pipeline, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.layout_tile import LayoutSpace, Turn
+from roller_svc.perf.problem import Problem
+
+TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
+ROOM_BYTES = 32 << 10  # of a tile between its two sides: L1
+WOVEN_BYTES = 4096  # of a tile of short rows, a page
+CUTS = (1, 2, 4, 8, 16, 32, 64)
+MAX_BASES = 14
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayout:
+    problem: Problem
+    layout: LayoutSpace
+    fewest_tasks: int
+    most_tasks: int
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        """The tile that is turned at once."""
+        p, layout = self.problem, self.layout
+        steps: list[Tile] = [(1,)] * len(p.extents)
+        size = layout.turned[0].dtype.bytes
+        inner = math.prod(p.extents[c] for c in layout.columns[1:])
+        for column in layout.columns:
+            steps[column] = (p.extents[column],)
+        steps[layout.row] = (p.extents[layout.row],)
+        if layout.turn is not Turn.WOVEN:
+            steps[layout.row] = self._sides(p.extents[layout.row], 1, size)
+        if layout.turn is not Turn.DEALT:
+            steps[layout.column] = self._sides(p.extents[layout.column], inner, size)
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=self._names(),
+            steps=tuple(steps),
+            rank=tuple(range(len(p.extents))),
+            look=lambda t: self._measured(t, self._thread_rule(t)),
+            saturates=lambda _tile: True,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Those with the longest runs in memory first."""
+        return sorted(grown.large, key=lambda t: -math.prod(t))[:MAX_BASES]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=self._names(),
+            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
+            rank=tuple([len(p.extents) - i for i in range(len(p.extents))]),
+            look=lambda t: self.look(t, base),
+            saturates=lambda _tile: True,
+        )
+
+    def look(self, block: Tile, base: Base) -> Look:
+        """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
+        tasks, cores = spatial_grid(self.problem, block), self.problem.machine.cores
+        if tasks < self.fewest_tasks:
+            return self._measured(block, "parallelism")
+        if tasks > self.most_tasks:
+            return self._measured(block, "", "task size")
+        balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
+        return self._measured(block, "", "" if balanced else "execution unit")
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        """Past the caches too, where they would not hold what is written."""
+        held = self.problem.machine.hw.block_level.capacity_bytes
+        if self.layout.turn is Turn.WOVEN or self.problem.compulsory_bytes <= 2 * held:
+            return (Pipeline(),)
+        return (Pipeline(), Pipeline(streamed=True))
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """The whole of every axis of a tile, in one task."""
+        p = self.problem
+        one = tuple([1] * len(p.extents))
+        for i in (self.layout.row, *self.layout.columns):
+            one = replaced(one, i, p.extents[i])
+        return [(p.extents, Base(one))]
+
+    def _sides(self, extent: int, each: int, size: int) -> Tile:
+        """Extents of a tile's side: about so many bytes, with at least a vector left at the end."""
+        lanes, found = self.layout.lanes, set[int]()
+        nominal = TILE_BYTES if self.layout.turn is Turn.SQUARE else (WOVEN_BYTES // 4, WOVEN_BYTES)
+        unit = -(-lanes // each) if each > 1 else lanes
+        for wanted in nominal:
+            tile = max(unit, wanted // (size * each) // unit * unit)
+            while tile < extent and 0 < extent % tile * each < lanes:
+                tile += unit
+            found.add(tile if tile < extent else extent)
+        return tuple(sorted(found))
+
+    def _thread_rule(self, tile: Tile) -> str:
+        layout = self.layout
+        points = math.prod(tile)
+        least = min(layout.lanes ** 2, points)
+        room = points * sum(load.dtype.bytes for load in layout.turned)
+        return "room" if room > ROOM_BYTES and points > 4 * least else ""
+
+    def _block_steps(self, axis: int, base: Base) -> Tile:
+        extent, unit = self.problem.extents[axis], base.thread[axis]
+        tiles = -(-extent // unit)
+        cores = self.problem.machine.cores
+        if self.most_tasks == 1:
+            return (tiles * unit,)
+        cuts = {cut for c in CUTS for cut in (c, c * cores)}
+        return tuple(sorted({-(-tiles // cut) * unit for cut in cuts if cut <= tiles}))
+
+    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple([a.name for a in self.problem.space.axes])
+
+
+def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:
+    """The rules of one group: a few tasks a core, none too small to be worth it."""
+    cores = p.machine.cores
+    worth = int(p.floor_s * cores / TASK_SECONDS)
+    most = 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
+    return CpuLayout(p, layout, min(most, cores, p.outer_points), most)

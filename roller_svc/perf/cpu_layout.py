@@ -1,0 +1,78 @@
+"""The cost of turning tiles on a CPU: shuffles, rooms, operations, memory by the length of what is read at once."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.perf.layout_tile import LayoutSpace, Turn
+from roller_svc.perf.machine import Machine
+from roller_svc.perf.problem import Problem
+from roller_svc.perf.terms import Costs, Launch
+
+TASK_CYCLES = 600.0
+TILE_CYCLES = 60.0  # loops over a tile begun and ended, addresses
+ROOM_CYCLES = 3.0  # a vector into a room and out of it again
+OPERATION_CYCLES = 0.5  # one vector operation: two ports
+GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
+LINE_BYTES = 64
+# Seconds more, in parts of what a copy takes, for rows of one line that are read; less for each time they are twice as
+# long. Measured on Skylake-SP, 4096 x 4096 float32, tiles of 16 x 16 to 256 x 64.
+SHORT_RUN, LESS_BY_TWICE, LEAST_MORE = 1.3, 0.18, 0.3
+WRITTEN_BACK = 0.5  # a line that is written is read before: half as much again of a copy's two streams
+HIDDEN_BY_HINTS = 0.6  # of that, what asking for the line in time leaves
+ONE_OF_TWO = 0.65  # of all cores' memory bandwidth that one reaches
+IN_CACHE_STREAMED = 3.0  # to store past a cache that holds everything, as measured in L2
+
+
+def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
+    """Cycles of the core with the most tasks, then memory on top: staging waits for it."""
+    mach = p.machine
+    vectors = p.outer_points / layout.lanes
+    shuffles = math.log2(layout.lanes) if layout.turn is Turn.SQUARE else layout.short - 1.0
+    turned = vectors * (shuffles + ROOM_CYCLES) * len(layout.turned)
+    others = [t for t in p.touched.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
+    gathered = max(0, len(others) - len(layout.turned))
+    compute = vectors * p.space.flops / p.outer_points * OPERATION_CYCLES
+    compute += p.outer_points * GATHER_CYCLES * gathered
+    tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
+    waves = -(-launch.grid // mach.cores)
+    share = max(waves * mach.cores / launch.grid, 1.0) / mach.cores
+    cycles = (turned, compute, tiles * TILE_CYCLES, launch.grid * TASK_CYCLES)
+    seconds = [mach.seconds(c * share) for c in cycles]
+    memory = _memory_s(p, layout, launch)
+    return Costs(
+        core_s=sum(seconds) + memory,
+        core_stage=None,
+        parts=(
+            ("turn", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
+            ("dram", memory),
+        ),
+        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
+        waves=waves,
+    )  # fmt: skip
+
+
+def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+    mach, total = p.machine, p.compulsory_bytes
+    bandwidth, in_cache = _bandwidth(mach, total)
+    size = layout.turned[0].dtype.bytes
+    run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
+    whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
+    more = 0.0 if whole else max(LEAST_MORE, SHORT_RUN - LESS_BY_TWICE * math.log2(max(1.0, run / LINE_BYTES)))
+    written = min(launch.thread[layout.row], p.extents[layout.row]) * size
+    if launch.streamed:
+        # lines that are written in parts go to memory in parts
+        more += IN_CACHE_STREAMED if in_cache else (p.extents[layout.row] * size % LINE_BYTES > 0) * 1.0
+    else:
+        more += WRITTEN_BACK * HIDDEN_BY_HINTS + LINE_BYTES / max(written, LINE_BYTES) * 0.2
+    alone = mach.cores / launch.grid
+    return total / bandwidth * (1 + more) * max(1.0, ONE_OF_TWO * alone)
+
+
+def _bandwidth(mach: Machine, total_bytes: int) -> tuple[float, bool]:
+    """Of the level that holds everything, and whether that is a core's own."""
+    last = mach.last_cache
+    for cache in reversed(mach.caches):
+        if total_bytes <= cache.total_bytes // 2:
+            return cache.bytes_per_s, cache is not last
+    return mach.dram.bandwidth_bytes_per_s, False

@@ -1,0 +1,175 @@
+"""Group of maps → how a CPU turns what lies along another axis than the result: rules, model and lowering ask here.
+
+Positions are those of the axes in the group's space.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorType
+
+FEWEST_LANES = 4
+LONGEST_SHORT = 4  # elements of a row that vectors are dealt from, or woven into: n (n - 1) shuffles for n vectors
+NARROW_BYTES = 16  # vectors of bytes and halves that are turned: wider ones have no instructions that interleave them
+
+
+class Turn(Enum):
+    """SQUARE: blocks of as many rows as vectors have lanes. DEALT: what is read lies in short rows, x[i, 0:3], which
+    whole vectors of them hold without a gap. WOVEN: so does what is written."""
+
+    SQUARE = "square"
+    DEALT = "dealt"
+    WOVEN = "woven"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpace:
+    """`row`: the axis along which the results lie. `columns`: the axes along which the `turned` loads lie, outermost
+    first; a tile has all of those but the first. `stride`: elements of memory between neighbours along the row, of each
+    turned load. `lanes`: of the vectors in which blocks are turned."""
+
+    turn: Turn
+    row: int
+    columns: tuple[int, ...]
+    turned: tuple[Load, ...]
+    stride: tuple[int, ...]
+    lanes: int
+    short: int = 1  # elements of a short row
+
+    @property
+    def column(self) -> int:
+        return self.columns[0]
+
+
+def layout_space(group: KernelGroup, hw: HardwareSpec) -> LayoutSpace | None:
+    """The reading of a group whose results lie along another axis than something that they are computed from; None
+    where there is no such thing, or where it cannot be turned in vectors."""
+    names = [a.name for a in group.outer]
+    if group.kind is not GroupKind.NEST or any(
+        s.kind is not StatementKind.MAP or {a.name for a in s.axes} != set(names) for s in group.statements
+    ):
+        return None
+    stored = [s for s in group.statements if s.output not in group.locals]
+    rows = {_run(_strides(s.index, dict(group.stored)[s.output]), group) for s in stored}
+    row = rows.pop() if len(rows) == 1 else None
+    if row is None:
+        return None
+    return _Reading(group, hw, row).space(stored)
+
+
+def turned_lanes(dtype: DType, vector_bytes: int) -> int:
+    """Lanes of the widest vectors in which elements are turned."""
+    return (vector_bytes if dtype.bytes >= 4 else NARROW_BYTES) // dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    group: KernelGroup
+    hw: HardwareSpec
+    row: str
+
+    def space(self, stored: list[TensorExpr]) -> LayoutSpace | None:
+        loads = [load for s in self.group.statements for load in s.reads]
+        found = [(load, strides) for load in dict.fromkeys(loads) if (strides := self._crossing(load)) is not None]
+        if not found:
+            return None
+        first, strides = found[0]
+        most = turned_lanes(first.dtype, self.hw.vector_bytes)
+        columns = self._columns(strides, most)
+        turned = tuple(
+            (load, s[self.row]) for load, s in found
+            if load.dtype.bits == first.dtype.bits and self._columns(s, most) == columns
+        )
+        height, short = self._extent(self.row), math.prod(self._extent(c) for c in columns)
+        lanes = _lanes(most, min(height, short))
+        if short <= LONGEST_SHORT and height >= most and all(stride == short for _, stride in turned):
+            turn, lanes = Turn.DEALT, most
+        elif height <= LONGEST_SHORT and self._extent(columns[-1]) >= most and self._is_woven(stored, columns[-1]):
+            turn, lanes, short, columns = Turn.WOVEN, most, height, columns[-1:]
+        elif lanes >= FEWEST_LANES:
+            turn = Turn.SQUARE
+        else:
+            return None
+        place = {a.name: i for i, a in enumerate(self.group.space.axes)}
+        return LayoutSpace(
+            turn, place[self.row], tuple(place[c] for c in columns), tuple(load for load, _ in turned),
+            tuple(stride for _, stride in turned), lanes, short,
+        )  # fmt: skip
+
+    def _crossing(self, load: Load) -> dict[str, int] | None:
+        """A load's elements between neighbours along each axis, where it moves with the row but lies along another
+        axis, and every element that a tile meets exists."""
+        type_ = dict(self.group.inputs).get(load.tensor)
+        if type_ is None or any(load.checked):
+            return None
+        strides = _strides(load.index, type_)
+        if strides is None or strides.get(self.row, 0) < 2 or _run(strides, self.group) is None:
+            return None
+        walks = [affine(i) for i in load.index]
+        inside = all(w is not None and self._is_inside(w, n) for w, n in zip(walks, type_.shape, strict=True))
+        return strides if inside else None
+
+    def _is_inside(self, walk: Affine, size: int) -> bool:
+        ends = [c * (self._extent(name) - 1) for name, c in walk.coeffs]
+        low, high = (walk.offset + sum(f(0, end) for end in ends) for f in (min, max))
+        return low >= 0 and high < size
+
+    def _columns(self, strides: dict[str, int], enough: int) -> tuple[str, ...]:
+        """Axes whose points follow each other in memory, the innermost last: as many as fill a vector."""
+        by_step = {c: name for name, c in strides.items() if self._extent(name) > 1 and name != self.row}
+        found: list[str] = []
+        step = 1
+        while step < enough and step in by_step:
+            found.insert(0, by_step[step])
+            step *= self._extent(found[0])
+        return tuple(found)
+
+    def _is_woven(self, stored: list[TensorExpr], column: str) -> bool:
+        """Whether results lie in whole short rows behind each other along that axis, along which all reads lie too."""
+        statement = stored[0]
+        type_ = dict(self.group.stored)[statement.output]
+        if len(stored) > 1 or len(statement.index) < 2 or type_.shape[-1] != self._extent(self.row):
+            return False
+        if statement.index[-2:] != (AxisRef(column), AxisRef(self.row)):
+            return False
+        types = {**dict(self.group.inputs), **{s.output: s.type for s in self.group.statements}}
+        for load in (load for s in self.group.statements for load in s.reads):
+            strides = _strides(load.index, types[load.tensor])
+            if load.tensor not in self.group.locals and (strides is None or strides.get(column, 0) not in (0, 1)):
+                return False
+        return True
+
+    def _extent(self, axis: str) -> int:
+        return next(a.extent for a in self.group.outer if a.name == axis)
+
+
+def _lanes(most: int, extent: int) -> int:
+    while most > extent:
+        most //= 2
+    return most
+
+
+def _strides(index: tuple[Expr, ...], type_: TensorType) -> dict[str, int] | None:
+    """Elements between neighbours along each axis; None where some index is no sum of axes."""
+    found: dict[str, int] = {}
+    for d, i in enumerate(index):
+        known = affine(i)
+        if known is None:
+            return None
+        for name, c in known.coeffs:
+            found[name] = found.get(name, 0) + c * math.prod(type_.shape[d + 1 :])
+    return found
+
+
+def _run(strides: dict[str, int] | None, group: KernelGroup) -> str | None:
+    """The axis whose next point is the next element."""
+    wide = {a.name for a in group.outer if a.extent > 1}
+    return next((name for name, c in (strides or {}).items() if c == 1 and name in wide), None)
