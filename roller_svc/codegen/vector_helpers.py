@@ -97,6 +97,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return stream_helper(dtype, lanes)
     if base == "even":
         return _every_second(dtype, lanes)
+    if base in ("lesser", "greater", "times_power"):
+        return _instruction(base, dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
     if base not in table:
         return _library_loop(base, dtype, lanes)
@@ -108,7 +110,28 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
     }  # fmt: skip
     result = words["I"] if base in ("isnan", "isinf") else vector
     text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body.format(**words)}}}"
-    return Helper(text, (f"select_{vector}",) if "select_" in body else ())
+    needs = tuple(f"{n}_{vector}" for n in ("select", "lesser", "greater") if f"{n}_{{V}}" in body)
+    return Helper(text, needs)
+
+
+def _instruction(base: str, dtype: DType, lanes: int) -> Helper:
+    """What x86 has one instruction for that compilers do not find: lesser(a, b) is a where a < b and else b, a NaN of
+    b's too; times_power(a, k) is a * 2^k for a whole number k, rounded once."""
+    vector, bits, kind = vector_type(dtype, lanes), 8 * dtype.bytes * lanes, "ps" if dtype is DType.FLOAT32 else "pd"
+    name = {"lesser": "min", "greater": "max", "times_power": "scalef"}[base] + kind
+    needs: tuple[str, ...] = ()
+    if base == "times_power":
+        call = (f"__builtin_ia32_{name}{bits}_mask(a, b, a, -1{', 4' if bits == 512 else ''})", "__AVX512VL__")
+        plain, needs = f"return scaled_{vector}(a, b);", (f"scaled_{vector}",)
+    else:
+        width = "" if bits == 128 else str(bits)
+        call = (f"__builtin_ia32_{name}{width}(a, b)", "__AVX__")
+        if bits == 512:
+            call = (f"__builtin_ia32_{name}512_mask(a, b, b, -1, 4)", "__AVX512F__")
+        plain, needs = f"return select_{vector}(a {'<' if base == 'lesser' else '>'} b, a, b);", (f"select_{vector}",)
+    available = (call[1], call[0]) if bits in (128, 256, 512) else None
+    text = f"static inline {vector} {base}_{vector}({vector} a, {vector} b) {{\n{_where_available(available, plain)}}}"
+    return Helper(text, needs)
 
 
 def _every_second(dtype: DType, lanes: int) -> Helper:

@@ -76,15 +76,15 @@ _WORDS = {
     },
 }  # fmt: skip
 
+_CLAMP = """  $V a = lesser_$V($greatest - ($V){0}, x);
+  a = greater_$V($least - ($V){0}, a);
+"""
 _REDUCE = """  $V t = a * $log2e + $magic, k = t - $magic;
   $V r = (a - k * $ln2_hi) - k * $ln2_lo;
   $I n = ($I)t - $magic_bits;
   $V y = $exp * (r * r) + r;  // e^r - 1
 """
-# the exponent halved: the result may be subnormal, or its power of two beyond the greatest
-_SCALED = """  $I h = ($I)(($U)(n + 4096) >> 1) - 2048;
-  return ((y + 1) * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);
-"""
+_HALVES = {"f": "n >> 1", "": "($I)(($U)(n + 4096) >> 1) - 2048"}  # AVX2 cannot shift 64 bits and keep the sign
 _LOG_REDUCE = """  $I i = ($I)a - $root;
   $I e = ($I)(($U)(i + $lift) >> $digits) - $bias;
 """
@@ -107,25 +107,28 @@ _LOG_SPLIT = f"""  $I tiny = x < $normal;
 # name → (body of a function of x, what it calls); in both widths
 _BOTH = {
     "exp": (
-        "  $V a = select_$V(x > $greatest, $greatest - ($V){0}, x);\n"
-        f"  a = select_$V(a < $least, $least - ($V){{0}}, a);\n{_REDUCE}{_SCALED}",
-        ("select",),
+        f"{_CLAMP}{_REDUCE}  return times_power_$V(y + 1, k);\n", ("lesser", "greater", "times_power"),
     ),
     "expm1": (
-        "  $V a = select_$V(x > $greatest, $greatest - ($V){0}, x);\n"
-        f"  a = select_$V(a < $expm1_least, $expm1_least - ($V){{0}}, a);\n{_REDUCE}"
+        "  $V a = lesser_$V($greatest - ($V){0}, x);\n"
+        f"  a = greater_$V($expm1_least - ($V){{0}}, a);\n{_REDUCE}"
         "  $V half = ($V)((n + $bias - 1) << $digits);\n"
         "  y = 2 * (half * y + (half - 0.5$f));\n"
         "  return ($V)(($I)y | (($I)x & $sign));  // for -0\n",
-        ("select",),
+        ("lesser", "greater"),
     ),
     "tanh": (
         "  $V a = -2 * ($V)(($I)x & $rest);\n"
-        f"  a = select_$V(a < $tanh_least, $tanh_least - ($V){{0}}, a);\n{_REDUCE}"
+        f"  a = greater_$V($tanh_least - ($V){{0}}, a);\n{_REDUCE}"
         "  $V power = ($V)((n + $bias) << $digits);\n"
         "  y = (power * y + (power - 1)) / (power * y + (power + 1));  // (e^(-2 |x|) - 1) / (e^(-2 |x|) + 1)\n"
         "  return ($V)((($I)y & $rest) | (($I)x & $sign));\n",
-        ("select",),
+        ("greater",),
+    ),
+    "scaled": (  # the exponent halved: the result may be subnormal, or its power of two beyond the greatest
+        "  $I n = ($I)(k + $magic) - $magic_bits, h = $half_n;\n"
+        "  return (x * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);\n",
+        (),
     ),
     "log": (
         f"{_LOG_SPLIT}  $V k = ($V)(e + $magic_bits) - $magic;\n$core"
@@ -179,11 +182,10 @@ _QUADRANT_END = """  $V sine = $sin * (r * s) + r, cosine = $cos * (s * s) - 0.5
 """
 _F32_ONLY = {
     "exp2": (
-        "  $V a = select_$V(x > 129.0f, 129.0f - ($V){0}, x);\n"
-        "  a = select_$V(a < -151.0f, -151.0f - ($V){0}, a);\n"
-        "  $V t = a + $magic, r = a - (t - $magic);\n"
-        f"  $I n = ($I)t - $magic_bits;\n  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n{_SCALED}",
-        ("select",),
+        "  $V a = lesser_$V(129.0f - ($V){0}, x);\n  a = greater_$V(-151.0f - ($V){0}, a);\n"
+        "  $V t = a + $magic, k = t - $magic, r = a - k;\n"
+        f"  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n  return times_power_$V(y + 1, k);\n",
+        ("lesser", "greater", "times_power"),
     ),
     "log2": (
         f"{_LOG_SPLIT}  $V k = __builtin_convertvector(e, $V);\n$core"
@@ -199,13 +201,13 @@ _F32_ONLY = {
     "erf": (
         "  $V z = ($V)(($I)x & $rest), s = x * x;\n"
         f"  $V near = {_polynomial(_ERF_F32, 's', 'f')} * x + x;\n"
-        "  z = select_$V(z > 4.0f, 4.0f - ($V){0}, z);\n"
+        "  z = lesser_$V(4.0f - ($V){0}, z);\n"
         f"  $V a = -{_polynomial(_ERFC_F32, 'z', 'f')};  // log of 1 - erf(z)\n{_REDUCE}"
         "  $V power = ($V)((n + $bias) << $digits);\n"
         "  y = (1 - power) - power * y;\n"
         "  y = ($V)(($I)y | (($I)x & $sign));\n"
         "  return select_$V(z < 0.925f, near, y);\n",
-        ("select",),
+        ("select", "lesser"),
     ),
     "sin": (
         f"{_QUADRANT}  $I n = ($I)t - $magic_bits;\n{_QUADRANT_END}"
@@ -242,6 +244,8 @@ def function_text(name: str, dtype: DType, lanes: int) -> str:
         "V": f"v{short}x{lanes}", "I": f"vi{wide}x{lanes}", "U": f"vu{wide}x{lanes}", "N": str(lanes), "which": name,
         "sin": _polynomial(_SIN_F32, "s", "f"), "cos": _polynomial(_COS_F32, "s", "f"),
     }  # fmt: skip
+    words["half_n"] = Template(_HALVES[words["f"]]).substitute(words)
     words["core"] = Template(_LOG_CORE[dtype]).substitute(words)
     body = Template(_TABLES[dtype][name][0]).substitute(words)
-    return f"static inline {words['V']} {name}_{words['V']}({words['V']} x) {{\n{body}}}"
+    parameters = f"{words['V']} x" + (f", {words['V']} k" if name == "scaled" else "")
+    return f"static inline {words['V']} {name}_{words['V']}({parameters}) {{\n{body}}}"

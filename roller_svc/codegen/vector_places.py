@@ -50,9 +50,12 @@ class Places:
     def splat(self, piece: Piece) -> str:
         if piece.wide:
             return piece.text
-        element = self.scalar.dialect.storage_type(piece.dtype)
-        text = piece.text if piece.dtype.is_float else f"({element})({piece.text})"
-        return f"({text} - ({self.type_of(piece.dtype)}){{0}})"  # x - 0 keeps the sign of a zero, x + 0 does not
+        type_, element = self.type_of(piece.dtype), self.scalar.dialect.storage_type(piece.dtype)
+        if piece.dtype is DType.FLOAT16:  # arithmetic of single halves is that of floats
+            return f"({{ const {element} e_f32 = {piece.text}; ({type_}){{{', '.join(['e_f32'] * self.lanes)}}}; }})"
+        is_value = piece.dtype.is_float and not piece.dtype.is_narrow_float
+        text = piece.text if is_value else f"({element})({piece.text})"
+        return f"({text} - ({type_}){{0}})"  # x - 0 keeps the sign of a zero, x + 0 does not
 
     def moves(self, expr: Expr) -> bool:
         return self.var in axes_of(expr)
