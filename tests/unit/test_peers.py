@@ -29,6 +29,10 @@ CASES: dict[str, tuple[str, Shapes, dict[str, str]]] = {
         "C[b, m, n] +=! A[b, m, k] * B[b, k, n]", {"A": (3, 5, 7), "B": (3, 7, 6)}, {"numpy": "bmm", "torch": "bmm"},
     ),
     "matrix times vector": ("C[m, n] +=! A[m, k] * B[k, n]", {"A": (5, 7), "B": (7, 1)}, {"numpy": "m", "torch": "m"}),
+    "three factors": (
+        "Y[a, d] +=! A[a, b] * B[b, c] * C[d, c]", {"A": (4, 5), "B": (5, 6), "C": (7, 6)},
+        {"numpy": "einsum", "torch": "einsum"},
+    ),
     "divided sum": (
         "Y[m, n] +=! A[m, k] * B[k, n] / z[m]", {"A": (5, 7), "B": (7, 6), "z": (5,)}, {"numpy": "mm", "torch": "mm"},
     ),

@@ -67,6 +67,9 @@ class Library(Protocol):
 
     def matvec(self) -> Function: ...
 
+    def einsum(self, equation: str) -> Function:
+        """A function of the equation's operands; the result is a new array."""
+
     def argmost(self, combine: Combine) -> Function:
         """(x, dim, out): the first place of the greatest or least element."""
 

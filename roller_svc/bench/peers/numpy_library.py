@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class NumpyLibrary:
 
     def matvec(self) -> Function:
         return np.matmul
+
+    def einsum(self, equation: str) -> Function:
+        return partial(np.einsum, equation, optimize=True)
 
     def argmost(self, combine: Combine) -> Function:
         found = np.argmax if combine is Combine.MAX else np.argmin

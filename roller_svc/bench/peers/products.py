@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -50,6 +51,30 @@ def parts(expr: Expr) -> tuple[list[Expr], list[Expr]]:
             return a + d, b + c
         case _:
             return [expr], []
+
+
+def several_of(nest: Nest) -> tuple[Load, ...] | None:
+    """The factors of a sum of products of three or more loads, where that is all there is; else None."""
+    if nest.combine is not Combine.SUM or nest.dtype.compute is not nest.dtype:
+        return None
+    over, under = parts(nest.body)
+    loads = tuple(f for f in over if isinstance(f, Load) and affine_index(f) is not None)
+    return loads if len(loads) == len(over) > 2 and not under else None
+
+
+def contract(context: Context, nest: Nest, factors: tuple[Load, ...]) -> Slot:
+    """The sum as an einsum, which multiplies two factors at a time; an array of its own at every call."""
+    loops = Pointwise(context, nest)
+    letters = dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
+    walked: list[Slot] = []
+    terms: list[str] = []
+    for factor in factors:
+        named = _axes(factor)
+        at = tuple(slice(None) if a.name in named else 0 for a in nest.axes)
+        walked.append(context.trace.view(lambda v, at=at: v[at], loops.load(factor)))
+        terms.append("".join(letters[a.name] for a in nest.axes if a.name in named))
+    equation = f"{','.join(terms)}->{''.join(letters[a.name] for a in nest.spatial)}"
+    return context.trace.new("einsum", context.library.einsum(equation), *walked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,6 +117,9 @@ class TorchLibrary:
 
     def matvec(self) -> Function:
         return _mv
+
+    def einsum(self, equation: str) -> Function:
+        return partial(torch.einsum, equation)
 
     def argmost(self, combine: Combine) -> Function:
         return _argmax if combine is Combine.MAX else _argmin

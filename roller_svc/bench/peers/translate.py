@@ -13,7 +13,7 @@ from roller_svc.bench.peers.calls import Calls
 from roller_svc.bench.peers.library import Slot, Trace, no_peer
 from roller_svc.bench.peers.nest import Nest, nest_of
 from roller_svc.bench.peers.pointwise import Context, Pointwise
-from roller_svc.bench.peers.products import multiply, product_of, scaled
+from roller_svc.bench.peers.products import contract, multiply, product_of, scaled, several_of
 from roller_svc.bench.peers.rows import is_whole, patterns_of
 from roller_svc.bench.peers.windows import convolution_of, pooling_of
 from roller_svc.errors import BuildError
@@ -134,6 +134,8 @@ class _Translator:
             multiply(context, nest, product, shaped, vectors=self.style.vectors)
             scaled(context, nest, product, shaped)
             return out
+        if self.style.patterns and (factors := several_of(nest)) is not None:
+            return self._shaped(contract(context, nest, factors), shape)
         if self.calls.pool and (pooling := pooling_of(nest, shapes)) is not None:
             return self._shaped(self.calls.pool(context, nest, pooling, shaped), shape)
         self._written_out(statement, nest, shaped)
