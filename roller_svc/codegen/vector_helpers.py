@@ -12,6 +12,7 @@ from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.streaming import stream_helper
 from roller_svc.codegen.vector import vector_header, vector_type
+from roller_svc.codegen.vector_instructions import instruction, where_available
 from roller_svc.codegen.vector_math import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.ir.dtype import DType
 
@@ -41,6 +42,8 @@ _FLOAT_BODIES = {
     "fmax": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a > b), a, b);\n"),
     "fmin": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a < b), a, b);\n"),
     "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
+    "at_least": ("({V} x, {E} least)", "  return select_{V}(x < least, least - ({V}){{0}}, x);\n"),  # NaN stays
+    "at_most": ("({V} x, {E} most)", "  return select_{V}(x > most, most - ({V}){{0}}, x);\n"),
     "isinf": ("({V} a)", "  return ({V})(({I})a & {rest}) == {inf};\n"),
     "abs": ("({V} a)", "  return ({V})(({I})a & {rest});\n"),
     "sign": ("({V} a)", "  {I} sign = ({I})(a < 0) - ({I})(a > 0);\n"
@@ -97,8 +100,6 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return stream_helper(dtype, lanes)
     if base == "even":
         return _every_second(dtype, lanes)
-    if base in ("lesser", "greater", "times_power"):
-        return _instruction(base, dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
     if base not in table:
         return _library_loop(base, dtype, lanes)
@@ -109,29 +110,9 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         "inf": C.inf_f64 if dtype is DType.FLOAT64 else C.inf_f32,
     }  # fmt: skip
     result = words["I"] if base in ("isnan", "isinf") else vector
-    text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body.format(**words)}}}"
-    needs = tuple(f"{n}_{vector}" for n in ("select", "lesser", "greater") if f"{n}_{{V}}" in body)
-    return Helper(text, needs)
-
-
-def _instruction(base: str, dtype: DType, lanes: int) -> Helper:
-    """What x86 has one instruction for that compilers do not find: lesser(a, b) is a where a < b and else b, a NaN of
-    b's too; times_power(a, k) is a * 2^k for a whole number k, rounded once."""
-    vector, bits, kind = vector_type(dtype, lanes), 8 * dtype.bytes * lanes, "ps" if dtype is DType.FLOAT32 else "pd"
-    name = {"lesser": "min", "greater": "max", "times_power": "scalef"}[base] + kind
-    needs: tuple[str, ...] = ()
-    if base == "times_power":
-        call = (f"__builtin_ia32_{name}{bits}_mask(a, b, a, -1{', 4' if bits == 512 else ''})", "__AVX512VL__")
-        plain, needs = f"return scaled_{vector}(a, b);", (f"scaled_{vector}",)
-    else:
-        width = "" if bits == 128 else str(bits)
-        call = (f"__builtin_ia32_{name}{width}(a, b)", "__AVX__")
-        if bits == 512:
-            call = (f"__builtin_ia32_{name}512_mask(a, b, b, -1, 4)", "__AVX512F__")
-        plain, needs = f"return select_{vector}(a {'<' if base == 'lesser' else '>'} b, a, b);", (f"select_{vector}",)
-    available = (call[1], call[0]) if bits in (128, 256, 512) else None
-    text = f"static inline {vector} {base}_{vector}({vector} a, {vector} b) {{\n{_where_available(available, plain)}}}"
-    return Helper(text, needs)
+    body = where_available(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
+    text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body}}}"
+    return Helper(text, (f"select_{vector}",) if "select_" in body else ())
 
 
 def _every_second(dtype: DType, lanes: int) -> Helper:
@@ -239,8 +220,8 @@ def _widened(source: DType, lanes: int, head: str) -> Helper:
             16: ("__AVX512F__", "__builtin_ia32_vcvtph2ps512_mask((vi16x16)a, (vf32x16){0}, -1, 4)"),
             8: ("__F16C__", "__builtin_ia32_vcvtph2ps256((vi16x8)a)"),
         }.get(lanes)
-        plain = f"return __builtin_convertvector(a, {f32});"
-        return Helper(f"{head} {{\n{_where_available(call, plain)}}}")
+        plain = f"  return __builtin_convertvector(a, {f32});"
+        return Helper(f"{head} {{\n{where_available(call, plain)}}}")
     name = f"{SHORT[source]}_to_f32"
     return Helper(f"{head} {{\n{_each_lane(f32, lanes, name)}}}", (name,))
 
@@ -261,16 +242,9 @@ def _narrowed(target: DType, lanes: int, head: str) -> Helper:
             16: ("__AVX512F__", "(vf16x16)__builtin_ia32_vcvtps2ph512_mask(a, 4, (vi16x16){0}, -1)"),
             8: ("__F16C__", "(vf16x8)__builtin_ia32_vcvtps2ph256(a, 4)"),
         }.get(lanes)
-        return Helper(f"{head} {{\n{_where_available(call, f'return __builtin_convertvector(a, {t});')}}}")
+        return Helper(f"{head} {{\n{where_available(call, f'  return __builtin_convertvector(a, {t});')}}}")
     name = f"f32_to_{SHORT[target]}"
     return Helper(f"{head} {{\n{_each_lane(t, lanes, name)}}}", (name,))
-
-
-def _where_available(call: tuple[str, str] | None, plain: str) -> str:
-    """GCC 12 converts halves one by one unless told the instruction."""
-    if call is None:
-        return f"  {plain}\n"
-    return f"#if defined({call[0]}) && !defined(__clang__)\n  return {call[1]};\n#else\n  {plain}\n#endif\n"
 
 
 def _each_lane(vector: str, lanes: int, function: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from string import Template
 
 from roller_svc.codegen.dialect import SHORT
+from roller_svc.codegen.vector_instructions import instruction, where_available
 from roller_svc.ir.dtype import DType
 
 _EXP_F32 = (0.5, 0.1666651964187622, 0.041666414588689804, 0.008368823677301407, 0.0013939491473138332)
@@ -76,15 +77,14 @@ _WORDS = {
     },
 }  # fmt: skip
 
-_CLAMP = """  $V a = lesser_$V($greatest - ($V){0}, x);
-  a = greater_$V($least - ($V){0}, a);
-"""
 _REDUCE = """  $V t = a * $log2e + $magic, k = t - $magic;
   $V r = (a - k * $ln2_hi) - k * $ln2_lo;
   $I n = ($I)t - $magic_bits;
   $V y = $exp * (r * r) + r;  // e^r - 1
 """
-_HALVES = {"f": "n >> 1", "": "($I)(($U)(n + 4096) >> 1) - 2048"}  # AVX2 cannot shift 64 bits and keep the sign
+# the exponent halved: the result may be subnormal, or its power of two beyond the greatest
+_SCALED = """  $I h = ($I)(($U)(n + 4096) >> 1) - 2048;
+  return ((y + 1) * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);"""
 _LOG_REDUCE = """  $I i = ($I)a - $root;
   $I e = ($I)(($U)(i + $lift) >> $digits) - $bias;
 """
@@ -107,28 +107,21 @@ _LOG_SPLIT = f"""  $I tiny = x < $normal;
 # name → (body of a function of x, what it calls); in both widths
 _BOTH = {
     "exp": (
-        f"{_CLAMP}{_REDUCE}  return times_power_$V(y + 1, k);\n", ("lesser", "greater", "times_power"),
+        f"  $V a = at_least_$V(at_most_$V(x, $greatest), $least);\n{_REDUCE}$scaled", ("at_least", "at_most"),
     ),
     "expm1": (
-        "  $V a = lesser_$V($greatest - ($V){0}, x);\n"
-        f"  a = greater_$V($expm1_least - ($V){{0}}, a);\n{_REDUCE}"
+        f"  $V a = at_least_$V(at_most_$V(x, $greatest), $expm1_least);\n{_REDUCE}"
         "  $V half = ($V)((n + $bias - 1) << $digits);\n"
         "  y = 2 * (half * y + (half - 0.5$f));\n"
         "  return ($V)(($I)y | (($I)x & $sign));  // for -0\n",
-        ("lesser", "greater"),
+        ("at_least", "at_most"),
     ),
     "tanh": (
-        "  $V a = -2 * ($V)(($I)x & $rest);\n"
-        f"  a = greater_$V($tanh_least - ($V){{0}}, a);\n{_REDUCE}"
+        f"  $V a = at_least_$V(-2 * ($V)(($I)x & $rest), $tanh_least);\n{_REDUCE}"
         "  $V power = ($V)((n + $bias) << $digits);\n"
         "  y = (power * y + (power - 1)) / (power * y + (power + 1));  // (e^(-2 |x|) - 1) / (e^(-2 |x|) + 1)\n"
         "  return ($V)((($I)y & $rest) | (($I)x & $sign));\n",
-        ("greater",),
-    ),
-    "scaled": (  # the exponent halved: the result may be subnormal, or its power of two beyond the greatest
-        "  $I n = ($I)(k + $magic) - $magic_bits, h = $half_n;\n"
-        "  return (x * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);\n",
-        (),
+        ("at_least",),
     ),
     "log": (
         f"{_LOG_SPLIT}  $V k = ($V)(e + $magic_bits) - $magic;\n$core"
@@ -182,10 +175,9 @@ _QUADRANT_END = """  $V sine = $sin * (r * s) + r, cosine = $cos * (s * s) - 0.5
 """
 _F32_ONLY = {
     "exp2": (
-        "  $V a = lesser_$V(129.0f - ($V){0}, x);\n  a = greater_$V(-151.0f - ($V){0}, a);\n"
-        "  $V t = a + $magic, k = t - $magic, r = a - k;\n"
-        f"  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n  return times_power_$V(y + 1, k);\n",
-        ("lesser", "greater", "times_power"),
+        "  $V a = at_least_$V(at_most_$V(x, 129.0f), -151.0f), t = a + $magic, k = t - $magic, r = a - k;\n"
+        f"  $I n = ($I)t - $magic_bits;\n  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n$scaled",
+        ("at_least", "at_most"),
     ),
     "log2": (
         f"{_LOG_SPLIT}  $V k = __builtin_convertvector(e, $V);\n$core"
@@ -201,13 +193,13 @@ _F32_ONLY = {
     "erf": (
         "  $V z = ($V)(($I)x & $rest), s = x * x;\n"
         f"  $V near = {_polynomial(_ERF_F32, 's', 'f')} * x + x;\n"
-        "  z = lesser_$V(4.0f - ($V){0}, z);\n"
+        "  z = at_most_$V(z, 4.0f);\n"
         f"  $V a = -{_polynomial(_ERFC_F32, 'z', 'f')};  // log of 1 - erf(z)\n{_REDUCE}"
         "  $V power = ($V)((n + $bias) << $digits);\n"
         "  y = (1 - power) - power * y;\n"
         "  y = ($V)(($I)y | (($I)x & $sign));\n"
         "  return select_$V(z < 0.925f, near, y);\n",
-        ("select", "lesser"),
+        ("select", "at_most"),
     ),
     "sin": (
         f"{_QUADRANT}  $I n = ($I)t - $magic_bits;\n{_QUADRANT_END}"
@@ -244,8 +236,8 @@ def function_text(name: str, dtype: DType, lanes: int) -> str:
         "V": f"v{short}x{lanes}", "I": f"vi{wide}x{lanes}", "U": f"vu{wide}x{lanes}", "N": str(lanes), "which": name,
         "sin": _polynomial(_SIN_F32, "s", "f"), "cos": _polynomial(_COS_F32, "s", "f"),
     }  # fmt: skip
-    words["half_n"] = Template(_HALVES[words["f"]]).substitute(words)
+    scaled = where_available(instruction("scaled", dtype, lanes), _SCALED)
+    words["scaled"] = Template(scaled).substitute(words)
     words["core"] = Template(_LOG_CORE[dtype]).substitute(words)
     body = Template(_TABLES[dtype][name][0]).substitute(words)
-    parameters = f"{words['V']} x" + (f", {words['V']} k" if name == "scaled" else "")
-    return f"static inline {words['V']} {name}_{words['V']}({parameters}) {{\n{body}}}"
+    return f"static inline {words['V']} {name}_{words['V']}({words['V']} x) {{\n{body}}}"
