@@ -6,6 +6,7 @@ to vectors, or woven of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -69,6 +70,7 @@ class _Layout:
     def tasks(self) -> tuple[Node, ...]:
         column = self.columns[0]
         nodes = self._cut(self.row, lambda width: self._cut(column, lambda count: self._tile(width, count)))
+        nodes = wrapped(self._rooms(), nodes)
         nodes = self._steps(self.row, self._steps(column, nodes))
         for axis in reversed(self.group.outer):
             if axis not in (self.row, *self.columns):
@@ -86,7 +88,7 @@ class _Layout:
     def _cut(self, axis: Axis, nodes_at: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Nodes for whole tiles along an axis, and for what is left at its end."""
         tile = self.program.thread[axis.name]
-        whole, rest = nodes_at(min(tile, axis.extent)), axis.extent % tile
+        whole, rest = nodes_at(self._whole(axis)), axis.extent % tile
         if not rest or axis.extent < tile:
             return whole
         inside = less_equal(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
@@ -96,15 +98,23 @@ class _Layout:
     def _tile(self, width: int, count: int) -> tuple[Node, ...]:
         if self.layout.turn is Turn.WOVEN:
             return self._woven(count)
-        fused = count
-        for axis in self.columns[1:]:
-            fused *= axis.extent
-        staging = [node for i in range(len(self.layout.turned)) for node in self._stage(i, width, fused)]
-        rooms = [
-            Storage(self._room(load), load.dtype, (fused, width), Scope.STACK, ()) for load in self.layout.turned
-        ]
-        nodes = (*self._over_columns(count, self._ahead(width)), *staging, *self._rows(width, count))
-        return wrapped(rooms, nodes)
+        staging = [node for i in range(len(self.layout.turned)) for node in self._stage(i, width, self._fused(count))]
+        return (*self._over_columns(count, self._ahead(width)), *staging, *self._rows(width, count))
+
+    def _rooms(self) -> list[Storage]:
+        """Room for a whole tile, row by row of the result, or column by column of short rows."""
+        width, count = self._whole(self.row), self._whole(self.columns[0])
+        if self.layout.turn is Turn.WOVEN:
+            (statement,) = [s for s in self.group.statements if s.output not in self.group.locals]
+            return [Storage(WOVEN, statement.type.dtype, (self.layout.short, count), Scope.STACK, ())]
+        shape = (self._fused(count), width)
+        return [Storage(self._room(load), load.dtype, shape, Scope.STACK, ()) for load in self.layout.turned]
+
+    def _whole(self, axis: Axis) -> int:
+        return min(self.program.thread[axis.name], axis.extent)
+
+    def _fused(self, count: int) -> int:
+        return count * math.prod(a.extent for a in self.columns[1:])
 
     def _stage(self, which: int, width: int, count: int) -> tuple[Node, ...]:
         """A tile into its room, turned block by block: the last block may overlap the one before it."""
@@ -117,7 +127,8 @@ class _Layout:
         at[self.columns[-1].name] = add(at[self.columns[-1].name], column)
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
         short = self.layout.short if dealt else None
-        block = Transpose(self._room(load), (column, row), width, source, stride, columns=short, lanes=lanes)
+        pitch = self._whole(self.row)
+        block = Transpose(self._room(load), (column, row), pitch, source, stride, columns=short, lanes=lanes)
         nodes: tuple[Node, ...] = (block,)
         if not dealt:
             nodes = (Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, nodes),)
@@ -201,11 +212,12 @@ class _Layout:
         here = {self.row.name: num(0), column.name: add(ref(f"{column.name}.first"), block)}
         index = tuple(substitute(i, here) for i in statement.index)
         source = Load(WOVEN, (num(0), block), statement.type.dtype)
+        pitch = self._whole(column)
         woven = Transpose(
-            statement.output, index, short, source, count, rows=short, lanes=lanes, along=len(index) - 2
+            statement.output, index, short, source, pitch, rows=short, lanes=lanes, along=len(index) - 2
         )
         blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven,))
-        return (Storage(WOVEN, statement.type.dtype, (short, count), Scope.STACK, (mapped, blocks)),)
+        return (mapped, blocks)
 
     def _room(self, load: Load) -> str:
         return f"{load.tensor}.turned{self.layout.turned.index(load)}"

@@ -21,6 +21,7 @@ SHORT_RUN, LESS_BY_TWICE, LEAST_MORE = 1.3, 0.18, 0.3
 WRITTEN_BACK = 0.5  # a line that is written is read before: half as much again of a copy's two streams
 HIDDEN_BY_HINTS = 0.6  # of that, what asking for the line in time leaves
 ONE_OF_TWO = 0.65  # of all cores' memory bandwidth that one reaches
+MORE_ROWS = 0.08  # each time that twice as many rows are read together, from those that fill one line on
 IN_CACHE_STREAMED = 3.0  # to store past a cache that holds everything, as measured in L2
 
 
@@ -63,6 +64,7 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     if launch.streamed:
         # lines that are written in parts go to memory in parts
         more += IN_CACHE_STREAMED if in_cache else (p.extents[layout.row] * size % LINE_BYTES > 0) * 1.0
+        more += MORE_ROWS * math.log2(max(1.0, written / LINE_BYTES))
     else:
         more += WRITTEN_BACK * HIDDEN_BY_HINTS + LINE_BYTES / max(written, LINE_BYTES) * 0.2
     alone = mach.cores / launch.grid

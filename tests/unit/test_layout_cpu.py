@@ -112,3 +112,9 @@ def test_lanes_are_those_of_the_machine(hw: HardwareSpec) -> None:
     (tree,) = lower(case.group, case.ranked[0].program, hw)
     (turned,) = {n.lanes for n in descend(tree.body) if isinstance(n, Transpose)}
     assert turned == case.hw.vector_bytes // 4
+
+
+def test_tiles_that_are_cut_short_share_a_room() -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (270, 290))}, AVX512)
+    large = max(case.ranked, key=lambda c: c.program.thread["i"] * c.program.thread["j"])
+    assert case.source(large).text.count("kernel0_x_turned0[") == 1
