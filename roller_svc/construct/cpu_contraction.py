@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, lie, rows_collide, tiles_cycles
-from roller_svc.perf.cpu_tile import Lie, few_panels
+from roller_svc.perf.cpu_tile import COLUMNS_OF_L2, Lie, few_panels
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 VECTOR_STEPS = (1, 2, 3, 4, 6)
-K_STEPS = (256, 384, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
+K_STEPS = (256, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
 LONGEST_K = 1024  # a whole reduction up to here may be one step: C is never read back
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in how many blocks an axis is cut
-MAX_STEPS = 6
 MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
 # that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
 PANEL_OF_L2, BLOCK_OF_L3 = 0.2, 0.5
 BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
+TASK_SECONDS = 10e-6  # work that is worth a task of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,20 @@ class CpuContraction:
         p = self.problem
         axes = {} if p.k is None else {p.k: self._k_steps(base)}
         depth = min(axes[p.k]) if p.k is not None else 1
-        columns = int(self._block_of_b_bytes() / (depth * p.elem_bytes))
-        for axis, room in ((p.m, p.extent(p.m)), (p.n, columns)):
-            if axis is not None:
-                axes[axis] = self._block_steps(p.extents[axis], base.thread[axis], room)
+        if p.m is not None:
+            axes[p.m] = self._blocks(p.m, base, self._cuts())
+        if p.n is not None:
+            room = int(self._block_of_b_bytes() / (depth * p.elem_bytes))
+            fewest = -(-p.extent(p.n) // max(base.thread[p.n], room))
+            near = [self._cuts_for_l2(depth, base) for depth in (axes[p.k] if p.k is not None else (1,))]
+            axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
         return Stage(
             level=p.machine.hw.block_level.name,
             names=self._names(),
             steps=self._steps(axes),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self.look(t, base),
-            saturates=lambda t: self._packing_share(t) <= 0.25,
+            saturates=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
         )
 
     def look(self, block: Tile, base: Base) -> Look:
@@ -108,10 +111,15 @@ class CpuContraction:
         return BLOCK_OF_L3 * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
     def _balance_rule(self, block: Tile) -> str:
-        """Whole waves of tasks: otherwise cores wait for the last one."""
+        """Whole waves of tasks: otherwise cores wait for the last one. Little work is one task's."""
         cores = self.problem.machine.cores
         tasks = spatial_grid(self.problem, block)
-        return "" if tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+        small = self.problem.floor_s * cores < TASK_SECONDS
+        return "" if small or tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+
+    def _shares_evenly(self, block: Tile) -> bool:
+        cores, tasks = self.problem.machine.cores, spatial_grid(self.problem, block)
+        return tasks % cores == 0 or tasks >= 4 * cores
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         return (PLAIN,)
@@ -145,12 +153,22 @@ class CpuContraction:
         collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
         return cycles * (CONFLICT if collides else 1.0), 1 / m + 1 / n
 
-    def _block_steps(self, extent: int, unit: int, room: int) -> Tile:
-        """The axis cut in about equal blocks that a cache has room for, the largest few of them."""
-        fewest = -(-extent // max(unit, room))
-        cuts = [fewest * split for split in SPLITS]
-        sizes = {padded(-(-extent // cut), unit) for cut in cuts if cut == 1 or extent >= cut * unit // 2}
-        return tuple(sorted(sizes)[-MAX_STEPS:] or [unit])
+    def _cuts(self) -> set[int]:
+        """In how many blocks an axis is cut: for all cores, or for some of them, the others along another axis."""
+        cores = self.problem.machine.cores
+        return {1, math.isqrt(cores), cores, 2 * cores} if cores > 1 else {1}
+
+    def _cuts_for_l2(self, depth: int, base: Base) -> int:
+        """The fewest blocks of columns such that L2 holds one while rows of A go by."""
+        p, mach = self.problem, self.problem.machine
+        room = int(COLUMNS_OF_L2 * mach.hw.block_level.capacity_bytes / (depth * p.elem_bytes))
+        unit = at(base.thread, p.n)
+        return -(-p.extent(p.n) // max(unit, room // unit * unit))
+
+    def _blocks(self, axis: int, base: Base, cuts: Iterable[int]) -> Tile:
+        """The axis in that many about equal blocks of whole register tiles."""
+        extent, unit = self.problem.extents[axis], base.thread[axis]
+        return tuple(sorted({padded(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 
     def _k_steps(self, base: Base) -> Tile:
         p = self.problem
@@ -163,7 +181,7 @@ class CpuContraction:
         if self._streams_a(p.extents, base) and longest <= room:
             return (longest,)  # rows of A that are read where they lie are begun anew for each step
         fitting = sorted(k for k in even if k <= room)
-        return tuple(fitting[-3:] or [max(1, min(depth, room, K_STEPS[0]))])
+        return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
         return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes

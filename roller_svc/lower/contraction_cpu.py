@@ -2,8 +2,8 @@
 
 A task owns a tile of C. For every step along k it packs B into panels of NR columns; then A, in blocks of rows that
 L2 has room for, into panels of MR rows, unless A is read where it lies; and runs the micro-kernel over all pairs of
-panels. Sums that are the output grow in the output; others stay in a tile of their own, in the accumulator's type, until
-the last step.
+panels. Sums that are the output grow in the output; others stay in a tile of their own, in the accumulator's type,
+until the last step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, Packing, Panels, in_panel
-from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, reads_a_straight, rows_at_once
+from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, few_columns, reads_a_straight, rows_at_once
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
 STEP, BLOCK = "k.step", "m.block"
@@ -97,6 +97,12 @@ class _Blocked:
     @property
     def a_is_straight(self) -> bool:
         return reads_a_straight(self.lies[0], self.columns.count * self.columns.size, self.columns.size)
+
+    @property
+    def along_rows(self) -> bool:
+        """Whether one panel of A meets all panels of B, which L2 holds, before the next one does: then C is written
+        along its rows."""
+        return few_columns(self.columns.count * self.columns.size, self.kc, self.view.dtype.bytes, self.l2_bytes)
 
     @property
     def in_place(self) -> bool:
@@ -168,7 +174,8 @@ class _Blocked:
             return columns.cut(self._tile(height, columns.size), self._tile(height, columns.tail))
 
         nodes = rows.cut(over_columns(rows.size), over_columns(rows.tail))
-        return (columns.loop((rows.loop(nodes),)),)
+        inner, outer = (columns, rows) if self.along_rows else (rows, columns)
+        return (outer.loop((inner.loop(nodes),)),)
 
     def _tile(self, height: int, width: int) -> tuple[Node, ...]:
         """height x width of C at (m.place, n.place)."""
@@ -199,9 +206,7 @@ class _Blocked:
         return tuple(substitute(i, at) for i in self.view.group.statements[0].index)
 
     def _output_ahead(self, height: int, width: int) -> tuple[Node, ...]:
-        """The rows of C that this tile will join, on their way while it is summed."""
-        if self.steps == 1:
-            return ()
+        """The rows of C that this tile will join or become, on their way while it is summed."""
         statement = self.view.group.statements[0]
         vector = mul(ref(".vector"), num(self.lanes))
         line = Prefetch(statement.output, self._output(ref(".row"), vector), 0, for_write=True)
@@ -237,7 +242,7 @@ class _Blocked:
     def _panel_ahead(self) -> tuple[Node, ...]:
         """A piece of the next panel of B for each panel of A, so that it is near when its turn comes."""
         rows, columns = self.rows, self.columns
-        if columns.count == 1:
+        if columns.count == 1 or self.along_rows:
             return ()
         pace = ceil_div(columns.size, rows.count)
         ahead = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(pace))

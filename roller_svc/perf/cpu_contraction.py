@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_tile import Lie, few_panels, rows_at_once
+from roller_svc.perf.cpu_tile import Lie, few_columns, few_panels, rows_at_once
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
@@ -57,8 +57,8 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     packing = sizes.steps * _packing(p, launch, sizes)
     store = _store(p, sizes)
     waves = -(-launch.grid // mach.cores)
-    many = p.outer_points / (sizes.rows * sizes.columns) / mach.cores  # whole tiles: those at the edge are smaller
-    busy = many if launch.grid >= 4 * mach.cores else waves
+    average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
+    busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
     parts = (kernel, update, packing, store + TASK_CYCLES)
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
     names = ("compute", "update", "packing", "task")
@@ -87,13 +87,25 @@ def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
 
 
 def _kernel(p: Problem, s: _Sizes) -> float:
-    """Calls and what they multiply, with B's panels from where they lie: each comes once for a step and block of A."""
+    """Calls and what they multiply, with panels from where they lie: of B once for a step and block of A, or, where L2
+    holds them, of A once for a step."""
     mach = p.machine
     cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
     block_of_b = s.columns * s.kc * p.elem_bytes
-    l2_bytes = mach.hw.block_level.capacity_bytes
-    sweeps = s.steps * -(-s.rows // rows_at_once(s.rows, s.mr, s.kc, p.elem_bytes, l2_bytes))
-    return cycles + HIDDEN * sweeps * block_of_b / (_held_at(mach, block_of_b) / mach.clock_hz)
+    at_once = rows_at_once(s.rows, s.mr, s.kc, p.elem_bytes, _l2_bytes(p))
+    if _along_rows(p, s):
+        streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
+    else:
+        streamed, sweeps = block_of_b, float(-(-s.rows // at_once))
+    return cycles + HIDDEN * s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
+
+
+def _along_rows(p: Problem, s: _Sizes) -> bool:
+    return few_columns(-(-s.columns // s.nr) * s.nr, s.kc, p.elem_bytes, _l2_bytes(p))
+
+
+def _l2_bytes(p: Problem) -> int:
+    return p.machine.hw.block_level.capacity_bytes
 
 
 def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:
@@ -111,12 +123,14 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
 
 
 def _update(p: Problem, s: _Sizes) -> float:
-    """C between steps: from registers and back, and through the cache that holds the task's tile of it."""
+    """C, from registers to memory, a line's old contents coming first; between steps to the cache that holds the task's
+    tile and back."""
     mach = p.machine
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
-    if s.steps == 1:
-        return float(vectors)
     tile_bytes = s.rows * s.columns * p.elem_bytes
+    if s.steps == 1:
+        all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
+        return vectors + (HIDDEN if _along_rows(p, s) else 1.0) * 2 * tile_bytes / all_of_it
     return s.steps * (2 * vectors + HIDDEN * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
 
 
