@@ -25,6 +25,10 @@ from roller_svc.lower.window_planes import LANE, LINE_BYTES, MAX_HINTS, Ahead, S
 from roller_svc.perf.plane_layout import Layout, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 
+# Vectors of a line of results below which they are read one by one: a vector that lies across two that were stored a
+# moment ago waits for both to reach the cache (Intel optimization manual, store forwarding), some 13 cycles each.
+FORWARDED = 1
+
 
 def lower_window_cpu(
     group: KernelGroup, program: RProgram, space: PlaneSpace, hw: HardwareSpec
@@ -126,7 +130,10 @@ class _Windows:
     def _line(self, sums: list[StagedSum], width: int) -> tuple[Node, ...]:
         nodes: list[Node] = []
         for node in self._statements(sums):
-            nodes += along(width, node)
+            if width < FORWARDED * self.program.unit.shape[-1]:
+                nodes.append(Loop(LANE, width, LoopKind.SERIAL, (node,)))
+            else:
+                nodes += along(width, node)
         return tuple(nodes)
 
     def _statements(self, sums: list[StagedSum]) -> Iterator[Compute]:
