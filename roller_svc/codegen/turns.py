@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from roller_svc.codegen.dialect import C
 from roller_svc.codegen.vector import vector_type
 from roller_svc.ir.dtype import DType
@@ -49,7 +51,7 @@ def _woven(short: int, dtype: DType, lanes: int) -> str:
 
 
 def _picked(
-    name: str, count: int, type_: tuple[DType, int], picks: list[tuple[int, ...]]
+    name: str, count: int, type_: tuple[DType, int], picks: Sequence[tuple[int, ...]]
 ) -> list[str]:
     """A vector each lane of which is (vector, lane) of the a: of two of them, then one more at a time."""
     dtype, lanes = type_

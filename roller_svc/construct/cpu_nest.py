@@ -85,7 +85,13 @@ class CpuNest:
         return self._measured(block, "", "" if balanced else "execution unit")
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
+        """Past the caches too, where a map's results are more than the last one holds."""
+        p = self.problem
+        last = p.machine.last_cache
+        large = last is None or p.compulsory_bytes > last.total_bytes // 2
+        if p.reduced or self.serial or p.vector not in p.spatial or not large:
+            return (PLAIN,)
+        return (PLAIN, Pipeline(streamed=True))
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""

@@ -37,6 +37,7 @@ _MHZ = re.compile(r"[1-9]\d{0,5}(\.\d+)?")
 # DRAM channels cannot be seen from inside: what one core streams, and what a socket does.
 _DRAM_BYTES_PER_S_OF_A_CORE = 12e9
 _DRAM_BYTES_PER_S_OF_A_SOCKET = 300e9
+_STREAMED_GAIN = 0.8  # Skylake-SP: a map at 10 GB/s with stores past the caches, 12.4 with prefetches
 # A core of an Intel server chip, whose last cache is slices on a mesh: measured on Skylake-SP, 10 to 20 GB/s from L3.
 _MESH_L3_BYTES_PER_S_OF_A_CORE = 15e9
 
@@ -129,6 +130,7 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
             capacity_bytes=machine.memory_bytes or level.capacity_bytes,
             bandwidth_bytes_per_s=min(rate, _DRAM_BYTES_PER_S_OF_A_SOCKET),
             peak_bandwidth_bytes_per_s=None,
+            streamed_write_gain=level.streamed_write_gain if machine.vendor == base.vendor else _STREAMED_GAIN,
         )
     scale = machine.cores * clock_hz / (base.num_cores * base.clock_hz)
     capacity = level.capacity_bytes
@@ -190,7 +192,8 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
         Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
                " shared machine a neighbour on the same physical core takes up to half.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
-               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15.", assumed=True),
+               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; stores past the caches on CPUs of another vendor"
+               " as slow, against others with prefetches, as on Skylake-SP.", assumed=True),
     )  # fmt: skip
 
 

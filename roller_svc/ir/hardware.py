@@ -59,6 +59,7 @@ class MemoryLevel:
     """One level. `capacity_bytes` is of one instance; `bandwidth_bytes_per_s` is of all instances together.
 
     `bandwidth_bytes_per_s` is the achievable rate, `peak_bandwidth_bytes_per_s` the vendor's (None: not stated).
+    `streamed_write_gain`: what stores past all caches are faster than others by, where nothing holds the data.
     """
 
     name: str
@@ -70,6 +71,7 @@ class MemoryLevel:
     banks: int = 1
     bank_bytes: int = 4
     peak_bandwidth_bytes_per_s: float | None = None
+    streamed_write_gain: float = 1.0
 
 
 class UnitKind(Enum):

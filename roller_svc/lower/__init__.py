@@ -17,6 +17,7 @@ from roller_svc.lower.layout_cpu import lower_layout_cpu
 from roller_svc.lower.legality import check
 from roller_svc.lower.nest_cpu import lower_nest_cpu
 from roller_svc.lower.nest_gpu import lower_nest_gpu
+from roller_svc.lower.past_caches_cpu import past_caches
 from roller_svc.lower.scatter import lower_scatter
 from roller_svc.lower.window_cpu import lower_window_cpu
 from roller_svc.perf.layout_tile import layout_space
@@ -55,5 +56,6 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
             return lower_window_cpu(group, program, planes, hw)
         if (layout := layout_space(group, hw)) is not None:
             return lower_layout_cpu(group, program, layout, hw)
-        return lower_nest_cpu(group, program, hw)
+        trees = lower_nest_cpu(group, program, hw)
+        return tuple(past_caches(tree, group) for tree in trees) if program.streamed else trees
     return lower_nest_gpu(group, program, hw)

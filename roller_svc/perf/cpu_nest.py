@@ -95,6 +95,9 @@ def _memory_s(p: Problem, launch: Launch) -> float:
     whole = p.touched.moved_bytes(p.touched.extents)
     bandwidth = _bandwidth(mach, p.compulsory_bytes)
     moved = max(whole, min(launch.grid * task_bytes, 4 * whole))
+    if launch.streamed:
+        written = sum(t.bytes(p.extents) for t in p.touched.accesses if t.access.is_output)
+        moved -= written * (1 - 1 / mach.dram.streamed_write_gain)
     # one core alone does not reach the whole device's bandwidth: of a shared DRAM, about two thirds of it
     alone = mach.cores / launch.grid
     return moved / bandwidth * max(1.0, alone if bandwidth > mach.dram.bandwidth_bytes_per_s else ONE_OF_TWO * alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -10,7 +11,7 @@ from cpucases import cpu_case
 from roller_svc.hardware import load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.schedule import Compute, Transpose, descend
+from roller_svc.ir.schedule import Compute, Prefetch, Transpose, descend
 from roller_svc.lower import lower
 from roller_svc.perf.layout_tile import Turn, layout_space
 
@@ -118,3 +119,29 @@ def test_tiles_that_are_cut_short_share_a_room() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (270, 290))}, AVX512)
     large = max(case.ranked, key=lambda c: c.program.thread["i"] * c.program.thread["j"])
     assert case.source(large).text.count("kernel0_x_turned0[") == 1
+
+
+def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
+    case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
+    first = case.ranked[0].program
+    assert first.streamed  # Zen's stores are faster so
+    (tree,) = lower(case.group, first, AVX512)
+    assert all(n.streamed for n in descend(tree.body) if isinstance(n, Compute))
+    assert not any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
+    plain = next(c.program for c in case.ranked if not c.program.streamed)
+    (tree,) = lower(case.group, plain, AVX512)
+    assert any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
+
+
+def test_what_a_machine_loses_by_streaming_comes_second() -> None:
+    (dram, *levels) = AVX512.levels
+    slow = dataclasses.replace(AVX512, levels=(dataclasses.replace(dram, streamed_write_gain=0.8), *levels))
+    case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, slow)
+    assert not case.ranked[0].program.streamed
+
+
+def test_streamed_maps_with_ragged_rows() -> None:
+    tiny = dataclasses.replace(AVX2, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX2.levels))
+    case = cpu_case("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (37, 43)), "b": ("float32", (43,))}, tiny)
+    assert any(c.program.streamed for c in case.ranked)
+    case.check_some(6)
