@@ -10,6 +10,7 @@ from roller_svc.construct.axis_fusion import fuse_axes
 from roller_svc.construct.contraction import Contraction, as_contraction
 from roller_svc.construct.flat_rows import flat_rows
 from roller_svc.construct.inline import inlined, squeezed
+from roller_svc.construct.row_quotients import divided_rows
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.construct.split_joint import cuts_evenly
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
@@ -45,10 +46,12 @@ class _Draft:
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
+    wanted = {o.tensor for o in program.outputs}
     statements = tuple(squeezed(s) for s in inlined(program))
+    if hw.family is Family.CPU:
+        statements = divided_rows(statements, wanted)
     drafts = _drafts(statements, hw)
     read_by = _readers(drafts)
-    wanted = {o.tensor for o in program.outputs}
     types = stored_types(program)
     return tuple(
         _group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts)

@@ -122,3 +122,44 @@ def test_rows_divide_by_any_number(target: str) -> None:
         one = np.eye(1, 50, dtype=np.float32)[0]
         want = x / (divisors[:, None] * one).sum(1, dtype=np.float32)[:, None]
     np.testing.assert_allclose(kernel(x=x, d=divisors, k=one)["y"], want, rtol=3e-7, atol=2e-45)
+
+
+ATTENTION = (
+    "s[i, j] +=! q[i, d] * k[j, d]; m[i] >=! s[i, j]; e[i, j] = exp((s[i, j] - m[i]) * 0.125); z[i] +=! e[i, j]; "
+    "Y[i, d] +=! e[i, j] * v[j, d] / z[i]"
+)
+
+
+def groups(text: str, outputs: tuple[str, ...] = ("Y",), target: str = "cpu-x86-avx512") -> list[list[str]]:
+    shapes = {"q": (96, 64), "k": (80, 64), "v": (80, 64)}
+    inputs = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
+    found = partition(parse(text, inputs, outputs), load(target))
+    return [[s.output for s in group.statements] for group in found]
+
+
+def test_attention_on_a_cpu_is_two_contractions_around_a_softmax() -> None:
+    assert groups(ATTENTION) == [["s"], ["m", "z", "e"], ["Y"]]
+    assert groups(ATTENTION, target="nvidia-h100-sxm")[-1] == ["Y"]
+    assert ["m", "z", "e"] not in groups(ATTENTION, target="nvidia-h100-sxm")
+
+
+@pytest.mark.parametrize(("outputs", "change"), [
+    (("Y", "e"), ("", "")),
+    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! e[i, j] * e[i, j]")),
+    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! s[i, j]")),
+    (("Y",), ("/ z[i]", "/ z[i + 0 * d] * e[i, 0]")),
+])  # fmt: skip
+def test_rows_that_others_see_stay_undivided(outputs: tuple[str, ...], change: tuple[str, str]) -> None:
+    assert ["m", "z", "e"] not in groups(ATTENTION.replace(*change), outputs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("keys", [5, 80, 300])
+def test_attention_against_its_definition(target: str, keys: int) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.uniform(-1, 1, (n, 64)).astype(np.float32) for name, n in (("q", 70), ("k", keys), ("v", keys))}
+    arrays["q"][3] = np.nan
+    inputs = {name: ("float32", x.shape) for name, x in arrays.items()}
+    kernel = roller_svc.compile(ATTENTION, inputs, target=target, outputs=["Y"], select="model")
+    want = softmax(arrays["q"].astype(np.float64) @ arrays["k"].T.astype(np.float64) / 8) @ arrays["v"]
+    np.testing.assert_allclose(kernel(arrays)["Y"], want, rtol=1e-4, atol=1e-5)
