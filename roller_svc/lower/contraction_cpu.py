@@ -77,7 +77,7 @@ class _Blocked:
 
     @property
     def blocks(self) -> int:
-        """Blocks of rows that a task works on one after the other."""
+        """Blocks of rows that a task works on one after the other: all of its tile, and less than a block more."""
         return ceil_div(self.program.block[self.view.m.name], self.rows.count * self.rows.size)
 
     @property
@@ -126,8 +126,8 @@ class _Blocked:
         columns = self.columns
         left = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
         nodes = _begun(columns, mul(ref("n.task"), num(columns.count)), left, nodes)
-        for panels in (self.columns, self.rows):
-            tasks = ceil_div(panels.axis.extent, self.program.block[panels.axis.name])
+        for panels, blocks in ((columns, 1), (self.rows, self.blocks)):
+            tasks = ceil_div(panels.axis.extent, blocks * panels.count * panels.size)
             nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
@@ -155,7 +155,7 @@ class _Blocked:
         nodes, rows = self._multiply(), self.rows
         if not self.a_is_straight:
             nodes = (*self._packed(PACKED_A, self.view.factors.a, self.lies[0]).nodes(rows), *nodes)
-        of_task = self.program.block[self.view.m.name] // rows.size
+        of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
         nodes = _begun(rows, add(task, block), sub(ref("m.all"), block), nodes)
         blocks = div(add(ref("m.all"), num(rows.count - 1)), rows.count)

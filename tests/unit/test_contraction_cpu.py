@@ -96,6 +96,19 @@ def test_tiles_of_all_kinds(extents: tuple[int, int, int], tiles: Tiles, dtype: 
     check(program_of(extents, dtype=dtype), tiles)
 
 
+def test_tasks_of_several_blocks_of_rows() -> None:
+    """L2 has room for fewer rows of A than a task has, and not for an even share of them."""
+    program = program_of((3000, 64, 1030))
+    (group,) = partition(program, AVX2)
+    nodes = lower(group, tiled(group, (5, 16, 1505, 64, 515)), AVX2)[0].body
+    loops = {node.var: node for node in descend(nodes) if isinstance(node, Loop)}
+    assert loops["m.task"].extent == 2
+    assert loops["m.block"].extent > 1
+    packed = next(node for node in descend(nodes) if isinstance(node, Storage) and node.tensor == ".a_packed")
+    assert packed.shape[0] * loops["m.block"].extent * 5 >= 1505
+    assert AVX2.block_level.capacity_bytes >= 4 * 515 * 5 * packed.shape[0]
+
+
 def test_batches_of_a_sum_that_is_scaled() -> None:
     types = {"q": TensorType(DType.FLOAT32, (3, 21, 19)), "k": TensorType(DType.FLOAT32, (3, 23, 19))}
     check(parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; t[h, i, j] = s[h, i, j] * 0.125", types), (4, 16, 8, 32, 16))
