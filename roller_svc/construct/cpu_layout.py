@@ -14,8 +14,8 @@ from roller_svc.perf.layout_tile import LayoutSpace, Turn
 from roller_svc.perf.problem import Problem
 
 TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
-ROOM_BYTES = 32 << 10  # of a tile between its two sides: L1
-WOVEN_BYTES = 4096  # of a tile of short rows, a page
+ROOM_BYTES = 16 << 10  # of a tile between its two sides: half of L1, what it becomes takes the other half
+SHORT_ROWS_BYTES = (1024, 2048)  # of a tile of short rows, along the other side
 CUTS = (1, 2, 4, 8, 16, 32, 64)
 MAX_BASES = 14
 
@@ -95,7 +95,7 @@ class CpuLayout:
     def _sides(self, extent: int, each: int, size: int) -> Tile:
         """Extents of a tile's side: about so many bytes, with at least a vector left at the end."""
         lanes, found = self.layout.lanes, set[int]()
-        nominal = TILE_BYTES if self.layout.turn is Turn.SQUARE else (WOVEN_BYTES // 4, WOVEN_BYTES)
+        nominal = TILE_BYTES if self.layout.turn is Turn.SQUARE else SHORT_ROWS_BYTES
         unit = -(-lanes // each) if each > 1 else lanes
         for wanted in nominal:
             tile = max(unit, wanted // (size * each) // unit * unit)

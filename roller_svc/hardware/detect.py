@@ -192,7 +192,7 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
         Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
                " shared machine a neighbour on the same physical core takes up to half.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
-               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; stores past the caches on CPUs of another vendor"
+               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; stores past the caches on other vendors' CPUs"
                " as slow, against others with prefetches, as on Skylake-SP.", assumed=True),
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 from roller_svc.lower.outer_loops_cpu import Together, steps
+from roller_svc.lower.prefetch_cpu import AHEAD_BYTES
 from roller_svc.lower.rows import RowReads, converted, local_name, register, row_dtype, row_tensors, wrapped
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
 
@@ -173,7 +174,7 @@ class _Layout:
 
     def _ahead(self, width: int) -> tuple[Node, ...]:
         """Hints for the lines that the tile's results fill, while it is staged: few of those follow each other."""
-        if self.program.streamed or self.group.space.touched_bytes <= self.hw.block_level.capacity_bytes:
+        if self.program.streamed or not self._is_large:
             return ()
         hints: list[Node] = []
         for s in self.group.statements:
@@ -183,6 +184,11 @@ class _Layout:
                     at = self._at(num(first))
                     hints.append(Prefetch(s.output, tuple(substitute(i, at) for i in s.index), 0, for_write=True))
         return tuple(hints)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether a core's own cache does not hold all that the group touches."""
+        return self.group.space.touched_bytes > self.hw.block_level.capacity_bytes
 
     def _at(self, lane: Expr) -> Point:
         """Where a neighbour along the row stands, in loops over the columns."""
@@ -216,8 +222,16 @@ class _Layout:
         woven = Transpose(
             statement.output, index, short, source, pitch, rows=short, lanes=lanes, along=len(index) - 2
         )
-        blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven,))
+        hints = self._ahead_of(statement, index) if self._is_large else ()
+        blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven, *hints))
         return (mapped, blocks)
+
+    def _ahead_of(self, statement: TensorExpr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+        """Hints for as many lines as a block of short rows fills, further on in memory."""
+        size = statement.type.dtype.bytes
+        step, ahead = self.hw.dram.transaction_bytes // size, AHEAD_BYTES // size
+        lines = range(0, self.layout.short * self.layout.lanes, step)
+        return tuple(Prefetch(statement.output, index, ahead + first, for_write=True) for first in lines)
 
     def _room(self, load: Load) -> str:
         return f"{load.tensor}.turned{self.layout.turned.index(load)}"

@@ -15,11 +15,13 @@ ROOM_CYCLES = 3.0  # a vector into a room and out of it again
 OPERATION_CYCLES = 0.5  # one vector operation: two ports
 GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
 LINE_BYTES = 64
-# Seconds more, in parts of what a copy takes, for rows of one line that are read; less for each time they are twice as
-# long. Measured on Skylake-SP, 4096 x 4096 float32, tiles of 16 x 16 to 256 x 64.
-SHORT_RUN, LESS_BY_TWICE, LEAST_MORE = 1.3, 0.18, 0.3
-WRITTEN_BACK = 0.5  # a line that is written is read before: half as much again of a copy's two streams
-HIDDEN_BY_HINTS = 0.6  # of that, what asking for the line in time leaves
+# Seconds more, in parts of what a copy takes, and less of them each time that rows are twice as long as a line, down to
+# the last figure: of rows that are read where results stream past the caches, of rows that are written where they do
+# not. Measured on Skylake-SP, float32, 1024 x 1024 and 4096 x 4096, tiles of 16 x 16 to 256 x 64.
+STREAMED_MORE = (1.3, 0.18, 0.3)
+PLAIN_MORE = (0.7, 0.1, 0.3)
+READ_BY_TWICE = 0.02  # without streams, for each time that rows that are read are shorter than a KiB
+WRITTEN_BACK = 0.4  # beyond all caches a line that is written is read before
 ONE_OF_TWO = 0.65  # of all cores' memory bandwidth that one reaches
 MORE_ROWS = 0.08  # each time that twice as many rows are read together, from those that fill one line on
 SKYLAKE_GAIN = 0.8  # of stores past the caches in maps, where these figures were measured
@@ -60,17 +62,23 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     size = layout.turned[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
-    more = 0.0 if whole else max(LEAST_MORE, SHORT_RUN - LESS_BY_TWICE * math.log2(max(1.0, run / LINE_BYTES)))
     written = min(launch.thread[layout.row], p.extents[layout.row]) * size
     if launch.streamed:
+        more = 0.0 if whole else _more(STREAMED_MORE, run)
         # lines that are written in parts go to memory in parts
         more += (1 / mach.dram.streamed_write_gain - 1 / SKYLAKE_GAIN) / 2  # half of what moves is written
         more += IN_CACHE_STREAMED if in_cache else (p.extents[layout.row] * size % LINE_BYTES > 0) * 1.0
         more += MORE_ROWS * math.log2(max(1.0, written / LINE_BYTES))
     else:
-        more += WRITTEN_BACK * HIDDEN_BY_HINTS + LINE_BYTES / max(written, LINE_BYTES) * 0.2
+        more = _more(PLAIN_MORE, written) + (0.0 if whole else READ_BY_TWICE * max(0.0, math.log2(1024 / run)))
+        more += WRITTEN_BACK if bandwidth == mach.dram.bandwidth_bytes_per_s else 0.0
     alone = mach.cores / launch.grid
     return total / bandwidth * (1 + more) * max(1.0, ONE_OF_TWO * alone)
+
+
+def _more(figures: tuple[float, float, float], run_bytes: int) -> float:
+    most, less, least = figures
+    return max(least, most - less * math.log2(max(1.0, run_bytes / LINE_BYTES)))
 
 
 def _bandwidth(mach: Machine, total_bytes: int) -> tuple[float, bool]:
