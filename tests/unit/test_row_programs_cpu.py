@@ -157,9 +157,9 @@ def test_rows_that_others_see_stay_undivided(outputs: tuple[str, ...], change: t
 @pytest.mark.parametrize("keys", [5, 80, 300])
 def test_attention_against_its_definition(target: str, keys: int) -> None:
     rng = np.random.default_rng(0)
-    arrays = {name: rng.uniform(-1, 1, (n, 64)).astype(np.float32) for name, n in (("q", 70), ("k", keys), ("v", keys))}
-    arrays["q"][3] = np.nan
-    inputs = {name: ("float32", x.shape) for name, x in arrays.items()}
+    q, k, v = (rng.uniform(-1, 1, (n, 64)).astype(np.float32) for n in (70, keys, keys))
+    q[3] = np.nan
+    inputs = {name: ("float32", x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
     kernel = roller_svc.compile(ATTENTION, inputs, target=target, outputs=["Y"], select="model")
-    want = softmax(arrays["q"].astype(np.float64) @ arrays["k"].T.astype(np.float64) / 8) @ arrays["v"]
-    np.testing.assert_allclose(kernel(arrays)["Y"], want, rtol=1e-4, atol=1e-5)
+    want = softmax(q.astype(np.float64) @ k.T.astype(np.float64) / 8) @ v
+    np.testing.assert_allclose(kernel(q=q, k=k, v=v)["Y"], want, rtol=1e-4, atol=1e-5)
