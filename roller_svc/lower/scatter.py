@@ -9,12 +9,18 @@ from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree
+from roller_svc.lower.prefetch_cpu import AHEAD_BYTES
 from roller_svc.lower.rows import converted
 
 THREADS = 256
 FEW_POINTS = 32  # one warp's: a launch takes longer than one thread takes for them
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
+# A CPU's copy.
+ROW_BYTES = 256  # of a loop's step
+LINE_BYTES = 64
+SHARED_BYTES = 1 << 20  # what a core's own cache holds is copied sooner than threads begin
+ENOUGH_TASKS = 16
 
 
 def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...]:
@@ -24,7 +30,7 @@ def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
     write = _write(statement, atomic=family is not Family.CPU and statement.combine is not None)
     if family is Family.CPU:
-        bodies = (_serial(axes, (_copy(statement, tuple(ref(a.name) for a in axes)),)), _serial(statement.axes, write))
+        bodies = (_shared_copy(statement, axes), _serial(statement.axes, write))
     else:
         in_order = statement.combine is None and statement.points <= FEW_POINTS
         bodies = (_wide_copy(statement, axes), (_serial if in_order else _threads)(statement.axes, write))
@@ -33,6 +39,35 @@ def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...
 
 def _copy(statement: TensorExpr, place: tuple[Expr, ...]) -> Node:
     return Compute(statement.output, place, Load(statement.target or "", place, statement.type.dtype))
+
+
+def _shared_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]:
+    """A CPU's: vectors along a row, rows shared by threads where they are worth it, the lines to come asked for."""
+    if not axes:
+        return (_copy(statement, ()),)
+    *outer, row = axes
+    element_bytes = statement.type.dtype.bytes
+    width = min(row.extent, max(1, ROW_BYTES // element_bytes))
+    lane = ref(".lane")
+
+    def vectors(first: Expr, count: int) -> tuple[Node, ...]:
+        at = (*(ref(a.name) for a in outer), first)
+        lanes = Loop(lane.name, count, LoopKind.VECTOR, (_copy(statement, (*at[:-1], add(first, lane))),))
+        steps = range(0, count * element_bytes, LINE_BYTES) if statement.type.bytes > SHARED_BYTES else range(0)
+        hints = (AHEAD_BYTES // element_bytes + step // element_bytes for step in steps)
+        return (lanes, *(Prefetch(statement.output, at, ahead, for_write=True) for ahead in hints))
+
+    nodes: tuple[Node, ...] = ()
+    if rest := row.extent % width:
+        nodes = vectors(num(row.extent - rest), rest)
+    kind = LoopKind.PARALLEL if statement.type.bytes > SHARED_BYTES else LoopKind.SERIAL
+    pieces = Loop(f"{row.name}.piece", row.extent // width, LoopKind.SERIAL if outer else kind,
+                  vectors(mul(ref(f"{row.name}.piece"), num(width)), width))  # fmt: skip
+    nodes = (pieces, *nodes)
+    for d, axis in reversed(tuple(enumerate(outer))):
+        tasks = math.prod(a.extent for a in outer[:d])
+        nodes = (Loop(axis.name, axis.extent, kind if tasks < ENOUGH_TASKS else LoopKind.SERIAL, nodes),)
+    return nodes
 
 
 def _wide_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]:
