@@ -10,7 +10,7 @@ from roller_svc.ir.build import add, both, ceil_div, div, equal, mod, mul, num, 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node
-from roller_svc.lower.fused_axis import decoded
+from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.linear import linear
 from roller_svc.lower.micro_kernel_cpu import LANE
@@ -184,7 +184,7 @@ class ImageWindow:
             def filled(value: Expr) -> Callable[[Expr], Compute]:
                 def at(position: Expr) -> Compute:
                     channel = add(mul(ref(".step"), num(self.channels)), position)
-                    there = substitute(value, {axis.members[0].name: channel}) if len(axis.members) == 1 else value
+                    there = substitute(value, member_values(axis, channel))
                     return Compute(WINDOW, (self.place(position, coordinates),), there)
                 return at
 

@@ -62,6 +62,8 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
     "activated image": ("z[n, c, a, b] = (x[n, c, a, b]).call(`max`, [0.0]); "
                         "y[n, f, ho, wo] +=! z[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 6",
                         {"x": (2, 3, 8, 8), "w": (8, 3, 3, 3)}, F32),
+    "channels_of_two_axes_innermost": ("y[p, q, c, f] +=! x[f, c, a, b] * g[p, a] * g[q, b]",
+                                       {"x": (24, 5, 4, 4), "g": (4, 4)}, F32),
 }  # fmt: skip
 
 
