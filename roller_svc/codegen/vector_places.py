@@ -87,7 +87,7 @@ class Places:
         total = 0
         for i, stride in zip(index, self.scalar.places[tensor].strides, strict=True):
             if self.moves(i):
-                known = affine(i)
+                known = affine(i) or affine(fold(i, self.scalar.values))  # what is unrolled is a number by now
                 if known is None:
                     return None
                 total += known.coeff(self.var) * stride

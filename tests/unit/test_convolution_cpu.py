@@ -93,3 +93,16 @@ def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
 
 def _is_image(candidate: Candidate) -> bool:
     return bool(candidate.program.space.role(AxisRole.PIXEL))
+
+
+def test_vectors_of_pixels_are_loaded_whole() -> None:
+    """A register tile of several rows of pixels: what is in the window side by side is no list of elements."""
+    text = "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 30, wo in 30"
+    shapes = {"x": (4, 3, 32, 32), "w": (16, 3, 3, 3)}
+    program = parse(text, {n: TensorType(F32, shape) for n, shape in shapes.items()}, ("y",))
+    hw = hardware.load("cpu-x86-avx2")
+    groups = partition(program, hw)
+    ranked, _ = rank_units(groups[0], hw, 200)
+    rows = [c for c in ranked if c.program.space.vector_axis == "wo" and c.program.thread["ho"] > 1]
+    assert rows
+    assert "{window[" not in generate(Plan((rows[0],)), program, groups, hw).text
