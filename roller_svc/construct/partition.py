@@ -13,6 +13,7 @@ from roller_svc.construct.inline import inlined, squeezed
 from roller_svc.construct.row_quotients import divided_rows
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.construct.split_joint import cuts_evenly
+from roller_svc.construct.split_reduced import split_reduced
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
@@ -49,7 +50,7 @@ def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ..
     wanted = {o.tensor for o in program.outputs}
     statements = tuple(squeezed(s) for s in inlined(program))
     if hw.family is Family.CPU:
-        statements = divided_rows(statements, wanted)
+        statements = divided_rows(tuple(split_reduced(s) for s in statements), wanted)
     drafts = _drafts(statements, hw)
     read_by = _readers(drafts)
     types = stored_types(program)

@@ -50,6 +50,8 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
                       "where o in 40", {"x": (2, 4, 40), "w": (12, 4, 5)}, F32),
     "three dimensions": ("y[n, f, a, b, d] +=! x[n, c, a + p, b + q, d + r] * w[f, c, p, q, r] where a in 3, b in 4, "
                          "d in 5", {"x": (2, 3, 5, 6, 7), "w": (8, 3, 3, 3, 3)}, F32),
+    "fused channels and taps": ("y[n, f, ho, wo] +=! x[n, ck // 9, ho + ck % 9 // 3, wo + ck % 9 % 3] * w[f, ck] "
+                                "where ho in 6, wo in 9", {"x": (2, 4, 8, 11), "w": (20, 36)}, F32),
     "float64": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
                 {"x": (2, 3, 8, 11), "w": (8, 3, 3, 3)}, DType.FLOAT64),
     "float16": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
@@ -62,8 +64,6 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
     "activated image": ("z[n, c, a, b] = (x[n, c, a, b]).call(`max`, [0.0]); "
                         "y[n, f, ho, wo] +=! z[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 6",
                         {"x": (2, 3, 8, 8), "w": (8, 3, 3, 3)}, F32),
-    "channels_of_two_axes_innermost": ("y[p, q, c, f] +=! x[f, c, a, b] * g[p, a] * g[q, b]",
-                                       {"x": (24, 5, 4, 4), "g": (4, 4)}, F32),
 }  # fmt: skip
 
 
