@@ -156,7 +156,7 @@ def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     assert all(may_split(group) for group in found)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=split)) for c in ranked))
     source = generate(forced, made, found, local)
-    assert len(source.launches) == 2
+    assert all(f"{name}(" in source.text for name in ("kernel0_partial", "kernel0_combine"))
     arrays = random_inputs(made, seed=split)
     got = CpuModule(compile_source(source)).run(arrays)
     assert agrees(made, got, evaluate(made, arrays)).ok
