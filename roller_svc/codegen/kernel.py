@@ -15,8 +15,21 @@ from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, Node, ScheduleTree, Transpose, descend
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Copy,
+    Let,
+    Loop,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+    Transpose,
+    descend,
+)  # fmt: skip
 
+MICRO_KERNEL_OPTIONS = ("-O2", "-fno-tree-slp-vectorize")
 STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
 
 
@@ -121,10 +134,21 @@ def _emit_c(
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
     named = _named([check for f in functions for check in f.checks], buffers)
-    options: tuple[str, ...] = ("-fopenmp", "-fopenmp-simd", "-O3")
+    options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
     return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options)
+
+
+def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
+    """Options of the compiler. Trees around a micro-kernel are vectors already: -O3 takes twice the time to unroll
+    loops around it, and is no faster."""
+    trees = (tree for program in programs for part in program.parts for tree in part.trees)
+    return MICRO_KERNEL_OPTIONS if all(_has_registers(tree) for tree in trees) else ("-O3",)
+
+
+def _has_registers(tree: ScheduleTree) -> bool:
+    return any(isinstance(n, Storage) and n.scope is Scope.REGISTER for n in descend(tree.body))
 
 
 def _c_launches(
