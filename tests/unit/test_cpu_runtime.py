@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import threading
 
 import numpy as np
 import pytest
 from handwritten import add, cuda_scale, gather, row_sums_doubled
 
+import roller_svc
 from roller_svc.codegen.threads import THREADS
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError, LaunchError
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec
@@ -151,6 +153,23 @@ def test_denormals_stay() -> None:
     """Nothing that is loaded may switch flush-to-zero on for the whole process."""
     CpuModule(compile_c(add(("-fopenmp",)))).run(operands())
     assert np.float32(1e-40) * np.float32(0.5) != 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the control register of x86")
+def test_kernels_leave_the_control_register_of_their_thread_alone() -> None:
+    """Rounding, flush-to-zero, denormals-are-zero and trap masks are after every family's kernel what they were."""
+    text = 'void add(float *a, float *b, float *c) { (void)a; (void)b; __asm__("stmxcsr %0" : "=m"(*c)); }\n'
+    reader = CpuModule(compile_c(dataclasses.replace(add(), text=text)))
+
+    def control() -> int:
+        register = reader.run(operands())["C"].view(np.uint32).ravel()[0]
+        return int(register) & ~0x3F  # but for the flags of what has happened
+
+    before = control()
+    for expression in ("y[m, n] +=! x[m, k] * x[n, k]", "y[m, n] = x[m, n].call(`tanh`)", "y[m] >=! x[m, k]"):
+        kernel = roller_svc.compile(expression, {"x": ("float32", (40, 40))}, select="model")
+        kernel(x=np.full((40, 40), 1e-30, np.float32))
+        assert control() == before
 
 
 def test_bytes_that_are_no_library_are_refused() -> None:
