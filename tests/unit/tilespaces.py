@@ -37,7 +37,7 @@ def group_of(kind: GroupKind, space: TileSpace) -> KernelGroup:
         kind=StatementKind.REDUCE if reduces else StatementKind.MAP, combine=Combine.SUM if reduces else None,
     )  # fmt: skip
     outer = tuple(a for a in axes if a.kind is AxisKind.SPATIAL)
-    return KernelGroup(out.tensor, kind, (statement,), outer, frozenset(), (out.tensor,), (), space)
+    return KernelGroup(out.tensor, kind, (statement,), outer, frozenset(), ((out.tensor, statement.type),), (), space)
 
 
 def matmul(m: int, n: int, k: int, batch: int = 1, dtype: DType = F32) -> KernelGroup:
