@@ -69,7 +69,7 @@ def builder() -> Builder:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(store=tmp_path / "store", body_bytes_most=4096, items_most=4, queue_length=2)
+    return Settings(store=tmp_path / "store", body_bytes_most=8192, items_most=4, queue_length=2)
 
 
 @pytest.fixture
@@ -216,8 +216,8 @@ def test_bodies(client: Client) -> None:
     problem(client.post(path, content=b"[]", headers=json_type), 422, "invalid-body")
     problem(client.post(path, content=b"{}", headers={"Content-Type": "text/plain"}), 415, "unsupported-media-type")
     problem(client.post(path, content=b"{}"), 415, "unsupported-media-type")
-    problem(client.post(path, content=b" " * 5000, headers=json_type), 413, "body-too-large")
-    problem(client.post(path, content=iter([b" " * 3000] * 2), headers=json_type), 413, "body-too-large")
+    problem(client.post(path, content=b" " * 9000, headers=json_type), 413, "body-too-large")
+    problem(client.post(path, content=iter([b" " * 3000] * 4), headers=json_type), 413, "body-too-large")
 
 
 def test_a_full_queue_is_503_with_a_time_to_come_back(client: Client, builder: Builder) -> None:
