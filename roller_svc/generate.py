@@ -36,31 +36,41 @@ def generate_together(
 ) -> tuple[KernelSource, ...]:
     """The plans in one text, for one run of the compiler: each source has the whole text and its own plan's launches.
 
-    What plans have in common, micro-kernels above all, stands in the text once.
+    What plans have in common, the same tiles of a group among it, stands in the text once.
     """
     types = stored_types(program)
-    programs: list[Program] = []
     workspace: list[tuple[str, TensorType]] = []
-    for number, plan in enumerate(plans):
-        prefix = "" if len(plans) == 1 else f"plan{number}_"
-        named = tuple(replace(g, name=f"{prefix}{g.name}") for g in groups)
-        parts: list[Part] = []
-        for group, choice in zip(named, plan.choices, strict=True):
-            for piece, tiles, extra in _pieces(group, choice.program, hw):
+    made: dict[tuple[str, RProgram], tuple[Part, ...]] = {}
+
+    def parts(group: KernelGroup, tiles: RProgram) -> tuple[Part, ...]:
+        if (group.name, tiles) not in made:
+            named = group if len(plans) == 1 else replace(group, name=f"choice{len(made)}_{group.name}")
+            found: list[Part] = []
+            for piece, its_tiles, extra in _pieces(named, tiles, hw):
                 views = (*piece.inputs, *piece.stored)
-                parts.append(Part(lower(piece, tiles, hw), views))
-                workspace += [*((t, types[t]) for t, _ in views if t in types), *extra]
-        programs.append(Program(f"{prefix}kernel", tuple(parts)))
+                found.append(Part(lower(piece, its_tiles, hw), views))
+                workspace.extend((*((t, types[t]) for t, _ in views if t in types), *extra))
+            made[group.name, tiles] = tuple(found)
+        return made[group.name, tiles]
+
+    programs = tuple(
+        Program(
+            "kernel" if len(plans) == 1 else f"plan{number}_kernel",
+            tuple(p for group, choice in zip(groups, plan.choices, strict=True) for p in parts(group, choice.program)),
+        )
+        for number, plan in enumerate(plans)
+    )
     buffers = tensors_in_memory(program, types, workspace)
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
-    whole = with_program_indices(emit_together(tuple(programs), buffers, hw, comment), program)
+    whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
     return tuple(_only(whole, each) for each in programs) if len(plans) > 1 else (whole,)
 
 
 def _only(source: KernelSource, program: Program) -> KernelSource:
-    """The source with the launches of one program, and the workspace that they touch."""
-    names = {program.name, *(tree.name for part in program.parts for tree in part.trees)}
-    launches = tuple(launch for launch in source.launches if launch.name in names)
+    """The source with the launches of one program, in its order, and the workspace that they touch."""
+    named = {launch.name: launch for launch in source.launches}
+    names = (program.name,) if program.name in named else tuple(tree.name for tree in program.trees)
+    launches = tuple(named[name] for name in names)
     touched = {symbol for launch in launches for symbol in launch.args}
     private = (Role.WORKSPACE, Role.STATUS)
     buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)

@@ -48,6 +48,10 @@ class Program:
     name: str
     parts: tuple[Part, ...]
 
+    @property
+    def trees(self) -> tuple[ScheduleTree, ...]:
+        return tuple(tree for part in self.parts for tree in part.trees)
+
 
 def tensors_in_memory(
     program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
@@ -115,20 +119,18 @@ def emit_together(
 def _emit_c(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
-    functions: list[c.Function] = []
-    launches: list[LaunchSpec] = []
-    texts: list[str] = []
-    for program in programs:
-        first_check = sum(len(f.checks) for f in functions)
-        found, made = _c_launches(program, buffers, hw, first_check)
-        functions += found
-        texts += [f.text for f in found]
-        if len(made) > 1 and found[0].in_region:
-            args = _union(made, buffers)
-            serial = frozenset(tree.name for part in program.parts for tree in part.trees if threads.begun_by_one(tree))
-            texts.append(threads.region(program.name, made, serial, args, hw.num_cores))
-            made = (LaunchSpec(program.name, tuple(a.symbol for a in args)),)
-        launches += made
+    setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
+    functions, of_trees = _c_functions(programs, buffers, setting)
+    texts = [f.text for f in functions]
+    launches = list(of_trees.values())
+    if setting.in_region:
+        launches = []
+        for program in programs:
+            inside = tuple(of_trees[tree.name] for tree in program.trees)
+            serial = frozenset(tree.name for tree in program.trees if threads.begun_by_one(tree))
+            args = _union(inside, buffers)
+            texts.append(threads.region(program.name, inside, serial, args, hw.num_cores))
+            launches.append(LaunchSpec(program.name, tuple(a.symbol for a in args)))
     text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
@@ -143,7 +145,7 @@ def _emit_c(
 def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
     """Options of the compiler. Trees around a micro-kernel are vectors already: -O3 takes twice the time to unroll
     loops around it, and is no faster."""
-    trees = (tree for program in programs for part in program.parts for tree in part.trees)
+    trees = (tree for program in programs for tree in program.trees)
     return MICRO_KERNEL_OPTIONS if all(_has_registers(tree) for tree in trees) else ("-O3",)
 
 
@@ -151,24 +153,27 @@ def _has_registers(tree: ScheduleTree) -> bool:
     return any(isinstance(n, Storage) and n.scope is Scope.REGISTER for n in descend(tree.body))
 
 
-def _c_launches(
-    program: Program, buffers: dict[str, Buffer], hw: HardwareSpec, first_check: int
-) -> tuple[list[c.Function], tuple[LaunchSpec, ...]]:
-    """A function for each tree: for the threads of one region, where all of several trees are made for that."""
-    trees = [(tree, part) for part in program.parts for tree in part.trees]
-    alone = [threads.begun_by_one(tree) for tree, _ in trees]
-    together = len(trees) > 1 and None not in alone and False in alone
-    setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=together)
+def _share_a_region(program: Program) -> bool:
+    """Whether there are several launches, each for one thread of a parallel region or for all of them together."""
+    alone = [threads.begun_by_one(tree) for tree in program.trees]
+    return len(alone) > 1 and None not in alone and False in alone
+
+
+def _c_functions(
+    programs: tuple[Program, ...], buffers: dict[str, Buffer], setting: c.Setting
+) -> tuple[list[c.Function], dict[str, LaunchSpec]]:
+    """A function for each tree, once where programs share it, and the launch of it alone."""
     functions: list[c.Function] = []
-    launches: list[LaunchSpec] = []
-    for tree, part in trees:
+    launches: dict[str, LaunchSpec] = {}
+    parts = {tree.name: (tree, part) for program in programs for part in program.parts for tree in part.trees}
+    for name, (tree, part) in parts.items():
         args = _args(tree, buffers)
         if _has_checks(tree.body):
             args = (*args, STATUS)
+        first_check = sum(len(f.checks) for f in functions)
         functions.append(c.emit_function(tree, _views(part, buffers), args, setting, first_check))
-        first_check += len(functions[-1].checks)
-        launches.append(LaunchSpec(tree.name, tuple(a.symbol for a in args), zeroed=tree.zeroed))
-    return functions, tuple(launches)
+        launches[name] = LaunchSpec(name, tuple(a.symbol for a in args), zeroed=tree.zeroed)
+    return functions, launches
 
 
 def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

@@ -75,6 +75,22 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
         assert report.winner.measurement is not None
 
 
+def test_plans_share_what_they_have_in_common() -> None:
+    """Ten plans of four groups differ in one or two of them: each group's tiles stand in the text once."""
+    types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
+    program = parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; Y[h, i, d] +=! s[h, i, j] * v[h, j, d]", types, ("Y",))
+    hw = hardware.load("local")
+    groups, ranked, _ = pipeline.ranked_groups(program, hw, 6)
+    plans = pipeline.best_plans(ranked, 6)
+    sources = generate_together(plans, program, groups, hw)
+    choices = {(g.name, c.program) for plan in plans for g, c in zip(groups, plan.choices, strict=True)}
+    assert len(choices) < len(plans) * len(groups)
+    assert sources[0].text.count("void choice") == len(choices)
+    arrays = random_inputs(program, seed=1)
+    compiled, want = compile_source(sources[0]), evaluate(program, arrays)
+    assert all(agrees(program, CpuModule(replace(compiled, source=s)).run(arrays), want).ok for s in sources)
+
+
 def test_the_launches_of_a_program_are_one_parallel_region_on_a_cpu() -> None:
     types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
     text = "s[h, i, j] +=! q[h, i, d] * k[h, j, d]; m[h, i] >=! s[h, i, j]; e[h, i, j] = (s[h, i, j] - m[h, i])"
@@ -93,7 +109,7 @@ def test_the_launches_of_a_program_are_one_parallel_region_on_a_cpu() -> None:
 
 def test_a_text_of_several_plans_that_does_not_compile_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiler(source: KernelSource) -> CompiledKernel:
-        if "plan1_" in source.text:
+        if "choice1_" in source.text:
             raise CompileError("no", log="one of them")
         return compile_source(source)
 
