@@ -48,7 +48,7 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
         return (ScheduleTree(group.name, column_walk(group, program, side_by_side)),)
     native = min(program.lanes, program.unit.shape[-1])
     along_memory = not is_vector or side_by_side == _last_wide(group)
-    walked = streams(group, hw) if along_memory else {}
+    walked = streams(group, program, hw) if along_memory else {}
     kept = kept_values(group) if along_memory else {}
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:

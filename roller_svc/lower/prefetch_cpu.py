@@ -16,9 +16,11 @@ from roller_svc.ir.expr import AxisRef, Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
+from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Node, Prefetch
 
 AHEAD_BYTES = 2048  # 32 lines: what is under way in a core and its L2 at once, and then some
+RUN_BYTES = 4 * AHEAD_BYTES  # what a task must write in one piece: cores take lines that both ask for from each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ class Stream:
         return tuple(hints)
 
 
-def streams(group: KernelGroup, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
+def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
     """For each statement, by its output, the streams that it is the first to walk: none where a core's own cache holds
-    all that the group touches."""
+    all that the group touches; of results, none whose lines ahead are mostly another task's."""
     held_bytes = hw.block_level.capacity_bytes
     if group.space.touched_bytes <= held_bytes:
         return {}
@@ -55,11 +57,24 @@ def streams(group: KernelGroup, hw: HardwareSpec) -> dict[str, tuple[Stream, ...
         for tensor, index, for_write in _accesses(statement):
             if tensor in known or tensor not in types or types[tensor].bytes <= held_bytes // 2:
                 continue
+            if for_write and _run(statement, program) * types[tensor].dtype.bytes < RUN_BYTES:
+                continue
             if _is_walk(statement.spatial if for_write else statement.axes, types[tensor], index):
                 known.add(tensor)
                 mine.append(Stream(tensor, index, types[tensor].dtype, for_write))
         found[statement.output] = tuple(mine)
     return found
+
+
+def _run(statement: TensorExpr, program: RProgram) -> int:
+    """Neighbouring results that one task computes."""
+    run, blocks = 1, program.block.as_dict()
+    for axis in reversed(statement.spatial):
+        tile = min(blocks.get(axis.name, axis.extent), axis.extent)
+        run *= tile
+        if tile < axis.extent:
+            break
+    return run
 
 
 def _accesses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], bool]]:
