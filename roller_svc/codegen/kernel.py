@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen import c, cuda, threads
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.preamble import Function, preamble
 from roller_svc.codegen.scalar import Place
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -131,7 +132,7 @@ def _emit_c(
             args = _union(inside, buffers)
             texts.append(threads.region(program.name, inside, serial, args, hw.num_cores))
             launches.append(LaunchSpec(program.name, tuple(a.symbol for a in args)))
-    text = f"{_comment(comment)}{c.preamble(tuple(functions))}" + "\n".join(texts)
+    text = f"{_comment(comment)}{preamble(tuple(functions))}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
@@ -161,9 +162,9 @@ def _share_a_region(program: Program) -> bool:
 
 def _c_functions(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], setting: c.Setting
-) -> tuple[list[c.Function], dict[str, LaunchSpec]]:
+) -> tuple[list[Function], dict[str, LaunchSpec]]:
     """A function for each tree, once where programs share it, and the launch of it alone."""
-    functions: list[c.Function] = []
+    functions: list[Function] = []
     launches: dict[str, LaunchSpec] = {}
     parts = {tree.name: (tree, part) for program in programs for part in program.parts for tree in part.trees}
     for name, (tree, part) in parts.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, lie, rows_collide, tiles_cycles
 from roller_svc.perf.cpu_tile import COLUMNS_OF_L2, Lie, few_panels
@@ -22,7 +22,6 @@ MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
 # that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
 PANEL_OF_L2, BLOCK_OF_L3 = 0.2, 0.5
-BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 TASK_SECONDS = 10e-6  # work that is worth a task of its own
 
 
@@ -115,7 +114,7 @@ class CpuContraction:
         cores = self.problem.machine.cores
         tasks = spatial_grid(self.problem, block)
         small = self.problem.floor_s * cores < TASK_SECONDS
-        return "" if small or tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+        return "" if small or fills_waves(tasks, cores) else "execution unit"
 
     def _shares_evenly(self, block: Tile) -> bool:
         cores, tasks = self.problem.machine.cores, spatial_grid(self.problem, block)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.cpu_contraction import CALL_CYCLES, kernel_cycles
@@ -24,7 +24,6 @@ ALONG, ACROSS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 20, 24, 28),
 # Shares of caches: packed weights of a step, a panel of them, and sums that wait for the next step.
 WEIGHTS_OF_L2, PANEL_OF_L1, SUMS_OF_L3 = 0.5, 0.7, 0.4
 TASKS_PER_CORE = (1, 2, 4, 8, 16)
-BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class CpuConvolution:
         """Whole waves of tasks: otherwise cores wait for the last one."""
         cores = self.problem.machine.cores
         tasks = spatial_grid(self.problem, block)
-        return "" if tasks >= BALANCE * -(-tasks // cores) * cores else "execution unit"
+        return "" if fills_waves(tasks, cores) else "execution unit"
 
     def _channel_steps(self, base: Base) -> Tile:
         """All channels, and as many as keep a panel in the first cache, or all panels in the second."""

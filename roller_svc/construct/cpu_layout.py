@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.cpu_nest import BALANCE, TASK_SECONDS, TASKS_PER_CORE
-from roller_svc.construct.rules import Base, Pipeline, replaced, spatial_grid
+from roller_svc.construct.cpu_nest import TASK_SECONDS, TASKS_PER_CORE
+from roller_svc.construct.rules import Base, Pipeline, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
@@ -74,7 +74,7 @@ class CpuLayout:
             return self._measured(block, "parallelism")
         if tasks > self.most_tasks:
             return self._measured(block, "", "task size")
-        balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
+        balanced = tasks == 1 or fills_waves(tasks, cores)
         return self._measured(block, "", "" if balanced else "execution unit")
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -17,7 +17,6 @@ VECTOR_STEPS = (1, 2, 4)
 ROWS_AT_ONCE = 4
 TASK_SECONDS = 10e-6  # work that is worth a task of its own
 TASKS_PER_CORE = 16
-BALANCE = 0.75  # of the cores' time that whole waves of tasks must use
 MAX_STEPS = 8
 
 
@@ -81,7 +80,7 @@ class CpuNest:
             return self._measured(block, "parallelism")
         if tasks > self.most_tasks:
             return self._measured(block, "", "task size")
-        balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
+        balanced = tasks == 1 or fills_waves(tasks, cores)
         return self._measured(block, "", "" if balanced else "execution unit")
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:

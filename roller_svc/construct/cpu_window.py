@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.cpu_nest import BALANCE, TASK_SECONDS, TASKS_PER_CORE
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, replaced, spatial_grid
+from roller_svc.construct.cpu_nest import TASK_SECONDS, TASKS_PER_CORE
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_window import staged_bytes, tap_cycles, vector_registers
 from roller_svc.perf.footprint import Tile
@@ -84,7 +84,7 @@ class CpuWindow:
             return self._measured(block, "parallelism")
         if tasks > self.most_tasks and not self._is_banded(block):
             return self._measured(block, "", "task size")
-        balanced = tasks == 1 or tasks >= BALANCE * -(-tasks // cores) * cores
+        balanced = tasks == 1 or fills_waves(tasks, cores)
         return self._measured(block, "", "" if balanced else "execution unit")
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:

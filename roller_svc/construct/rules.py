@@ -12,6 +12,8 @@ from roller_svc.perf.problem import Problem
 
 T = TypeVar("T")
 
+BALANCE = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -71,6 +73,11 @@ def spatial_grid(p: Problem, block: Tile) -> int:
     for i in p.spatial:
         grid *= -(-p.extents[i] // block[i])
     return grid
+
+
+def fills_waves(tasks: int, cores: int) -> bool:
+    """Whether whole waves of tasks leave few cores idle while the last one runs."""
+    return tasks >= BALANCE * -(-tasks // cores) * cores
 
 
 def spread(tiles: Sequence[T], most: int) -> list[T]:

@@ -10,7 +10,7 @@ from roller_svc.bench.peers.calls import Calls
 from roller_svc.bench.peers.nest import nest_of
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.front import parse
-from roller_svc.ir.dtype import dtype_named
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
@@ -152,8 +152,8 @@ def _program(name: str) -> TensorProgram:
     return parse(text, {n: TensorType(_dtype(n), shape) for n, shape in shapes.items()}, None)
 
 
-def _dtype(name: str):  # type: ignore[no-untyped-def]
-    return dtype_named("int32" if name == "i0" else "float32")
+def _dtype(name: str) -> DType:
+    return DType.INT32 if name == "i0" else DType.FLOAT32
 
 
 def _calls(library: str) -> Calls:
@@ -190,7 +190,7 @@ def test_the_peer_is_one_of_the_ways() -> None:
 
 
 def test_no_peer_says_why() -> None:
-    program = parse("Y[i] = X[i].call(`erf`)", {"X": TensorType(dtype_named("float32"), (4,))}, None)
+    program = parse("Y[i] = X[i].call(`erf`)", {"X": TensorType(DType.FLOAT32, (4,))}, None)
     arrays = random_inputs(program, 0)
     with pytest.raises(BuildError, match="numpy has no erf") as failure:
         peer_of(program, arrays, calls_of("numpy", 1), evaluate(program, arrays))
@@ -218,7 +218,7 @@ def test_axes_under_divisions_are_split_until_indices_are_affine() -> None:
     """b // 12 % 5 * 2 and b % 12 of an axis of 60 times 2."""
     program = parse(
         "Y[b] = X[b // 60, b // 12 % 5, b % 12] where b in 120",
-        {"X": TensorType(dtype_named("float32"), (2, 5, 12))}, None,
+        {"X": TensorType(DType.FLOAT32, (2, 5, 12))}, None,
     )  # fmt: skip
     nest = nest_of(program.statements[0])
     assert [axis.extent for axis in nest.axes] == [2, 5, 12]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch.nn import functional
 
 from roller_svc.bench.peers.library import Slot, no_peer
 from roller_svc.bench.peers.pointwise import Context
@@ -34,7 +34,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
         case FixedNorm(data=data, mean=mean, variance=variance, vectors=vectors, eps=eps):
             ordered = vectors[::-1] if swapped else vectors
             given = [tensors[n] for n in (data, mean, variance, *ordered)]
-            return trace.new("batch_norm", lambda *a: F.batch_norm(*a, eps=eps), *given)
+            return trace.new("batch_norm", lambda *a: functional.batch_norm(*a, eps=eps), *given)
         case Attention(query=query, key=key, value=value, scale=scale):
             q = tensors[query]
             k = _transposed(context, tensors[key], swap=pattern.key_transposed)
@@ -42,7 +42,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
             q, k, v = (trace.view(lambda t: t.unsqueeze(0) if t.ndim == 3 else t, t) for t in (q, k, v))
             shape = tuple(out.value.shape)
             found = trace.new(
-                "scaled_dot_product_attention", partial(F.scaled_dot_product_attention, scale=scale), q, k, v
+                "scaled_dot_product_attention", partial(functional.scaled_dot_product_attention, scale=scale), q, k, v
             )
             return trace.view(lambda t: t.reshape(shape), found)
 
@@ -57,15 +57,16 @@ def _norm(context: Context, pattern: Norm, *, swapped: bool) -> Slot:
         reduced = tuple(shape[d] for d in pattern.dims)
         if all(tuple(v.value.shape) == reduced for v in ordered):
             if len(ordered) == 1:
-                return trace.new("rms_norm", lambda x, w: F.rms_norm(x, reduced, w, eps), data, *ordered)
-            return trace.new("layer_norm", lambda x, *wb: F.layer_norm(x, reduced, *wb, eps=eps), data, *ordered)
+                return trace.new("rms_norm", lambda x, w: functional.rms_norm(x, reduced, w, eps), data, *ordered)
+            return trace.new("layer_norm", lambda x, *p: functional.layer_norm(x, reduced, *p, eps=eps), data, *ordered)
         if pattern.dims == tuple(range(2, len(shape))) and all(tuple(v.value.shape) == shape[1:2] for v in ordered):
-            return trace.new("group_norm", lambda x, *wb: F.group_norm(x, shape[1], *wb, eps=eps), data, *ordered)
+            groups = shape[1]
+            return trace.new("group_norm", lambda x, *p: functional.group_norm(x, groups, *p, eps=eps), data, *ordered)
     if pattern.dims == (0, *range(2, len(shape))) and all(tuple(v.value.shape) == shape[1:2] for v in ordered):
         weight, bias = [*ordered, None, None][:2]
         given = [s for s in (weight, bias) if s is not None]
         return trace.new(
-            "batch_norm", lambda x, *wb: F.batch_norm(x, None, None, *wb, training=True, eps=eps), data, *given
+            "batch_norm", lambda x, *wb: functional.batch_norm(x, None, None, *wb, training=True, eps=eps), data, *given
         )
     raise no_peer("torch has no norm over these dimensions")
 

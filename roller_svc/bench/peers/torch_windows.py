@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch.nn import functional
 
 from roller_svc.bench.peers.library import Function, Slot, no_peer
 from roller_svc.bench.peers.nest import Nest, affine_index
@@ -15,7 +15,7 @@ from roller_svc.bench.peers.pointwise import Context, Pointwise
 from roller_svc.bench.peers.windows import Convolution, Pooling, Window
 from roller_svc.ir.program import Combine
 
-_CONVOLUTIONS: dict[int, Function] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS: dict[int, Function] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 def convolve(context: Context, nest: Nest, found: Convolution, bias: Slot | None = None) -> Slot:
@@ -78,7 +78,7 @@ def _padded(
             x = _narrowed(context, x, first + dim, -low, w.size + low + high)
         return x, none
     flat = [b for pair in reversed(borders) for b in pair]
-    return context.trace.new("pad", lambda v: F.pad(v, flat, value=fill), x), none
+    return context.trace.new("pad", lambda v: functional.pad(v, flat, value=fill), x), none
 
 
 def _narrowed(context: Context, x: Slot, dim: int, start: int, size: int) -> Slot:
@@ -115,7 +115,7 @@ def pool(context: Context, nest: Nest, found: Pooling, out: Slot) -> Slot:
         context.into("avg_pool", call, x, out=result, divisor_override=int(found.divisor), **sizes)
         return out
     sizes["dilation"] = (*ones, *(w.dilation for w in windows))
-    call = F.max_pool2d if count == 2 else F.max_pool3d
+    call = functional.max_pool2d if count == 2 else functional.max_pool3d
     pooled = trace.new("max_pool", lambda v: call(v, **sizes), x)
     return trace.view(lambda v: v.reshape(nest.shape), pooled)
 

@@ -222,8 +222,8 @@ class _Translator:
         def change(node: Expr) -> Expr:
             if isinstance(node, Op) and node.kind is OpKind.ADD and dim < len(following.spatial):
                 for whole, vector in (node.args, node.args[::-1]):
-                    if _adds(whole, vector, statement.output, following, dim):
-                        found.append(vector)  # type: ignore[arg-type]  # _adds has seen that it is a load
+                    if (added := _added(whole, vector, statement.output, following, dim)) is not None:
+                        found.append(added)
                         return whole
             return node
 
@@ -235,8 +235,9 @@ class _Translator:
         return self.context.tensors[found[0].tensor]
 
 
-def _adds(whole: Expr, vector: Expr, tensor: str, statement: TensorExpr, dim: int) -> bool:
-    """Whether the operands are a tensor walked whole and a vector along one of its dimensions."""
+def _added(whole: Expr, vector: Expr, tensor: str, statement: TensorExpr, dim: int) -> Load | None:
+    """The second operand, where the first is a tensor walked whole and this a vector along one of its dimensions."""
     if not isinstance(whole, Load) or not isinstance(vector, Load) or whole.tensor != tensor:
-        return False
-    return is_whole(whole, statement) and vector.index == (statement.index[dim],)
+        return None
+    along = is_whole(whole, statement) and vector.index == (statement.index[dim],)
+    return vector if along else None

@@ -1,0 +1,108 @@
+"""C functions → what stands above them: prototypes, vector types, helpers, private storage."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.horizontal import SHUFFLED, horizontal_text
+from roller_svc.codegen.streaming import STORES_DONE
+from roller_svc.codegen.threads import THREADS
+from roller_svc.codegen.transpose import SHUFFLE, transpose_helper
+from roller_svc.codegen.turns import turn_helper
+from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose
+from roller_svc.codegen.vector_helpers import c_helper, vector_typedefs
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import RuntimeCheck
+
+CHECKED = """static long checked(long i, long size, long check, long long *status) {
+  if (i >= 0 && i < size) return i;
+  if (__sync_bool_compare_and_swap(&status[0], 0, 1)) { status[1] = check; status[2] = i; }
+  return 0;  // a place that exists: the caller reports the index and throws the result away
+}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Text of one launch and what it needs above it."""
+
+    text: str
+    helpers: tuple[str, ...]
+    library: tuple[str, ...]
+    statics: tuple[str, ...]
+    parallel: bool
+    in_region: bool
+    checks: tuple[RuntimeCheck, ...]
+
+
+def preamble(functions: tuple[Function, ...]) -> str:
+    """Prototypes, vector types, helpers and private storage that the functions use."""
+    parts: list[str] = []
+    library = sorted({name for f in functions for name in f.library})
+    parts += _prototypes(library)
+    names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
+    helpers = [_helper_text(name) for name in names]
+    if types := vector_typedefs("\n".join([*helpers, *(f.text for f in functions)])):
+        parts.append(types)
+    if any(re.match(r"transpose\d|deal|weave|turn_", name) for name in names):
+        parts.append(SHUFFLE)
+    if any(name.startswith("join_") for name in names):
+        parts.append(SHUFFLED)
+    parts += helpers
+    if any(f.checks for f in functions):
+        parts.append(CHECKED)
+    if any(f.parallel for f in functions):
+        parts.append(THREADS)
+    parts += [s for f in functions for s in f.statics]
+    return "\n".join(parts) + ("\n\n" if parts else "")
+
+
+def _helper_text(name: str) -> str:
+    base, _, type_ = name.partition("_v")
+    if name == "stores_done":
+        return STORES_DONE
+    if base.startswith("join_"):
+        return horizontal_text(name, dialects.C)
+    if base == "transpose":
+        short, lanes = type_.split("x")
+        dtype = next(d for d in DType if dialects.SHORT.get(d) == short)
+        return block_transpose(name, dtype, int(lanes))
+    if re.fullmatch(r"turn|deal\d+|weave\d+", base):
+        short, lanes = type_.split("x")
+        return turn_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
+    if base.startswith("transpose"):
+        short, lanes = type_.split("x")
+        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
+        return transpose_helper(int(base.removeprefix("transpose")), dtype, int(lanes))
+    return c_helper(name).text
+
+
+_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}
+
+
+# Functions that glibc 2.35 and later have for vectors too (libmvec, at most 4 ulp); vector loops call those.
+_VECTOR_FUNCTIONS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "hypot",
+    "log", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh",
+})  # fmt: skip
+_VECTOR_MATH = """#include <features.h>
+#if defined(__x86_64__) && defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
+#define VECTOR_FUNCTION __attribute__((simd("notinbranch")))
+#else
+#define VECTOR_FUNCTION
+#endif"""
+
+
+def _prototypes(library: list[str]) -> list[str]:
+    lines = [_VECTOR_MATH] if any(base_name(name) in _VECTOR_FUNCTIONS for name in library) else []
+    for name in library:
+        type_ = "double" if base_name(name) == name else "float"
+        mark = "VECTOR_FUNCTION " if base_name(name) in _VECTOR_FUNCTIONS else ""
+        lines.append(f"{mark}{type_} {name}({', '.join([type_] * _ARITY.get(base_name(name), 1))});")
+    return lines
+
+
+def base_name(name: str) -> str:
+    """expf → exp; erf is no float function of er."""
+    return name[:-1] if name.endswith("f") and name != "erf" else name
