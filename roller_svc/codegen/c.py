@@ -263,6 +263,9 @@ class CWalk(Walk):
         count = math.prod(storage.shape)
         if not storage.shape:
             self.line(f"{type_} {identifier};")
+        elif (window := storage.window) is not None:
+            first = self.element(window.tensor, self.scalar.places[window.tensor], window.index)
+            self.line(f"{type_} *restrict {identifier} = &{first};")
         elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
             lanes = self._register_lanes(storage)
             self.registers[storage.tensor] = lanes

@@ -17,18 +17,15 @@ from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Rol
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.schedule import (
-    Branch,
     Compute,
-    Copy,
-    Let,
-    Loop,
     Node,
     ScheduleTree,
     Scope,
     Storage,
     Transpose,
     descend,
-)  # fmt: skip
+    expressions,
+)
 
 MICRO_KERNEL_OPTIONS = ("-O2", "-fno-tree-slp-vectorize")
 STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
@@ -229,34 +226,16 @@ def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
     for node in descend(tree.body):
         if isinstance(node, Compute | Transpose):
             touched.add(node.tensor)
-        for expr in _exprs(node):
+        for expr in expressions(node):
             touched.update(n.tensor for n in walk(expr) if isinstance(n, Load))
     return tuple(buffer for tensor, buffer in buffers.items() if tensor in touched)
-
-
-def _exprs(node: Node) -> tuple[Expr, ...]:
-    match node:
-        case Compute(index=index, value=value):
-            return (*index, value)
-        case Transpose(index=index, source=source):
-            return (*index, source)
-        case Copy(index=index, source=source, guard=guard):
-            return (*index, source) if guard is None else (*index, source, guard)
-        case Branch(cond=cond):
-            return (cond,)
-        case Let(value=value):
-            return (value,)
-        case Loop(limit=limit) if limit is not None:
-            return (limit,)
-        case _:
-            return ()
 
 
 def _has_checks(nodes: tuple[Node, ...]) -> bool:
     for node in descend(nodes):
         if isinstance(node, Compute) and any(node.checked):
             return True
-        for expr in _exprs(node):
+        for expr in expressions(node):
             if any(isinstance(n, Load) and any(n.checked) for n in walk(expr)):
                 return True
     return False

@@ -53,7 +53,8 @@ class Let:
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row.
-    `pinned`, of registers: what is put there is used from there, not read again where it came from.
+    `pinned`, of registers: what is put there is used from there, not read again where it came from. `window`: the room
+    is a part of a tensor in memory, from that element on, and holds what is there.
 
     Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
     banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes.
@@ -68,6 +69,7 @@ class Storage:
     swizzled: bool = False
     over: tuple[str, ...] = ()
     pinned: bool = False
+    window: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,31 @@ def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
             return (body,)
         case Branch(then=then, otherwise=otherwise):
             return (then, otherwise)
+        case _:
+            return ()
+
+
+def expressions(node: Node) -> tuple[Expr, ...]:
+    """What a node itself computes and reads, its children left out."""
+    match node:
+        case Compute(index=index, value=value):
+            return (*index, value)
+        case Transpose(index=index, source=source):
+            return (*index, source)
+        case Copy(index=index, source=source, guard=guard):
+            return (*index, source) if guard is None else (*index, source, guard)
+        case JoinLanes(index=index, first=first):
+            return (*index, first)
+        case Branch(cond=cond):
+            return (cond,)
+        case Let(value=value):
+            return (value,)
+        case Loop(limit=limit) if limit is not None:
+            return (limit,)
+        case Storage(window=window) if window is not None:
+            return (window,)
+        case Prefetch(index=index) | LaneReduce(index=index):
+            return index
         case _:
             return ()
 

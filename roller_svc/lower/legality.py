@@ -170,12 +170,25 @@ class _Checker:
         self.rooms[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
         self.variables.contents.pop(name, None)
+        if storage.window is not None:
+            self._window(storage, storage.window)
         self.nodes(storage.body)
         self.settle({t: where for t, where in self.pending.items() if t == name})
         if saved is None:
             del self.rooms[name]
         else:
             self.rooms[name] = saved
+
+    def _window(self, storage: Storage, window: Load) -> None:
+        """A private room that lies in memory: what is there may be read; written, it must be each iteration's own."""
+        if storage.scope is not Scope.STACK:
+            raise ScheduleError(f"{storage.tensor} lies in memory, but is no private room", code="schedule-scope")
+        self._in_scope(window.tensor)
+        for expr in window.index:
+            self._reads(expr)
+        self.written.add(storage.tensor)
+        if any(isinstance(n, Compute | Transpose) and n.tensor == storage.tensor for n in descend(storage.body)):
+            self._record(window.tensor, window.index, is_write=True)
 
     def _branch(self, branch: Branch) -> None:
         self._reads(branch.cond)
