@@ -23,6 +23,7 @@ class _Image:
 
 def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
     """The space with vectors along filters, and that with vectors along pixels; none where the group is no convolution.
+    Where nothing slides also that of a contraction, whose batch are the images.
 
     One factor, the image, must be a function of group, channels and, for each of its spatial axes, one coordinate
     stride * pixel + dilation * tap. A plain product of matrices is none: it has one spatial axis and no tap.
@@ -34,7 +35,8 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
     for factor, pixels, filters in ((group.factors.b, n, m), (group.factors.a, m, n)):
         image = _image(factor, pixels, filters, k)
         if image is not None:
-            return tuple(_space(space, image, k, along_filters=way) for way in _ways(group, image))
+            found = tuple(_space(space, image, k, along_filters=way) for way in _ways(group, image))
+            return (*found, *_products(space, image, k))
     return ()
 
 
@@ -102,6 +104,19 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
         space, axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused),
         vector_axis=filters.name if along_filters else pixels[-1].name,
     )  # fmt: skip
+
+
+def _products(space: TileSpace, image: _Image, k: TileAxis) -> tuple[TileSpace, ...]:
+    """A product of matrices for each image, its columns the neighbouring pixels: rows of the image are panels as they
+    lie, which they are not across images."""
+    *images, last = image.pixels.members
+    slides = image.strided or any(image.tap_of.values())
+    if slides or not images or image.pixels.role is not AxisRole.N:
+        return ()
+    batch = tuple(TileAxis(a.name, AxisRole.BATCH, (a,)) for a in images)
+    columns = TileAxis(last.name, AxisRole.N, (last,))
+    axes = (*space.role(AxisRole.BATCH), *batch, image.filters, columns, k)
+    return (replace(space, axes=axes, vector_axis=last.name),)
 
 
 def _fused(role: AxisRole, axes: tuple[Axis, ...]) -> TileAxis:

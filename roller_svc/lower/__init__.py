@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
@@ -49,7 +50,7 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         if program.space.role(AxisRole.PIXEL):
             return lower_convolution_cpu(group, program, hw)
         if family is Family.CPU:
-            return lower_contraction_cpu(group, program, hw)
+            return lower_contraction_cpu(replace(group, space=program.space), program, hw)
         return lower_contraction_gpu(group, program, hw)
     if family is Family.CPU:
         if (planes := plane_space(group)) is not None:

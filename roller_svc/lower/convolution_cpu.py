@@ -42,7 +42,8 @@ def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
     lanes = program.unit.shape[-1]
     pixels = image.window(block, thread, depth, WINDOW_OF_L2 * hw.block_level.capacity_bytes)
-    staged = ImageWindow(image, factor, view.dtype, pixels, depth, lanes)
+    tile = tuple(thread[slide.pixel.name] for slide in image.slides)
+    staged = ImageWindow(image, factor, view.dtype, pixels, tile, depth, lanes)
     wide = thread[image.filters.name]
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
     packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
@@ -190,6 +191,10 @@ class _Tasks:
 
     def _pixel(self, _: Expr) -> Expr:
         """The element of the window that a pixel of the register tile meets under the tap."""
+        if self.image.tiles_apart:
+            tiles = tuple(ref(f"{slide.pixel.name}.tile") for slide, _ in self.slides)
+            inside = ref(ROW) if self.image.along_filters else add(mul(ref(VECTOR), num(self.lanes)), ref(LANE))
+            return Load(WINDOW, (self.window.place_in_tile(ref(".channel"), tiles, inside),), self.view.dtype)
         coordinates = []
         for slide, pixel in zip(self.image.slides, self._in_window(), strict=True):
             if slide is self.image.slides[-1]:

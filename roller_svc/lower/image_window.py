@@ -9,26 +9,28 @@ from dataclasses import dataclass
 from roller_svc.ir.build import add, both, ceil_div, div, equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.linear import linear
 from roller_svc.lower.micro_kernel_cpu import LANE
 from roller_svc.perf.image_tile import ImageSpace, Slide
 
-WINDOW = ".window"
+WINDOW, ROW_OF_TILES = ".window", ".window.row"
 UNROLLED_VECTORS = 8  # of one run; longer ones are loops over vectors
 
 
 @dataclass(frozen=True, slots=True)
 class ImageWindow:
     """Layout of the staged window: `pixels` of each slide, `channels` of them; channels innermost where they are so
-    in memory, else coordinates of the last slide, those of one remainder of its stride together."""
+    in memory, else coordinates of the last slide, those of one remainder of its stride together. Where tiles lie apart,
+    those of `tile` pixels follow each other, in each the channels, and of each channel the pixels."""
 
     image: ImageSpace
     factor: Expr
     dtype: DType
     pixels: tuple[int, ...]
+    tile: tuple[int, ...]
     channels: int
     lanes: int
 
@@ -60,6 +62,14 @@ class ImageWindow:
         for coordinate, pitch in zip(coordinates, self.pitches, strict=True):
             total = add(total, mul(coordinate, num(pitch)))
         return total
+
+    def place_in_tile(self, channel: Expr, tiles: tuple[Expr, ...], inside: Expr) -> Expr:
+        """Of an element where tiles lie apart: `tiles` count along each slide."""
+        number: Expr = num(0)
+        for tile, whole, size in zip(tiles, self.pixels, self.tile, strict=True):
+            number = add(mul(number, num(whole // size)), tile)
+        row = add(mul(number, num(self.channels)), channel)
+        return add(mul(row, num(math.prod(self.tile))), inside)
 
     def sorted_place(self, pixel: Expr) -> Expr:
         """Place along the last slide of what a pixel meets under the tap, coordinates sorted by remainder."""
@@ -126,7 +136,8 @@ class ImageWindow:
     def _rows(self, guarded: _Guarded) -> tuple[Node, ...]:
         """One row of the last slide: its length is known, at most two cases."""
         slide = self.image.slides[-1]
-        return by_length(slide, self.pixels[-1], lambda pixels: self._row(guarded, slide.reach(pixels)))
+        nodes = by_length(slide, self.pixels[-1], lambda pixels: self._row(guarded, slide.reach(pixels)))
+        return self._row_of_tiles(nodes) if self.image.tiles_apart else nodes
 
     def _row(self, guarded: _Guarded, length: int) -> tuple[Node, ...]:
         x = coordinate_name(self.image.slides[-1])
@@ -160,6 +171,8 @@ class ImageWindow:
 
     def _run(self, phase: int, first: int, last: int, value: Expr) -> tuple[Node, ...]:
         x = coordinate_name(self.image.slides[-1])
+        if self.image.tiles_apart:
+            return self._tile_runs(first, last, value)
 
         def filled(position: Expr) -> Compute:
             coordinate = add(mul(position, num(self._phases)), num(phase))
@@ -168,6 +181,45 @@ class ImageWindow:
             return Compute(WINDOW, (place,), substitute(value, {x: coordinate}))
 
         return run(first, last, self.lanes, filled)
+
+    def _tile_runs(self, first: int, last: int, value: Expr) -> tuple[Node, ...]:
+        """The same tile by tile: a part of one, whole ones, a part of one."""
+        size = self.tile[-1]
+        if first >= last:
+            return ()
+        begun, ended = ceil_div(first, size), last // size
+        if begun > ended:
+            return self._in_tile(num(ended), first - ended * size, last - ended * size, value)
+        nodes: tuple[Node, ...] = ()
+        if first % size:
+            nodes = self._in_tile(num(begun - 1), first % size, size, value)
+        if ended > begun:
+            whole = self._in_tile(add(num(begun), ref(".tile")), 0, size, value)
+            nodes += (Loop(".tile", ended - begun, LoopKind.SERIAL, whole),)
+        return (*nodes, *self._in_tile(num(ended), 0, last % size, value))
+
+    def _in_tile(self, tile: Expr, first: int, last: int, value: Expr) -> tuple[Node, ...]:
+        """Neighbours of the last slide in one tile."""
+        size = self.tile[-1]
+
+        def filled(position: Expr) -> Compute:
+            first_row = self.place_in_tile(self._channel, (*[num(0)] * (len(self.tile) - 1), tile), position)
+            coordinate = add(mul(tile, num(size)), position)
+            x = coordinate_name(self.image.slides[-1])
+            return Compute(WINDOW, (add(ref(ROW_OF_TILES), first_row),), substitute(value, {x: coordinate}))
+
+        return run(first, last, self.lanes, filled)
+
+    def _row_of_tiles(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes for one row of the last slide, with the place of its first element."""
+        tiles: list[Expr] = []
+        row: Expr = num(0)
+        for slide, size in zip(self.image.slides[:-1], self.tile[:-1], strict=True):
+            coordinate = ref(coordinate_name(slide))
+            tiles.append(div(coordinate, size))
+            row = add(mul(row, num(size)), mod(coordinate, size))
+        place = self.place_in_tile(num(0), (*tiles, num(0)), mul(row, num(self.tile[-1])))
+        return (Let(ROW_OF_TILES, place, nodes),)
 
     @property
     def _channel(self) -> Expr:

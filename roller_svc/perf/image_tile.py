@@ -66,6 +66,12 @@ class ImageSpace:
         """Channels."""
         return 1 if self.channels is None else self.channels.extent
 
+    @property
+    def tiles_apart(self) -> bool:
+        """Nothing slides, so that tiles share no element of the image: each lies by itself in the window, channel after
+        channel, and the micro-kernel walks straight through it."""
+        return self.taps == 1 and self.channels is not None and not self.channels_last
+
     def phases(self, slide: Slide) -> int:
         """Vectors of pixels want neighbours side by side: coordinates of the last slide are sorted by remainder."""
         return 1 if self.along_filters or slide is not self.slides[-1] else slide.stride
