@@ -15,6 +15,8 @@ from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
+Lines = tuple[int, int]  # bytes that memory moves at once, and that its cache is asked for at once
+Measured = tuple[int, int, float, float]
 
 
 @dataclass(slots=True)
@@ -72,18 +74,18 @@ class AccessFootprint:
     strides: dict[int, int]  # elements between neighbours along a tile axis, where they share the innermost dimension
     all_known: bool  # whether the space has every axis that it walks
     walks_reduced: bool  # whether a reduced axis, or one the space leaves out, moves it
-    transaction_bytes: int
-    _seen: dict[Tile, tuple[int, int, float]] = field(default_factory=dict)
+    lines: Lines
+    _seen: dict[Tile, Measured] = field(default_factory=dict)
 
-    def measure(self, tile: Tile) -> tuple[int, int, float]:
-        """Elements touched, length of the runs they form, bytes moved in whole transactions."""
+    def measure(self, tile: Tile) -> Measured:
+        """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for."""
         key = tuple([tile[i] for i in self.axes])
         known = self._seen.get(key)
         if known is None:
             known = self._seen[key] = self._compute(key)
         return known
 
-    def _compute(self, key: Tile) -> tuple[int, int, float]:
+    def _compute(self, key: Tile) -> Measured:
         points = 1
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
@@ -97,11 +99,14 @@ class AccessFootprint:
             if unbroken:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
-        size, line = self.elem_bytes, self.transaction_bytes
-        lines = min(row / run * -(-run * size // line), -(-span * size // line))
+        size = self.elem_bytes
         # a box around an unaligned run of a fused axis holds more points than the run
         inside = min(points, elements) if self.all_known else elements
-        return inside, run, inside / row * lines * line
+        rows = inside / row
+        moved, asked = [
+            rows * line * min(row / run * -(-run * size // line), -(-span * size // line)) for line in self.lines
+        ]
+        return inside, run, moved, asked
 
     def elements(self, tile: Tile) -> int:
         """Distinct elements of this tensor that a tile touches."""
@@ -117,6 +122,10 @@ class AccessFootprint:
     def moved_bytes(self, tile: Tile) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
         return self.measure(tile)[2]
+
+    def asked_bytes(self, tile: Tile) -> float:
+        """Bytes that the tile asks of memory's cache, in the cache's transactions."""
+        return self.measure(tile)[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +153,30 @@ class SpaceFootprint:
     def moved_bytes(self, tile: Tile) -> float:
         return self.measure(tile)[1]
 
+    def asked_bytes(self, tile: Tile) -> float:
+        """Bytes that the tile asks of memory's cache, in the cache's transactions."""
+        return sum([access.measure(tile)[3] for access in self.accesses])
+
     def measure(self, tile: Tile) -> tuple[int, float]:
         """Bytes that a tile touches and bytes that memory moves for it."""
         touched, moved = 0, 0.0
         for access in self.accesses:
-            elements, _, transactions = access.measure(tile)
+            elements, _, transactions, _ = access.measure(tile)
             touched += elements * access.elem_bytes
             moved += transactions
         return touched, moved
 
 
-def footprint(space: TileSpace, transaction_bytes: int) -> SpaceFootprint:
-    """Prepare a space for searching on a device whose memory moves so many bytes at once."""
+def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
+    """Prepare a space for searching on a device whose memory, and its cache, move so many bytes at once."""
     tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
-    compiled = [_compile(access, tables, transaction_bytes) for access in space.accesses]
+    compiled = [_compile(access, tables, lines) for access in space.accesses]
     reads = tuple(c for c in compiled if not c.access.is_output)
     writes = tuple(c for c in compiled if c.access.is_output)
     return SpaceFootprint(space, tuple(t.extent for t in tables), reads + writes, reads, writes)
 
 
-def _compile(access: TileAccess, tables: tuple[ReachTable, ...], transaction_bytes: int) -> AccessFootprint:
+def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -> AccessFootprint:
     walked = {name for dim in access.dims for name, _ in dim.coeffs}
     axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
     used = tuple(tables[i] for i in axes)
@@ -176,7 +189,7 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...], transaction_byt
         walks_reduced=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
         axes=axes,
         elem_bytes=access.dtype.bytes,
-        transaction_bytes=transaction_bytes,
+        lines=lines,
         strides=_strides(access, axes, used),
     )
 

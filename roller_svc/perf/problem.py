@@ -9,7 +9,7 @@ from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
-from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile, footprint
+from roller_svc.perf.footprint import AccessFootprint, Lines, SpaceFootprint, Tile, footprint
 from roller_svc.perf.image_tile import ImageSpace, image_space
 from roller_svc.perf.layout_tile import LayoutSpace
 from roller_svc.perf.machine import Machine, machine
@@ -37,11 +37,11 @@ class Operand:
     _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
     def moved_bytes(self, tile: Tile) -> float:
-        """Bytes that memory moves for the tile, in whole transactions; remembered by the extents that matter."""
+        """Bytes that the tile asks of memory's cache, in whole transactions; remembered by the extents that matter."""
         key = tuple([tile[i] for i in self.axes])
         known = self._moved.get(key)
         if known is None:
-            known = self._moved[key] = sum([t.moved_bytes(tile) for t in self.tensors])
+            known = self._moved[key] = sum([t.asked_bytes(tile) for t in self.tensors])
         return known
 
     def elements(self, tile: Tile) -> int:
@@ -95,7 +95,7 @@ def problem(
     space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None
 ) -> Problem:
     """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`."""
-    touched = footprint(space, hw.dram.transaction_bytes)
+    touched = footprint(space, _lines(hw))
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     place = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
@@ -133,6 +133,12 @@ def problem(
         rows=row_space(space, touched, hw) if mach.simt and place.get(AxisRole.INNER) is not None else None,
         image=image_space(space),
     )
+
+
+def _lines(hw: HardwareSpec) -> Lines:
+    """A miss of V100's L2 fetches 64 bytes where a hit moves 32: memory and its cache count for themselves."""
+    cache = hw.dram if hw.levels[1].name in hw.tile_levels else hw.levels[1]
+    return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
 def _outer_bandwidth(mach: Machine, compulsory_bytes: int) -> float:

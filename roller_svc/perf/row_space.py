@@ -43,6 +43,9 @@ class RowAccess:
     def moved_bytes(self, tile: Tile) -> float:
         return self.touched.moved_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
+    def asked_bytes(self, tile: Tile) -> float:
+        return self.touched.asked_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class LaneWalk:

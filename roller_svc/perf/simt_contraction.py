@@ -13,8 +13,8 @@ from roller_svc.perf.problem import DIVISION_OPS, Operand, Problem
 from roller_svc.perf.simt_tile import SimtFeed, neighbours, staged_row
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
 
-# Measured kernels reach about 93 % of the tightest pipe: the others show through. Fitted to the published times of
-# ROLLER's operators on a V100.
+# Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
+# it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 5 to 8 % slow (docs/model.md).
 LEAK = 0.08
 BARRIER_CYCLES = 30.0
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other

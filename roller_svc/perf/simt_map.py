@@ -92,6 +92,7 @@ def simt_map(p: Problem, launch: Launch) -> Costs:
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.touched.moved_bytes(clipped)
+    asked = launch.grid * p.touched.asked_bytes(clipped)
     last = mach.last_cache
     in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
     return Costs(
@@ -99,7 +100,7 @@ def simt_map(p: Problem, launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         parts=(
             ("fma", p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s),
-            (last.name if last else "cache", moved / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", _dram_bytes(p, moved) / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),

@@ -45,6 +45,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     block_bytes = p.touched.moved_bytes(_clipped(p, launch))
+    asked = launch.grid * p.touched.asked_bytes(_clipped(p, launch))
     last = mach.last_cache
     busy = min(launch.grid, resident * mach.cores)
     sectors = block_bytes / max(1, p.touched.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
@@ -56,7 +57,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         parts=(
             ("fma", compute_s),
-            (last.name if last else "cache", launch.grid * block_bytes / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),

@@ -124,7 +124,7 @@ def _moved_bytes(p: Problem, rows: RowSpace, launch: Launch, walk: LaneWalk, bus
     for access in rows.accesses:
         whole, block = access.moved_bytes(p.extents), access.moved_bytes(tile)
         passes = _passes(access, walk)
-        cache += launch.grid * block * passes
+        cache += launch.grid * access.asked_bytes(tile) * passes
         gone = 1.0 - min(1.0, room / max(1.0, busy * block))
         evicted = max(0.0, 1.0 - room / max(1.0, whole))
         again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole) - 1.0)) * evicted

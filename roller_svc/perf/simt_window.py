@@ -49,6 +49,7 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.touched.moved_bytes(clipped)
+    asked = launch.grid * p.touched.asked_bytes(clipped)
     whole = p.touched.moved_bytes(p.extents)
     again = max(0.0, moved - whole)
     last = mach.last_cache
@@ -62,7 +63,7 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         parts=(
             ("fma", p.space.flops * padded / mach.unit.flops_per_s),
-            (last.name if last else "cache", moved / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),

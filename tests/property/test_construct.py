@@ -352,7 +352,7 @@ def test_fused_axes_reach_no_further_than_said(sizes: list[int], tile: int) -> N
 @given(group=groups, data=st.data())
 def test_search_footprint_is_the_space_s(group: KernelGroup, data: st.DataObject) -> None:
     """What the search remembers is what the nouns say, and never more than the points of the tile."""
-    touched = footprint(group.space, 32)
+    touched = footprint(group.space, (32, 32))
     tile = tuple(data.draw(st.integers(1, a.extent)) for a in group.space.axes)
     reach = touched.rtile(tile).reach(group.space)
     for access in touched.accesses:
