@@ -26,7 +26,7 @@ from roller_svc.lang.input_types import tensor_types
 from roller_svc.lang.interpreter import reference as interpret
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime import saved
-from roller_svc.runtime.binding import bind
+from roller_svc.runtime.binding import bind, check_names
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda import CudaModule
 
@@ -131,10 +131,23 @@ class Kernel:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The same call for names that are no Python argument."""
-        _check_mapping("arrays", arrays)
-        if out is not None:
-            _check_mapping("out", out)
-        return self.runner().run(arrays, out)
+        return self.runner().run(*_checked_mappings(arrays, out))
+
+    def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
+        """The kernel with the inputs that were named `constants` when it was compiled: what it makes of them alone,
+        packed weights for instance, is made now and not again in every call.
+
+        The arrays must stay as they are for as long as the result is in use. On CPUs; elsewhere constants are only
+        kept.
+        """
+        if unnamed:
+            raise ArgumentError("arrays are given by name: kernel.prepare(W=w)", code="unknown-argument")
+        runner = self.runner()
+        if isinstance(runner, CpuModule):
+            return Prepared(runner.prepare(constants))
+        names = self.parts.compiled.source.constants
+        check_names("argument", list(names), constants, complete=True)
+        return Prepared(_Held(runner, dict(constants)))
 
     def runner(self) -> Runner:
         """The kernel loaded on its device, or in the emulator, at first use."""
@@ -165,6 +178,39 @@ class Kernel:
         return f"<roller_svc.Kernel {self.digest[:19]} for {self.target}: {self.expression.splitlines()[0][:60]}>"
 
 
+class Prepared:
+    """A kernel that has its constants: call it with the other arrays."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def __call__(
+        self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object
+    ) -> dict[str, Any]:
+        """The outputs by name. `out` gives arrays to write them to."""
+        if unnamed:
+            raise ArgumentError("arrays are given by name: prepared(A=a)", code="unknown-argument")
+        return self.run(arrays, out)
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The same call for names that are no Python argument."""
+        return self._runner.run(*_checked_mappings(arrays, out))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A kernel on a device where nothing is prepared: its constants are given again in every call."""
+
+    runner: Runner
+    constants: Mapping[str, object]
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        return self.runner.run({**arrays, **self.constants}, out)
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
+        return self.runner.bound({**arrays, **self.constants}, out)
+
+
 def compile(  # noqa: PLR0913 - the name and the options that interface.md gives it
     expression: str,
     inputs: Inputs | None = None,
@@ -178,17 +224,19 @@ def compile(  # noqa: PLR0913 - the name and the options that interface.md gives
     hardware: HardwareSpec | str | None = None,
     family: str | None = None,
     tiles: Mapping[str, int] | None = None,
+    constants: Sequence[str] = (),
     **unknown: Never,
 ) -> Kernel:
     """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`.
 
-    `family` ("simt", "mma") and `tiles` ({"split_k": 4}) narrow down what is chosen from.
+    `family` ("simt", "mma") and `tiles` ({"split_k": 4}) narrow down what is chosen from. `constants`: inputs that
+    stay the same from call to call; see Kernel.prepare.
     """
     if unknown:
         raise ArgumentError(f"compile has no option {next(iter(unknown))!r}", code="invalid-option")
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
-        allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles,
+        allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
     )  # fmt: skip
     return Kernel.of(build_kernel(request))
 
@@ -244,6 +292,15 @@ def on_device(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.A
             return CudaModule(compiled)
         case Language.HIP:
             raise InvariantError("there is no runtime for HIP kernels")
+
+
+def _checked_mappings(
+    arrays: Mapping[str, object], out: Mapping[str, object] | None
+) -> tuple[Mapping[str, object], Mapping[str, object] | None]:
+    _check_mapping("arrays", arrays)
+    if out is not None:
+        _check_mapping("out", out)
+    return arrays, out
 
 
 def _check_mapping(what: str, given: object) -> None:

@@ -32,6 +32,7 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
     hardware: object = None,
     family: object = None,
     tiles: object = None,
+    constants: object = None,
 ) -> BuildRequest:
     """The request, or an InputError that names the option at fault."""
     request = BuildRequest(
@@ -46,6 +47,7 @@ def build_request(  # noqa: PLR0913 - the options of a build, spelled out as int
         hardware=checked_hardware(hardware),
         family=None if family is None else one_of(KernelFamily, "family", family),
         tiles=checked_tiles(tiles),
+        constants=checked_constants(constants, tensor_types(inputs)),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(spec_of(request))
@@ -67,6 +69,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
         "family": None if request.family is None else request.family.value,
         "tiles": dict(request.tiles),
+        "constants": list(request.constants),
     }
 
 
@@ -100,6 +103,22 @@ def checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be true or false, not {shown(value)}", code="invalid-option")
     return value
+
+
+def checked_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """Names of inputs, in the inputs' order."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ArgumentError(f"constants must be a list of inputs' names, not {shown(value)}", code="invalid-option")
+    known, names = [name for name, _ in inputs], list(value)
+    for name in names:
+        if name not in known:
+            raise ArgumentError(
+                f"constants: there is no input {shown(name)}; inputs are {', '.join(known) or 'none'}",
+                code="invalid-option",
+            )
+    return tuple(name for name in known if name in names)
 
 
 def checked_tiles(value: object) -> tuple[tuple[str, int], ...]:

@@ -185,6 +185,7 @@ def _report(report: BuildReport) -> Json:
             "allow_tf32": report.request.allow_tf32,
             "family": report.request.family.value if report.request.family else None,
             "tiles": dict(report.request.tiles),
+            "constants": list(report.request.constants),
         },
         "groups": [
             {

@@ -12,17 +12,19 @@ from roller_svc.construct.row_reduction import column_tiles, joined_after, store
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.ir import printer
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import KernelSource, Role
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lower import lower
+from roller_svc.lower.prepared import prepared
 from roller_svc.perf.stream_k import partial_tiles
 
 Groups = tuple[KernelGroup, ...]
 # A kernel group as it is lowered, with its tiles and the workspace that the program does not name.
-Piece = tuple[KernelGroup, RProgram, tuple[tuple[str, TensorType], ...]]
+Workspaces = tuple[tuple[str, TensorType], ...]
+Piece = tuple[KernelGroup, RProgram, Workspaces]
 
 
 def generate(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> KernelSource:
@@ -47,9 +49,9 @@ def generate_together(
             named = group if len(plans) == 1 else replace(group, name=f"choice{len(made)}_{group.name}")
             found: list[Part] = []
             for piece, its_tiles, extra in _pieces(named, tiles, hw):
-                views = (*piece.inputs, *piece.stored)
-                found.append(Part(lower(piece, its_tiles, hw), views))
-                workspace.extend((*((t, types[t]) for t, _ in views if t in types), *extra))
+                part, rooms = _part(piece, its_tiles, program, hw)
+                found.append(part)
+                workspace.extend((*((t, types[t]) for t, _ in part.views if t in types), *extra, *rooms))
             made[group.name, tiles] = tuple(found)
         return made[group.name, tiles]
 
@@ -63,14 +65,28 @@ def generate_together(
     buffers = tensors_in_memory(program, types, workspace)
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
     whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
+    whole = replace(whole, constants=program.constants)
     return tuple(_only(whole, each) for each in programs) if len(plans) > 1 else (whole,)
+
+
+def _part(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec) -> tuple[Part, Workspaces]:
+    """A group's launches, what it makes of constants alone in launches of their own, and room for that."""
+    trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
+    if hw.family is not Family.CPU or not group.constants:
+        return Part(trees, views), ()
+    if len(group.constants) == len(group.inputs) and not {o.tensor for o in program.outputs} & {t for t, _ in views}:
+        return Part((), views, prepares=trees), ()
+    found = [prepared(tree, group.constants) for tree in trees]
+    rooms = tuple(room for each in found for room in each.workspaces)
+    launches = tuple(launch for each in found for launch in each.launches)
+    return Part(tuple(each.tree for each in found), (*views, *rooms), prepares=launches), rooms
 
 
 def _only(source: KernelSource, program: Program) -> KernelSource:
     """The source with the launches of one program, in its order, and the workspace that they touch."""
     named = {launch.name: launch for launch in source.launches}
     names = (program.name,) if program.name in named else tuple(tree.name for tree in program.trees)
-    launches = tuple(named[name] for name in names)
+    launches = tuple(named[name] for name in (*(tree.name for tree in program.prepares), *names))
     touched = {symbol for launch in launches for symbol in launch.args}
     private = (Role.WORKSPACE, Role.STATUS)
     buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)

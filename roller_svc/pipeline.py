@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from roller_svc import hardware
@@ -42,7 +42,8 @@ def silent(_: str, value: T) -> T:
 def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     """The whole way. Raises InputError for what the caller did wrong, BuildError where no plan could be built."""
     clock = _Clock()
-    program: TensorProgram = trace("parse", parse(request.expression, dict(request.inputs), request.outputs))
+    program = parse(request.expression, dict(request.inputs), request.outputs)
+    program = trace("parse", replace(program, constants=request.constants))
     clock.lap("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.lap("hardware")

@@ -39,6 +39,9 @@ class OptionsBody(Body):
     runtime: Name = "auto"
     family: Name | None = Field(None, description="simt or mma: what contractions on a GPU run on; default: the faster")
     tiles: dict[Name, int] = Field({}, description="values that lanes, split_k, stages, raster or stream_k must have")
+    constants: list[Name] = Field(
+        [], max_length=INPUTS_MOST, description="inputs that stay the same from call to call: prepared once, on CPUs"
+    )
 
 
 class CompileBody(ProgramBody):

@@ -46,6 +46,10 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
     )
     parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
     add_family(parser)
+    parser.add_argument(
+        "--constant", action="append", default=[], metavar="NAME",
+        help="an input that stays the same from call to call; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="run a CUDA kernel on the CPU")
 
 
@@ -111,6 +115,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         allow_tf32=options.allow_tf32,
         family=options.family,
         tiles=tiles_of(options),
+        constants=options.constant,
         **device_of(options),
     )
 

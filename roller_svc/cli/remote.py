@@ -82,5 +82,6 @@ def _body(options: argparse.Namespace) -> CompileBody:
         "allow_tf32": options.allow_tf32,
         "family": options.family,
         "tiles": common.tiles_of(options),
+        "constants": options.constant,
     }
     return checked(CompileBody, program_fields(options) | device | {"options": choice})

@@ -33,10 +33,12 @@ STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One group's launches and the shapes in which it sees its tensors in memory."""
+    """One group's launches and the shapes in which it sees its tensors in memory. `prepares`: those that are about
+    constants alone and come first."""
 
     trees: tuple[ScheduleTree, ...]
     views: tuple[tuple[str, TensorType], ...]
+    prepares: tuple[ScheduleTree, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Program:
     @property
     def trees(self) -> tuple[ScheduleTree, ...]:
         return tuple(tree for part in self.parts for tree in part.trees)
+
+    @property
+    def prepares(self) -> tuple[ScheduleTree, ...]:
+        return tuple(tree for part in self.parts for tree in part.prepares)
 
 
 def tensors_in_memory(
@@ -118,8 +124,12 @@ def _emit_c(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
-    functions, of_trees = _c_functions(programs, buffers, setting)
-    texts = [f.text for f in functions]
+    parts = [part for program in programs for part in program.parts]
+    of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
+    functions, of_trees = _c_functions(of_calls, buffers, setting)
+    of_constants = {tree.name: (tree, part) for part in parts for tree in part.prepares}
+    preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), len(_checks(functions)))
+    texts = [f.text for f in (*preparing, *functions)]
     launches = list(of_trees.values())
     if setting.in_region:
         launches = []
@@ -129,11 +139,13 @@ def _emit_c(
             args = _union(inside, buffers)
             texts.append(threads.region(program.name, inside, serial, args, hw.num_cores))
             launches.append(LaunchSpec(program.name, tuple(a.symbol for a in args)))
+    launches = [*(replace(launch, prepares=True) for launch in once.values()), *launches]
+    functions += preparing
     text = f"{_comment(comment)}{preamble(tuple(functions))}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
-    named = _named([check for f in functions for check in f.checks], buffers)
+    named = _named(_checks(functions), buffers)
     options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
@@ -158,20 +170,23 @@ def _share_a_region(program: Program) -> bool:
 
 
 def _c_functions(
-    programs: tuple[Program, ...], buffers: dict[str, Buffer], setting: c.Setting
+    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: c.Setting, checks: int = 0
 ) -> tuple[list[Function], dict[str, LaunchSpec]]:
-    """A function for each tree, once where programs share it, and the launch of it alone."""
+    """A function for each tree, by its name, and the launch of it alone. `checks`: how many functions before have."""
     functions: list[Function] = []
     launches: dict[str, LaunchSpec] = {}
-    parts = {tree.name: (tree, part) for program in programs for part in program.parts for tree in part.trees}
-    for name, (tree, part) in parts.items():
+    for name, (tree, part) in trees.items():
         args = _args(tree, buffers)
         if _has_checks(tree.body):
             args = (*args, STATUS)
-        first_check = sum(len(f.checks) for f in functions)
+        first_check = checks + len(_checks(functions))
         functions.append(c.emit_function(tree, _views(part, buffers), args, setting, first_check))
         launches[name] = LaunchSpec(name, tuple(a.symbol for a in args), zeroed=tree.zeroed)
     return functions, launches
+
+
+def _checks(functions: Iterable[Function]) -> list[RuntimeCheck]:
+    return [check for function in functions for check in function.checks]
 
 
 def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

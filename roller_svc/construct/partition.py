@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.construct.axis_fusion import fuse_axes
@@ -54,9 +54,19 @@ def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ..
     drafts = _drafts(statements, hw)
     read_by = _readers(drafts)
     types = stored_types(program)
-    return tuple(
-        _group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts)
-    )
+    groups = (_group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts))
+    return tuple(_with_constants(groups, program))
+
+
+def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> Iterator[KernelGroup]:
+    """Each group told which of its inputs stay the same: the program's constants and what is made of them alone."""
+    constants, outputs = set(program.constants), {o.tensor for o in program.outputs}
+    for group in groups:
+        stay = frozenset(name for name, _ in group.inputs if name in constants)
+        yield replace(group, constants=stay)
+        written = {name for name, _ in group.stored}
+        if stay and len(stay) == len(group.inputs) and not written & outputs:
+            constants |= written
 
 
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:

@@ -30,6 +30,7 @@ def action_digest(request: BuildRequest) -> str:
         "allow_tf32": request.allow_tf32,
         "family": request.family.value if request.family else None,
         "tiles": request.tiles,
+        "constants": request.constants,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(),
     }

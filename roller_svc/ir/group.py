@@ -222,7 +222,7 @@ class KernelGroup:
     dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
     statements[0] is the
     sum and the rest is its epilogue: maps over the same outer axes, and on devices with matrix units perhaps one
-    reduction over all of n.
+    reduction over all of n. `constants` are the inputs that stay the same from call to call.
     """
 
     name: str
@@ -234,6 +234,7 @@ class KernelGroup:
     inputs: tuple[tuple[str, TensorType], ...]
     space: TileSpace
     factors: Factors | None = None
+    constants: frozenset[str] = frozenset()
 
     @property
     def row_reduction(self) -> TensorExpr | None:

@@ -70,7 +70,9 @@ class LaunchSpec:
 
     In C it is `void name(T0 *arg0, T1 *arg1, ...)`, called once, and grid and block are (1, 1, 1): it runs its own
     threads. In CUDA it is an extern "C" __global__ function. `shared_bytes` is dynamic shared memory.
-    `zeroed` are symbols of args that the runtime fills with zero bytes just before this launch.
+    `zeroed` are symbols of args that the runtime fills with zero bytes just before this launch. `prepares`: it reads
+    constants alone and fills workspace that later launches only read; such launches come first, and as long as that
+    workspace is kept they need to run but once.
     """
 
     name: str
@@ -79,11 +81,13 @@ class LaunchSpec:
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     zeroed: tuple[str, ...] = ()
+    prepares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Kernel text and all that decides its binary. `options` are flags for the compiler beyond the toolchain's own."""
+    """Kernel text and all that decides its binary. `options` are flags for the compiler beyond the toolchain's own.
+    `constants` are names of inputs that stay the same from call to call."""
 
     name: str
     language: Language
@@ -93,6 +97,7 @@ class KernelSource:
     launches: tuple[LaunchSpec, ...]
     checks: tuple[RuntimeCheck, ...] = ()
     options: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -102,7 +107,9 @@ class KernelSource:
             "arch": str(self.arch),
             "text": self.text,
             "options": self.options,
-            "launches": [(x.name, x.args, x.grid, x.block, x.shared_bytes, x.zeroed) for x in self.launches],
+            "launches": [
+                (x.name, x.args, x.grid, x.block, x.shared_bytes, x.zeroed, x.prepares) for x in self.launches
+            ],
             "buffers": [(b.name, b.symbol, b.role.value, b.dtype.value, b.shape) for b in self.buffers],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -118,6 +125,12 @@ class KernelSource:
             if name in names:
                 return names.index(name)
         raise InvariantError(f"{self.name} has no launch for {group}")
+
+    @property
+    def prepared(self) -> tuple[Buffer, ...]:
+        """Workspace that launches which prepare fill, and that is to be kept between calls."""
+        touched = {symbol for launch in self.launches if launch.prepares for symbol in launch.args}
+        return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in touched)
 
     @property
     def workspace_bytes(self) -> int:

@@ -174,11 +174,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class TensorProgram:
-    """What a client posts, checked. Statements are in order: each reads only inputs and earlier ones."""
+    """What a client posts, checked. Statements are in order: each reads only inputs and earlier ones.
+
+    `constants`: inputs that stay the same from call to call, weights for instance.
+    """
 
     inputs: tuple[tuple[str, TensorType], ...]
     statements: tuple[TensorExpr, ...]
     outputs: tuple[Output, ...]
+    constants: tuple[str, ...] = ()
 
     @property
     def types(self) -> Mapping[str, TensorType]:

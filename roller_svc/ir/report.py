@@ -26,7 +26,8 @@ class RuntimeChoice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """`hardware` stands in place of the spec named `target` where it is given; `family` and `tiles`: see Demands."""
+    """`hardware` stands in place of the spec named `target` where it is given; `family` and `tiles`: see Demands;
+    `constants`: inputs that stay the same from call to call."""
 
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
@@ -39,6 +40,7 @@ class BuildRequest:
     hardware: HardwareSpec | None = None
     family: KernelFamily | None = None
     tiles: tuple[tuple[str, int], ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def demands(self) -> Demands:

@@ -9,13 +9,15 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
-from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
@@ -42,47 +44,88 @@ class CpuModule:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
+        binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
+        for prepare in (True, False):
+            CpuCall(self, binding, (self.workspace(),), self.launches(prepare=prepare))()
+        return binding.finish()
+
+    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
+        """A call made ready: what is made of constants is there, and calling the result only does the rest, again and
+        again (for timing)."""
+        constants = {name: array for name, array in arrays.items() if name in self.source.constants}
+        others = {name: array for name, array in arrays.items() if name not in constants}
+        return self.prepare(constants).bound(others, out)
+
+    def prepare(self, constants: Mapping[str, object]) -> PreparedCpu:
+        """What is made of constants alone, made once. Raises ArgumentError for arrays that do not fit."""
+        return PreparedCpu(self, constants)
+
+    def launches(self, *, prepare: bool) -> tuple[tuple[_Entry, LaunchSpec], ...]:
+        """The launches that prepare, or the others, in order."""
+        pairs = zip(self._entries, self.source.launches, strict=True)
+        return tuple((entry, launch) for entry, launch in pairs if launch.prepares == prepare)
+
+    def workspace(self) -> _Block:
+        """Every workspace buffer: one block for each thread, kept for its next call."""
+        block: _Block | None = getattr(self._scratch, "block", None)
+        if block is None:
+            block = self._scratch.block = _Block(self.source.buffers_of(Role.WORKSPACE))
+        return block
+
+
+class PreparedCpu:
+    """A module with its constants. They must not change as long as this is in use. Calls from several threads may
+    overlap."""
+
+    def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
+        self._module = module
+        buffers = module.source.buffers
+        self._others = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
+        held = bind((b for b in buffers if b not in self._others), constants, None, module.alignment_bytes)
+        self._constants = held.memory
+        self._block = _Block(module.source.prepared)
+        CpuCall(module, held, (self._block,), module.launches(prepare=True))()
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """One call with the other arrays; raises as CpuModule.run does."""
         call = self.bound(arrays, out)
         call()
         return call.finish()
 
     def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
-        return CpuCall(self, bind(self.source.buffers, arrays, out, self.alignment_bytes))
+        binding = bind(self._others, arrays, out, self._module.alignment_bytes)
+        whole = replace(binding, memory=self._constants | binding.memory)
+        blocks = (self._module.workspace(), self._block)
+        return CpuCall(self._module, whole, blocks, self._module.launches(prepare=False))
 
-    def entries(self) -> tuple[_Entry, ...]:
-        return self._entries
 
-    def workspace(self) -> dict[str, int]:
-        """Address of every workspace buffer: one block for each thread, kept for its next call."""
-        buffers = self.source.buffers_of(Role.WORKSPACE)
-        if not buffers:
-            return {}
-        addresses: dict[str, int] | None = getattr(self._scratch, "addresses", None)
-        if addresses is None:
-            offsets: dict[str, int] = {}
-            size = 0
-            for buffer in buffers:
-                offsets[buffer.symbol] = size
-                size += -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            block = np.empty(size + ALIGNMENT_BYTES, np.uint8)
-            start = _address(block) + -_address(block) % ALIGNMENT_BYTES
-            addresses = {symbol: start + offset for symbol, offset in offsets.items()}
-            self._scratch.block = block  # keeps the memory
-            self._scratch.addresses = addresses
-        return addresses
+class _Block:
+    """Memory for some buffers, each aligned."""
+
+    def __init__(self, buffers: tuple[Buffer, ...]) -> None:
+        ends = list(accumulate(-(-b.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for b in buffers))
+        self._memory = aligned_empty((ends[-1] if ends else 0,), np.dtype(np.uint8))
+        start = _address(self._memory)
+        self.addresses = {b.symbol: start + first for b, first in zip(buffers, (0, *ends), strict=False)}
 
 
 class CpuCall:
-    """One set of arrays bound to a module. Not for use by two threads at once; its results are valid after a call."""
+    """One set of arrays bound to some launches. Not for use by two threads at once; its results are valid after a
+    call."""
 
-    def __init__(self, module: CpuModule, binding: Binding) -> None:
+    def __init__(
+        self, module: CpuModule, binding: Binding, workspace: tuple[_Block, ...],
+        launches: tuple[tuple[_Entry, LaunchSpec], ...],
+    ) -> None:  # fmt: skip
         self._module = module  # keeps the library loaded
         self._binding = binding
+        self._workspace = workspace
         source = module.source
         self._status = np.zeros(4, np.int64)
         addresses = {symbol: _address(array) for symbol, array in binding.memory.items()}
-        addresses |= module.workspace()
+        for block in workspace:
+            addresses |= block.addresses
         addresses |= {b.symbol: _address(self._status) for b in source.buffers_of(Role.STATUS)}
         sizes = {b.symbol: b.bytes for b in source.buffers}
         self._steps = tuple(
@@ -91,11 +134,11 @@ class CpuCall:
                 tuple(ctypes.c_void_p(addresses[symbol]) for symbol in launch.args),
                 tuple((addresses[symbol], sizes[symbol]) for symbol in launch.zeroed),
             )
-            for entry, launch in zip(module.entries(), source.launches, strict=True)
+            for entry, launch in launches
         )
 
     def __call__(self) -> None:
-        """Run every launch in order; raises IndexRangeError where one met an index out of range."""
+        """Run the launches in order; raises IndexRangeError where one met an index out of range."""
         self._status[0] = 0
         for entry, arguments, zeroed in self._steps:
             for address, size in zeroed:

@@ -19,7 +19,7 @@ from roller_svc.ir.kernel import (
     RuntimeCheck,
 )
 
-FORMAT = "roller-kernel/1"
+FORMAT = "roller-kernel/2"
 MAX_METADATA_BYTES = 64 << 20
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
@@ -52,6 +52,7 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
         launches=tuple(_launch(item) for item in launches),
         checks=tuple(_check(item) for item in _items(document, "checks")),
         options=tuple(_string(item) for item in _items(document, "options")),
+        constants=tuple(_string(item) for item in _items(document, "constants")),
     )
     _check_references(source)
     if source.key != document["source_key"]:
@@ -83,6 +84,7 @@ def _launch(item: dict[str, Any]) -> LaunchSpec:
         block=_triple(item["block"], _MAX_BLOCK),
         shared_bytes=_count(item["dynamic_shared_bytes"], 0, _MAX_SHARED_BYTES),
         zeroed=tuple(_identifier(symbol) for symbol in _items(item, "zeroed")),
+        prepares=_flag(item["prepares"]),
     )
 
 
@@ -131,6 +133,12 @@ def _triple(value: Any, limits: tuple[int, int, int]) -> tuple[int, int, int]:
 def _count(value: Any, least: int, greatest: int) -> int:
     if type(value) is not int or not least <= value <= greatest:  # a bool is no count
         raise Damaged(f"{value!r} is no whole number from {least} to {greatest}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Damaged(f"{value!r} is neither true nor false")
     return value
 
 

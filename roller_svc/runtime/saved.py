@@ -89,7 +89,8 @@ def c_header(compiled: CompiledKernel) -> str:
     buffers = {b.symbol: b for b in source.buffers}
     lines = [
         f"/* {source.name}: call these in this order. Arrays are dense, row-major, {ALIGNMENT_BYTES}-byte aligned.",
-        "   metadata.json says which tensor each is, what to zero before a call and what is workspace. */",
+        "   metadata.json says which tensor each is, what to zero before a call and what is workspace. What is marked",
+        "   `once` need not be called again while its constants and the workspace that it fills stay as they are. */",
         "#pragma once",
         "#include <stdint.h>",
         "#ifdef __cplusplus",
@@ -98,7 +99,7 @@ def c_header(compiled: CompiledKernel) -> str:
     ]
     for launch in source.launches:
         parameters = ", ".join(f"{_C_TYPES.get(buffers[s].dtype, _integer(buffers[s]))} *{s}" for s in launch.args)
-        lines.append(f"void {launch.name}({parameters or 'void'});")
+        lines.append(f"void {launch.name}({parameters or 'void'});{'  /* once */' if launch.prepares else ''}")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return "\n".join(lines)
 
@@ -156,6 +157,7 @@ def _metadata(kernel: SavedKernel) -> dict[str, Any]:
         "language": source.language.value,
         "arch": str(source.arch),
         "options": list(source.options),
+        "constants": list(source.constants),
         "source_key": source.key,
         "estimate": kernel.estimate,
         "workspace_bytes": source.workspace_bytes,
@@ -169,6 +171,7 @@ def _metadata(kernel: SavedKernel) -> dict[str, Any]:
                 "cluster": [1, 1, 1],
                 "dynamic_shared_bytes": launch.shared_bytes,
                 "zeroed": list(launch.zeroed),
+                "prepares": launch.prepares,
                 "resources": {
                     "registers_per_thread": used.registers_per_thread,
                     "shared_bytes": used.shared_bytes,

@@ -26,6 +26,7 @@ def build_request_of(body: CompileBody) -> BuildRequest:
         allow_tf32=body.options.allow_tf32,
         family=body.options.family,
         tiles=body.options.tiles,
+        constants=body.options.constants,
         **device,
     )
 
