@@ -31,7 +31,7 @@ from roller_svc.ir.schedule import (
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
-from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, Packing, Panels, in_panel
+from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
 from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, few_columns, reads_a_straight, rows_at_once
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
@@ -137,7 +137,7 @@ class _Blocked:
         rows, columns = self.rows, self.columns
         rooms: list[tuple[str, tuple[int, ...]]] = [(PACKED_B, (columns.count, self.kc, columns.size))]
         if not self.a_is_straight:
-            rooms.append((PACKED_A, (rows.count, self.kc, rows.size)))
+            rooms.append((PACKED_A, (rows.count, self.kc + self._gap, rows.size)))
         if not self.in_place:
             panels = (self.blocks * rows.count, columns.count) if self.steps > 1 else (1, 1)
             rooms.append((TILE_C, (*panels, rows.size, columns.size)))
@@ -146,6 +146,12 @@ class _Blocked:
         for name, shape in rooms:
             nodes = (Storage(name, self.view.dtype, shape, Scope.STACK, nodes),)
         return nodes
+
+    @property
+    def _gap(self) -> int:
+        """Rows left free behind each packed panel of A, a line or more: panels that are filled side by side, a page's
+        multiple apart, would push each other's lines out of the first cache half filled."""
+        return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
     def _packed_b(self) -> tuple[Node, ...]:
         return self._packed(PACKED_B, self.view.factors.b, self.lies[1]).nodes(self.columns)

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, div, less, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, div, less, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage, Transpose
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.micro_kernel_cpu import LANE
+from roller_svc.lower.prefetch_cpu import AHEAD_BYTES
 from roller_svc.perf.cpu_tile import CpuOperand, Lie
 
 K_ROW, K_COUNT, K_FIRST = "k.row", "k.count", "k.first"
+LINE_BYTES = 64  # of the caches
+PAGE_BYTES = 4096  # what a core's own prefetchers stay within
 _K_CHUNK, _PANEL_ROW = "k.chunk", ".panel.row"
 
 
@@ -115,7 +118,19 @@ class Packing:
         value = substitute(Cast(self.factor, self.dtype, implicit=True), at)
         row = Compute(self.packed, (panels.panel, ref(K_ROW), ref(LANE)), value)
         copied = without_guards_inside(Loop(LANE, count, LoopKind.VECTOR, (row,)))
-        return (copied, *self._filled(panels, count))
+        return (*self._rows_ahead(panels, at, count), copied, *self._filled(panels, count))
+
+    def _rows_ahead(self, panels: Panels, at: dict[str, Expr], count: int) -> tuple[Node, ...]:
+        """Hints for a row of a later k: a core's own prefetchers do not follow short rows that lie far apart."""
+        source, row_bytes = self.factor, panels.count * panels.size * self.dtype.bytes
+        if row_bytes > PAGE_BYTES or not self.operand.plain or not isinstance(source, Load):
+            return ()
+        later = ceil_div(AHEAD_BYTES, row_bytes) * self.operand.k_stride
+        index = tuple(substitute(i, at) for i in source.index)
+        return tuple(
+            Prefetch(source.tensor, tuple(substitute(i, {LANE: num(first)}) for i in index), later)
+            for first in range(0, count, LINE_BYTES // self.dtype.bytes)
+        )
 
     def _filled(self, panels: Panels, count: int) -> tuple[Node, ...]:
         if count >= panels.fill:

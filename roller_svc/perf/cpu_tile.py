@@ -34,11 +34,12 @@ class Lie(Enum):
 @dataclass(frozen=True, slots=True)
 class CpuOperand:
     """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
-    `panel_stride`: elements from one of a panel to the next; of plain ones."""
+    `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones."""
 
     lie: Lie
     plain: bool
     panel_stride: int
+    k_stride: int
 
 
 def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
@@ -55,14 +56,14 @@ def _cpu_operand(
     axis, k = axes
     source = operand.source
     if source is None or len(axis.members) > 1:
-        return CpuOperand(Lie.APART, plain=False, panel_stride=0)
+        return CpuOperand(Lie.APART, plain=False, panel_stride=0, k_stride=0)
     address = _address(source.index, types[source.tensor].shape)
     moved = 0 if address is None else address.coeff(axis.members[0].name)
     plain = address is not None and operand.guard is None and operand.stored is dtype and len(k.members) == 1
+    deeper = address.coeff(k.members[0].name) if plain and address is not None else 0
     if operand.along_k:
-        unit = plain and address is not None and address.coeff(k.members[0].name) == 1
-        return CpuOperand(Lie.ALONG_K if unit else Lie.APART, plain, moved)
-    return CpuOperand(Lie.ALONG_PANEL if moved == 1 else Lie.APART, plain, moved)
+        return CpuOperand(Lie.ALONG_K if deeper == 1 else Lie.APART, plain, moved, deeper)
+    return CpuOperand(Lie.ALONG_PANEL if moved == 1 else Lie.APART, plain, moved, deeper)
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:

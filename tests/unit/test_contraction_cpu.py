@@ -18,7 +18,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, ScheduleTree, Scope, Storage, Transpose, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Prefetch, ScheduleTree, Scope, Storage, Transpose, descend
 from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
@@ -107,6 +107,16 @@ def test_tasks_of_several_blocks_of_rows() -> None:
     packed = next(node for node in descend(nodes) if isinstance(node, Storage) and node.tensor == ".a_packed")
     assert packed.shape[0] * loops["m.block"].extent * 5 >= 1505
     assert AVX2.block_level.capacity_bytes >= 4 * 515 * 5 * packed.shape[0]
+
+
+def test_short_rows_are_asked_for_ahead() -> None:
+    """Rows of A that are a task's 48 numbers long; rows of B fill a page and more."""
+    (group,) = partition(program_of((96, 1040, 1024), "[k, m]", "[k, n]"), AVX2)
+    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 1040, 1024)), AVX2)[0].body)]
+    hints = [node for node in nodes if isinstance(node, Prefetch) and not node.for_write]
+    assert {(hint.tensor, hint.ahead) for hint in hints if hint.tensor in dict(group.inputs)} == {("A", 11 * 96)}
+    (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".a_packed")
+    assert packed.shape[1] * packed.shape[2] * 4 % 4096 >= 64
 
 
 def test_batches_of_a_sum_that_is_scaled() -> None:
