@@ -1,4 +1,4 @@
-"""Cases on this CPU: our kernels and numpy's and torch's calls for the same programs, timed in turns."""
+"""Cases on this CPU: our kernels and what peers have for the same programs, timed in turns."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from roller_svc.bench.cpu_worker import (
     BuildOurs,
     Built,
     FindPeer,
+    Found,
     MeasureLimits,
     Start,
     TakeSample,
@@ -26,6 +27,7 @@ from roller_svc.bench.cpu_worker import (
     work,
 )  # fmt: skip
 from roller_svc.bench.limits import Limits
+from roller_svc.bench.peers import DEFAULT_PEERS
 from roller_svc.bench.sampling import Sample
 from roller_svc.errors import (
     ArgumentError,
@@ -49,7 +51,8 @@ MOST_REPEATED = 20
 _HELD_S = 40.0
 _BREATH_S = 0.2
 _TIMEOUT_S = 120.0
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_TRIAL_TIMEOUT_S = 30.0  # MetaSchedule's own limit for a trial's build, and for its run
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
 # Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
 _MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
 
@@ -59,7 +62,8 @@ class Settings:
     target: str = "local"
     select: str = "measure"
     top_k: int = 10
-    peers: tuple[str, ...] = ("numpy", "torch")
+    peers: tuple[str, ...] = DEFAULT_PEERS
+    tvm_trials: int = 0
 
 
 @dataclass(slots=True)
@@ -77,7 +81,8 @@ class Workers:
     def start(self) -> None:
         """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
         for name in (OURS, *self.settings.peers):
-            self.lanes[name] = Lane(work, _TIMEOUT_S)
+            trials = self.settings.tvm_trials if name == "tvm" else 0
+            self.lanes[name] = Lane(work, _TIMEOUT_S + trials * _TRIAL_TIMEOUT_S)
             try:
                 self._begin(name)
             except ArgumentError as missing:
@@ -105,7 +110,7 @@ class Workers:
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
-            versions = self.lanes[name].call(Start(name, self.threads))
+            versions = self.lanes[name].call(Start(name, self.threads, self.settings.tvm_trials))
         self.lost.discard(name)
         if isinstance(versions, dict) and name != OURS:
             self.versions |= versions
@@ -119,7 +124,8 @@ class Workers:
 def pinned(cores: Sequence[int]) -> Iterator[None]:
     """Processes started within run on these cores only, from their first instruction on."""
     before = os.sched_getaffinity(0)
-    wanted = dict.fromkeys(_THREAD_VARIABLES, str(len(cores))) | {"GLIBC_TUNABLES": _MALLOC}
+    # TVM would bind its threads to the first cores of the machine, wherever it may run
+    wanted = dict.fromkeys(_THREAD_VARIABLES, str(len(cores))) | {"GLIBC_TUNABLES": _MALLOC, "TVM_BIND_THREADS": "0"}
     kept = {name: os.environ.get(name) for name in wanted}
     os.sched_setaffinity(0, cores)
     os.environ.update(wanted)
@@ -177,34 +183,35 @@ def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
         built = workers.ask(OURS, BuildOurs(case, settings.target, settings.select, settings.top_k))
         if not isinstance(built, Built):
             raise InvariantError("the worker answered something else")
-        calls, failures = _peers(case, workers, built)
-        if not built.proven and failures and not calls:
+        found, failures = _peers(case, workers, built)
+        if not built.proven and failures and not found:
             raise WrongAnswerError(f"no peer agrees with ours: {'; '.join(failures.values())}")
-        taken = in_turns((OURS, *calls), workers.ask)
+        taken = in_turns((OURS, *found), workers.ask)
     except RollerError as failure:
         return failed_row(case, failure)
     return case_row(case, taken, bound) | {
         "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
-        "proven": built.proven, "peer_calls": calls, "peer_errors": failures,
-    }  # fmt: skip
+        "proven": built.proven, "peer_errors": failures,
+        "peer_calls": {name: list(peer.calls) for name, peer in found.items()},
+    } | {f"{name}_tuning_s": p.tuning_s for name, p in found.items() if p.tuning_s is not None}  # fmt: skip
 
 
-def _peers(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _peers(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, Found], dict[str, str]]:
     """What each peer calls, and of those that do not count, why."""
-    calls: dict[str, list[str]] = {}
+    found: dict[str, Found] = {}
     failures: dict[str, str] = {}
     for name in workers.peers:
         try:
-            calls[name] = peer_calls(workers.ask(name, FindPeer(case, built.want)))
+            found[name] = _as_found(workers.ask(name, FindPeer(case, built.want)))
         except RollerError as failure:
             failures[name] = f"{failure.code}: {failure.message}"
-    return calls, failures
+    return found, failures
 
 
-def peer_calls(answer: Answer) -> list[str]:
-    if not isinstance(answer, tuple):
+def _as_found(answer: Answer) -> Found:
+    if not isinstance(answer, Found):
         raise InvariantError("the worker answered something else")
-    return list(answer)
+    return answer
 
 
 def in_turns(names: Sequence[str], ask: Callable[[str, Task], Answer]) -> Taken:

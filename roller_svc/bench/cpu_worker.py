@@ -1,4 +1,4 @@
-"""One worker of the CPU benchmark: ours, numpy or torch on given cores. Its process starts on these cores."""
+"""One worker of the CPU benchmark: ours or a peer on given cores. Its process starts on these cores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from roller_svc.ask import build_request
 from roller_svc.backends import backend_for
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.limits import Limits, measured_limits
-from roller_svc.bench.peers import Peer, calls_of, inference, peer_of
-from roller_svc.bench.peers.calls import Calls
+from roller_svc.bench.peers import PeerLibrary, library_of
 from roller_svc.bench.sampling import Sample, sampled, settle
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.ir.dtype import DType
@@ -40,10 +39,11 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a worker is: `library` numpy, torch or ours. Its answer is the versions of what it calls."""
+    """What a worker is: `library` a peer's name or ours. Its answer is the versions of what it calls."""
 
     library: str
     threads: int
+    tvm_trials: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,20 @@ class FindPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a peer calls, and how long its schedule was searched for."""
+
+    calls: tuple[str, ...]
+    tuning_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TakeSample:
     """One turn."""
 
 
 Task = Start | MeasureLimits | BuildOurs | FindPeer | TakeSample
-Answer = dict[str, str] | Limits | Built | tuple[str, ...] | Sample
+Answer = dict[str, str] | Limits | Built | Found | Sample
 
 
 @dataclass(slots=True)
@@ -96,7 +104,7 @@ class _State:
     """What this process holds between its tasks."""
 
     threads: int = 1
-    calls: Calls | None = None
+    library: PeerLibrary | None = None
     run: Callable[[], object] | None = None
     kept: object = None
 
@@ -107,12 +115,12 @@ _state = _State()
 def work(task: Task) -> Answer:
     """One task's answer. BuildError: there is no kernel or no peer; WrongAnswerError: ours is wrong."""
     match task:
-        case Start(library=library, threads=threads):
+        case Start(library=library, threads=threads, tvm_trials=trials):
             _state.threads = threads
             if library == OURS:
                 return {"cores": str(len(os.sched_getaffinity(0)))}
-            _state.calls = calls_of(library, threads)
-            return _state.calls.library.versions
+            _state.library = library_of(library, threads, trials)
+            return dict(_state.library.versions)
         case MeasureLimits(target=target):
             return measured_limits(hardware.load(target), _state.threads)
         case BuildOurs():
@@ -122,9 +130,9 @@ def work(task: Task) -> Answer:
         case TakeSample():
             if _state.run is None:
                 raise InvariantError("nothing to sample")
-            if _state.calls is None:
+            if _state.library is None:
                 return sampled(_state.run)
-            with inference(_state.calls.library.name), np.errstate(all="ignore"):
+            with _state.library.context(), np.errstate(all="ignore"):
                 return sampled(_state.run)
 
 
@@ -173,16 +181,16 @@ def _about(array: NDArray[Any], dtype: DType) -> Value:
     return Value(wide, dtype, _RELATIVE * np.abs(wide) + _ABSOLUTE * np.abs(wide).max(initial=0.0), at)
 
 
-def _found(task: FindPeer) -> tuple[str, ...]:
+def _found(task: FindPeer) -> Found:
     _state.run = _state.kept = None
-    if _state.calls is None:
+    if _state.library is None:
         raise InvariantError("this worker has no library")
     program = task.case.program()
-    with inference(_state.calls.library.name), np.errstate(all="ignore"):
-        peer: Peer = peer_of(program, inputs_of(program, task.case), _state.calls, task.want)
+    with _state.library.context(), np.errstate(all="ignore"):
+        peer = _state.library.find(program, inputs_of(program, task.case), task.want)
     _state.run, _state.kept = peer.run, peer
     settle()
-    return peer.calls
+    return Found(peer.calls, peer.tuning_s)
 
 
 def inputs_of(program: TensorProgram, case: BenchCase) -> Arrays:

@@ -1,4 +1,4 @@
-"""roller bench cpu: our kernels beside numpy's and torch's calls on this CPU."""
+"""roller bench cpu: our kernels beside numpy's and torch's calls, and TVM's kernels, on this CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.cpu import Settings, Turnstile, Workers, bench_case, limits_of
 from roller_svc.bench.cpu_report import limits_json, machine, summary
-from roller_svc.bench.peers import PEERS
+from roller_svc.bench.peers import DEFAULT_PEERS, PEERS
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.cli.journal import Journal
@@ -25,7 +25,7 @@ from roller_svc.ir.hardware import Family
 from roller_svc.settings import settings
 
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "cpu_bench.json"
-COLUMNS = ("case", "class", "ours", "numpy", "torch", "ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")
+COLUMNS = ("ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")  # behind the case, ours and the peers
 CLASS_COLUMNS = ("class", "cases", "geomean", "of medians", "least", "median", "build p95", "errors")
 Json = dict[str, Any]
 
@@ -42,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
-    parser.add_argument("--peers", default=",".join(PEERS), metavar="NAMES", help="of %(default)s; '' for none")
+    parser.add_argument(
+        "--peers", default=",".join(DEFAULT_PEERS), metavar="NAMES",
+        help=f"of {','.join(PEERS)} (%(default)s); '' for none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tvm-trials", type=int, default=0, metavar="N", help="schedules MetaSchedule may measure a case (%(default)s)"
+    )
     parser.add_argument(
         "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
     )
@@ -52,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
+    if options.tvm_trials < 0:
+        raise ArgumentError("--tvm-trials must not be negative", code="invalid-option")
+    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers), options.tvm_trials)
     hw = hardware.load(chosen.target)
     if hw.family is not Family.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
@@ -134,7 +142,7 @@ def _peers(text: str) -> tuple[str, ...]:
 
 def _settings_json(chosen: Settings) -> Json:
     return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k,
-            "peers": list(chosen.peers)}  # fmt: skip
+            "peers": list(chosen.peers), "tvm_trials": chosen.tvm_trials}  # fmt: skip
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -146,12 +154,13 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _text(document: Json) -> str:
+    peers = document["settings"]["peers"]
     parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
     for threads, found in document["threads"].items():
         parts += [
             f"\n{threads} threads: {_ratio(found['geomean_ratio'])} the best peer over {found['compared']} cases,"
             f" FMA peak {found['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
-            show.table(COLUMNS, [_cells(row) for row in found["cases"]]),
+            show.table(("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in found["cases"]]),
             "",
             show.table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
         ]
@@ -159,12 +168,12 @@ def _text(document: Json) -> str:
     return "\n".join(parts)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> tuple[object, ...]:
     if row["error"]:
-        return (row["id"], row["cls"], row["error"], *[""] * (len(COLUMNS) - 3))
+        return (row["id"], row["cls"], row["error"], *[""] * (len(peers) + len(COLUMNS)))
     return (
-        row["id"], row["cls"], show.duration(row["ours_s"]), show.duration(row["peers"].get("numpy")),
-        show.duration(row["peers"].get("torch")), _ratio(row["ratio"]), _ratio(row["median_ratio"]),
+        row["id"], row["cls"], show.duration(row["ours_s"]), *(show.duration(row["peers"].get(p)) for p in peers),
+        _ratio(row["ratio"]), _ratio(row["median_ratio"]),
         f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.share(row['share_of_peak'])} of {row['bound']}",
         show.duration(row["build_s"]),
     )  # fmt: skip

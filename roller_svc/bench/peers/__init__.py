@@ -1,49 +1,66 @@
-"""The calls that an expert would write in numpy or torch for a program, and the fastest of them."""
+"""What an expert would call in numpy or torch for a program, or have TVM compile, and the fastest of it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from numpy.typing import NDArray
 
 from roller_svc.bench.peers.calls import Calls
+from roller_svc.bench.peers.found import REFUSALS, Peer, check, fastest, in_brief
 from roller_svc.bench.peers.library import no_peer
 from roller_svc.bench.peers.translate import Style, Translation, translate
-from roller_svc.errors import ArgumentError, BuildError, WrongAnswerError
+from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram
-from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import Value
 
-PEERS = ("numpy", "torch")
-_TRIALS = 3
-_REASON = 200  # characters of a refusal that are worth keeping
-_TRIAL_S = 0.5  # a way so slow is tried once
+DEFAULT_PEERS = ("numpy", "torch")
+PEERS = (*DEFAULT_PEERS, "tvm")
+Finder = Callable[[TensorProgram, Mapping[str, NDArray[Any]], Mapping[str, Value]], Peer]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """The fastest way that gives the reference's values. `calls` names what is called."""
+class PeerLibrary:
+    """What a worker needs of a library: `find` gives the peer of a program on its arrays that agrees with the
+    reference's values (BuildError no-peer, with the reasons, where there is none); `context` is what its calls are
+    made under."""
 
-    run: Callable[[], None]
-    calls: tuple[str, ...]
-    translation: Translation
+    versions: Mapping[str, str]
+    find: Finder
+    context: Callable[[], AbstractContextManager[object]]
+
+
+def library_of(name: str, threads: int, tvm_trials: int) -> PeerLibrary:
+    """A peer by its name, set to that many threads. ArgumentError where it is not installed."""
+    if name == "tvm":
+        try:
+            module = import_module(f"{__name__}.tvm_peer")
+        except ImportError as failure:
+            raise _not_installed(name, failure) from failure
+        return PeerLibrary(module.versions(tvm_trials), module.TvmFinder(threads, tvm_trials), nullcontext)
+    calls = calls_of(name, threads)
+    return PeerLibrary(calls.library.versions, partial(_called, calls), partial(inference, name))
 
 
 def calls_of(name: str, threads: int) -> Calls:
-    """The library by its name, set to that many threads. ArgumentError where it is not installed."""
+    """numpy or torch, set to that many threads. ArgumentError where it is not installed."""
     if name == "numpy":
         library, rows = (import_module(f"{__name__}.numpy_{part}") for part in ("library", "rows"))
         return Calls(library.NumpyLibrary(), rows.row_call)
     try:
         library, rows, windows = (import_module(f"{__name__}.torch_{part}") for part in ("library", "rows", "windows"))
     except ImportError as failure:
-        raise ArgumentError(f"{name} is not installed: {failure}", code="no-peer") from failure
+        raise _not_installed(name, failure) from failure
     return Calls(library.TorchLibrary(threads), rows.row_call, windows.convolve, windows.pool)
+
+
+def _not_installed(name: str, failure: ImportError) -> ArgumentError:
+    return ArgumentError(f"{name} is not installed: {failure}", code="no-peer")
 
 
 def inference(name: str) -> AbstractContextManager[object]:
@@ -59,9 +76,15 @@ def peer_of(
 ) -> Peer:
     """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
     the reasons, where there is none."""
-    timed = [(_tried(way), number, way) for number, way in enumerate(ways(program, arrays, calls, want))]
-    _, _, best = min(timed)
-    return Peer(best.trace.run, tuple(best.trace.names), best)
+    found = ways(program, arrays, calls, want)
+    return fastest([Peer(way.trace.run, tuple(way.trace.names), way) for way in found])
+
+
+def _called(
+    calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], want: Mapping[str, Value]
+) -> Peer:
+    """A library's Finder."""
+    return peer_of(program, arrays, calls, want)
 
 
 def ways(
@@ -74,9 +97,10 @@ def ways(
         found: dict[tuple[str, ...], Translation] = {}
         for style in styles:
             try:
-                way = _checked(translate(program, arrays, calls, style), program, calls, want)
-            except _REFUSALS as refusal:
-                reasons[f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_REASON]] = None
+                way = translate(program, arrays, calls, style)
+                check(way.trace.names, program, way.results(calls), want)
+            except REFUSALS as refusal:
+                reasons[in_brief(refusal)] = None
             else:
                 found.setdefault(tuple(way.trace.names), way)
         if found:
@@ -93,27 +117,3 @@ _STAGES = (
     (Style(written_out=True), Style(patterns=False, written_out=True)),
     (Style(patterns=False, trusting=False, windows=False, written_out=True),),
 )  # fmt: skip
-
-
-# What no_peer makes, and what numpy and torch raise for arguments that they do not take.
-_REFUSALS = (BuildError, RuntimeError, ValueError, TypeError, IndexError)
-
-
-def _checked(way: Translation, program: TensorProgram, calls: Calls, want: Mapping[str, Value]) -> Translation:
-    """The same; WrongAnswerError where its results are not the reference's."""
-    verdict = agrees(program, way.results(calls), want)
-    if not verdict.ok:
-        raise WrongAnswerError(f"{', '.join(way.trace.names)}: {verdict.detail}")
-    return way
-
-
-def _tried(found: Translation) -> float:
-    """The least time of a few calls."""
-    least = float("inf")
-    for _ in range(_TRIALS):
-        start = time.perf_counter()
-        found.trace.run()
-        least = min(least, time.perf_counter() - start)
-        if least > _TRIAL_S:
-            break
-    return least
