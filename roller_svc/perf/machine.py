@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Scope
 
-SCHEDULERS = 4  # warps a core can issue for in one cycle: four partitions since Maxwell, four SIMDs in GCN and CDNA
+SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepler, four SIMDs in GCN and CDNA
+# Cycles that such a part takes to issue one instruction of a warp. A SIMD has 16 lanes for 64 threads (AMD GCN
+# Architecture whitepaper, 2012; CDNA keeps it).
+ISSUE_CYCLES = {Family.AMD: 4.0}
+# What the first cache of a core gives in a cycle (the same whitepaper; CUDA C++ Programming Guide: a line of 128 bytes).
+FIRST_CACHE_BYTES = {Family.AMD: 64.0}
+LINE_BYTES, LINE_THREADS = 128.0, 32  # of NVIDIA's first cache, and the threads that take 4 bytes each of it
 ASSUMED_UNCERTAINTY = 2.0
 MEASURED_UNCERTAINTY = 1.3
 
@@ -33,6 +39,8 @@ class Machine:
     cores: int
     clock_hz: float
     fma_per_cycle: float
+    issue_per_cycle: float  # instructions of warps that a core issues
+    first_cache_bytes_per_cycle: float
     staged_bytes_per_cycle: float
     dram: MemoryLevel
     dram_latency_cycles: float
@@ -42,6 +50,12 @@ class Machine:
     @property
     def last_cache(self) -> Cache | None:
         return self.caches[0] if self.caches else None
+
+    @property
+    def request_cycles(self) -> float:
+        """Of the first cache, for 4 bytes to each thread of a warp."""
+        lines = max(1.0, self.hw.limits.warp_size / LINE_THREADS)
+        return lines * LINE_BYTES / self.first_cache_bytes_per_cycle
 
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
@@ -59,6 +73,8 @@ def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
         cores=hw.num_cores,
         clock_hz=hw.clock_hz,
         fma_per_cycle=unit.flops_per_s / (2 * hw.num_cores * hw.clock_hz),
+        issue_per_cycle=SCHEDULERS / ISSUE_CYCLES.get(hw.family, 1.0),
+        first_cache_bytes_per_cycle=FIRST_CACHE_BYTES.get(hw.family, LINE_BYTES),
         staged_bytes_per_cycle=hw.block_level.bandwidth_bytes_per_s / (hw.num_cores * hw.clock_hz),
         dram=hw.dram,
         dram_latency_cycles=hw.dram.latency_s * hw.clock_hz,

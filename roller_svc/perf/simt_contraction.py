@@ -193,7 +193,7 @@ def block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
     inner = p.simt.inner_member(bk) if p.simt else None
     staging = _staging_ops(p, p.simt.a if p.simt else None, p.a, (bm, bk, threads), inner)
     staging += _staging_ops(p, p.simt.b if p.simt else None, p.b, (bn, bk, threads), inner)
-    issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / SCHEDULERS
+    issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
     in_flight = -(-(bm + bn) * bk // threads)
     multiplied = MULTIPLIED * staging if warp > 1 else 0.0
     return Step(
@@ -242,7 +242,7 @@ def _epilogue_cycles(p: Problem, launch: Launch) -> float:
         wide = math.gcd(lead, neighbours(_at(launch.thread, p.n), p.elem_bytes))
     per_point = len(p.rest.tensors) * (2.0 / wide + words) + p.rest.address_ops / wide
     points = _at(launch.block, p.m) * _at(launch.block, p.n)
-    return points * per_point / (p.machine.hw.limits.warp_size * SCHEDULERS)
+    return points * per_point / (p.machine.hw.limits.warp_size * p.machine.issue_per_cycle)
 
 
 def _dram_bytes(p: Problem, launch: Launch, resident: int) -> float:

@@ -86,8 +86,8 @@ def simt_map(p: Problem, launch: Launch) -> Costs:
         chain += BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
 
     def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / SCHEDULERS + BLOCK_CYCLES)
-        return max(issue, blocks * warps * requests, chain) + 0.1 * min(issue, chain)
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])

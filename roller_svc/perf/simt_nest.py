@@ -6,7 +6,7 @@ import math
 
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.footprint import AccessFootprint, Tile
-from roller_svc.perf.machine import SCHEDULERS, register_words
+from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import Problem, address_ops
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
@@ -39,8 +39,8 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     requests = _cache_requests(p, launch)
 
     def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / SCHEDULERS + BLOCK_CYCLES)
-        lsu = blocks * warps * requests
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        lsu = blocks * warps * requests * mach.request_cycles
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)

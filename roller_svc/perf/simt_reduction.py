@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem, address_ops
 from roller_svc.perf.row_space import LaneWalk, RowAccess, RowSpace
@@ -34,8 +33,8 @@ def simt_reduction(p: Problem, rows: RowSpace, launch: Launch) -> Costs:
     chain = _chain_cycles(p, rows, launch, walk)
 
     def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / SCHEDULERS + BLOCK_CYCLES)
-        lsu = blocks * warps * sectors / 4  # a cache serves four sectors a cycle
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        lsu = blocks * warps * sectors * SECTOR_BYTES / mach.first_cache_bytes_per_cycle
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)

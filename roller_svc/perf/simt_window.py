@@ -43,8 +43,8 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
     chain = mach.dram_latency_cycles + lines * DEPENDENT_CYCLES * SCHEDULERS
 
     def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / SCHEDULERS + BLOCK_CYCLES)
-        return max(issue, blocks * warps * requests, chain) + 0.1 * min(issue, chain)
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
