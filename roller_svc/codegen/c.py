@@ -6,20 +6,20 @@ import math
 from dataclasses import dataclass, field
 
 from roller_svc.codegen import dialect as dialects
-from roller_svc.codegen.helpers import Helper
+from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
 from roller_svc.codegen.horizontal import HORIZONTAL, horizontal_name, horizontal_needs
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.preamble import Function
 from roller_svc.codegen.ranges import fold
-from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.routines import Outline, outline
+from roller_svc.codegen.scalar import Place
 from roller_svc.codegen.threads import parameter
 from roller_svc.codegen.transpose import transpose_name
 from roller_svc.codegen.turns import as_bits
 from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
-from roller_svc.codegen.vector_helpers import SCALAR_BYTES, c_helper, library_of
+from roller_svc.codegen.vector_helpers import SCALAR_BYTES
 from roller_svc.codegen.vector_loops import pieces, widest_bytes, with_lanes
-from roller_svc.codegen.vector_math import has_function
 from roller_svc.codegen.vector_places import NotVectorError
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
@@ -32,6 +32,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Node,
     Prefetch,
+    Routine,
     ScheduleTree,
     Scope,
     Storage,
@@ -41,14 +42,6 @@ from roller_svc.ir.schedule import (
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
-
-
-class _StaysArrayError(Exception):
-    """A storage node that was to be variables is indexed by something that is not known: it must be an array."""
-
-    def __init__(self, tensor: str) -> None:
-        super().__init__(tensor)
-        self.tensor = tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +54,14 @@ class Setting:
     in_region: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Above:
+    """What stands in a text above a function: run-time checks, and routines, text → name."""
+
+    checks: int
+    routines: dict[str, str]
+
+
 @dataclass(slots=True)
 class CWalk(Walk):
     setting: Setting = Setting(16, 1, in_region=False)
@@ -70,6 +71,7 @@ class CWalk(Walk):
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
     pinned: set[str] = field(default_factory=set)  # those of them that the compiler must not replace by memory
     prefix: str = ""
+    routines: dict[str, str] = field(default_factory=dict)  # what stands behind the name → name
 
     def lanes(self, dtype: DType) -> int:
         return self.setting.vector_bytes // dtype.bytes
@@ -143,11 +145,11 @@ class CWalk(Walk):
             return
         for name in _stored_below(loop):
             if name in self.registers:
-                raise _StaysArrayError(name)
+                raise StaysArrayError(name)
         for node in descend(loop.body):
             for name in _reads(node):
                 if name in self.registers:
-                    raise _StaysArrayError(name)
+                    raise StaysArrayError(name)
         with self.bound(loop):
             if loop.extent > 1:
                 self.line("#pragma omp simd")
@@ -253,6 +255,43 @@ class CWalk(Walk):
         self.scalar.helpers[name] = None
         self.line(f"{name}({', '.join(args)});")
 
+    # routines -------------------------------------------------------------------------------------------------------
+    def routine(self, node: Routine) -> None:
+        """A call of a function that the text has once, or the body in place where no function could do it."""
+        found = outline(node.body, self.scalar, self.registers)
+        printed = None if found is None else self._printed(found)
+        if found is None or printed is None:
+            self.nodes(node.body)
+            return
+        # like the other helpers' names it ends in a type, so that no tensor of a program has it
+        result = next(self.scalar.places[p.tensor].dtype for p in found.pointers if p.written)
+        name = self.routines.setdefault(printed, f"{node.name}{len(self.routines)}_{dialects.SHORT[result]}")
+        places = [f"{self.scalar.places[p.tensor].identifier} + {self.scalar.index(p.offset)}" for p in found.pointers]
+        self.line(f"{name}({', '.join([*places, *(self.scalar.index(n.value) for n in found.numbers)])});")
+
+    def _printed(self, found: Outline) -> str | None:
+        """Parameters and body of the function; None where it would need memory that outlives its call."""
+        names, places, parameters = Names(), dict[str, Place](), list[str]()
+        for p in found.pointers:
+            dtype = self.scalar.places[p.tensor].dtype
+            places[p.name] = Place(names.of(p.name), dtype, (0,))
+            const, restrict = "" if p.written else "const ", "restrict " if p.alone else ""
+            parameters.append(f"{const}{self.dialect.storage_type(dtype)} *{restrict}{names.of(p.name)}")
+        parameters += [f"{self.scalar.index_type} {names.of(n.name)}" for n in found.numbers]
+        ranges = {n.name: n.known for n in found.numbers if n.known is not None}
+        registers: dict[str, int] = {}
+        above = self.scalar
+        scalar = CScalar(
+            self.dialect, names, above.index_type, guard_reads=False, places=places, ranges=ranges,
+            helpers=above.helpers, library=above.library, checks=above.checks, registers=registers,
+        )  # fmt: skip
+        walker = CWalk(
+            self.dialect, names, scalar, setting=self.setting, arrays=self.arrays, registers=registers,
+            prefix=self.prefix,
+        )  # fmt: skip
+        walker.nodes(found.body)
+        return None if walker.statics else f"({', '.join(parameters)}) {{\n" + "\n".join(walker.lines) + "\n}"
+
     # storage --------------------------------------------------------------------------------------------------------
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
@@ -308,7 +347,7 @@ class CWalk(Walk):
 
     def element(self, tensor: str, place: Place, index: tuple[Expr, ...]) -> str:
         if tensor in self.registers:
-            raise _StaysArrayError(tensor)
+            raise StaysArrayError(tensor)
         return Walk.element(self, tensor, place, index)
 
 
@@ -338,72 +377,35 @@ def _reads(node: Node) -> set[str]:
     return {x.tensor for e in (node.value, *node.index) for x in walk(e) if isinstance(x, Load)}
 
 
-@dataclass(slots=True)
-class _CScalar(Scalar):
-    """Reads single lanes of vector variables: acc_0[3]. Functions that vectors have are ours for single values too."""
-
-    registers: dict[str, int] = field(default_factory=dict)
-
-    def described(self, name: str) -> Helper:
-        if (function := library_of(name)) is not None:
-            self.library[function] = None
-        return c_helper(name)
-
-    def library_function(self, function: str, dtype: DType) -> str:
-        if has_function(function, dtype):
-            return self.helper(f"{function}_{dialects.SHORT[dtype]}")
-        return Scalar.library_function(self, function, dtype)
-
-    def ours(self, base: str, dtype: DType) -> str:
-        if has_function(base, dtype):
-            return self.helper(f"{base}_{dialects.SHORT[dtype]}")
-        return Scalar.ours(self, base, dtype)
-
-    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
-        """Vectors that follow each other check the same index again."""
-        check = RuntimeCheck(tensor, d, size, text)
-        return self.checks.index(check) if check in self.checks else Scalar.numbered(self, tensor, d, size, text)
-
-    def load(self, load: Load) -> str:
-        lanes = self.registers.get(load.tensor)
-        if lanes is None:
-            return Scalar.load(self, load)
-        place = self.places[load.tensor]
-        known = [fold(i, self.values) for i in load.index]
-        if not all(isinstance(k, Const) for k in known):
-            raise _StaysArrayError(load.tensor)
-        index = [int(k.value) for k in known if isinstance(k, Const)]
-        return f"{register_name(place.identifier, index, lanes)}[{index[-1] % lanes}]"
-
-
 def emit_function(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, first_check: int
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, above: Above
 ) -> Function:  # fmt: skip
     """One launch as a C function over its buffers, in the order of `args`."""
     arrays: frozenset[str] = frozenset()
     while True:
         try:
-            return _emit(tree, views, args, setting, first_check, arrays)
-        except _StaysArrayError as stays:
+            return _emit(tree, views, args, setting, above, arrays)
+        except StaysArrayError as stays:
             arrays |= {stays.tensor}
 
 
 def _emit(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, first_check: int,
+    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], setting: Setting, above: Above,
     arrays: frozenset[str],
 ) -> Function:  # fmt: skip
     names = Names()
-    scalar = _CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
+    scalar = CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
     names.reserve(*(p.identifier for p in views.values()))
-    scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays)
+    scalar.checks = [RuntimeCheck("", 0, 0, "")] * above.checks
+    walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays, routines=dict(above.routines))
     walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
     parameters = ", ".join(parameter(a) for a in args)
     linkage = "static " if setting.in_region else ""
     text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
+    routines = tuple((name, text) for text, name in walker.routines.items() if text not in above.routines)
     return Function(
         text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.statics), walker.parallel,
-        setting.in_region, tuple(scalar.checks[first_check:]),
+        setting.in_region, tuple(scalar.checks[above.checks :]), routines,
     )  # fmt: skip

@@ -128,7 +128,7 @@ def _emit_c(
     of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
     functions, of_trees = _c_functions(of_calls, buffers, setting)
     of_constants = {tree.name: (tree, part) for part in parts for tree in part.prepares}
-    preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), len(_checks(functions)))
+    preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), functions)
     texts = [f.text for f in (*preparing, *functions)]
     launches = list(of_trees.values())
     if setting.in_region:
@@ -170,23 +170,29 @@ def _share_a_region(program: Program) -> bool:
 
 
 def _c_functions(
-    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: c.Setting, checks: int = 0
-) -> tuple[list[Function], dict[str, LaunchSpec]]:
-    """A function for each tree, by its name, and the launch of it alone. `checks`: how many functions before have."""
+    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: c.Setting,
+    before: Iterable[Function] = (),
+) -> tuple[list[Function], dict[str, LaunchSpec]]:  # fmt: skip
+    """A function for each tree, by its name, and the launch of it alone. `before`: what stands above them already."""
     functions: list[Function] = []
     launches: dict[str, LaunchSpec] = {}
     for name, (tree, part) in trees.items():
         args = _args(tree, buffers)
         if _has_checks(tree.body):
             args = (*args, STATUS)
-        first_check = checks + len(_checks(functions))
-        functions.append(c.emit_function(tree, _views(part, buffers), args, setting, first_check))
+        above = (*before, *functions)
+        functions.append(c.emit_function(tree, _views(part, buffers), args, setting, _above(above)))
         launches[name] = LaunchSpec(name, tuple(a.symbol for a in args), zeroed=tree.zeroed)
     return functions, launches
 
 
 def _checks(functions: Iterable[Function]) -> list[RuntimeCheck]:
     return [check for function in functions for check in function.checks]
+
+
+def _above(functions: tuple[Function, ...]) -> c.Above:
+    routines = {text: name for f in functions for name, text in f.routines}
+    return c.Above(len(_checks(functions)), routines)
 
 
 def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:

@@ -23,6 +23,10 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 }"""
 
 
+# A function for every candidate that calls it: compiled once, as it is, so that what is measured is what is delivered.
+ROUTINE = "static __attribute__((noinline, noclone)) void"
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """Text of one launch and what it needs above it."""
@@ -34,16 +38,18 @@ class Function:
     parallel: bool
     in_region: bool
     checks: tuple[RuntimeCheck, ...]
+    routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
 
 
 def preamble(functions: tuple[Function, ...]) -> str:
-    """Prototypes, vector types, helpers and private storage that the functions use."""
+    """Prototypes, vector types, helpers, private storage and routines that the functions use."""
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
     parts += _prototypes(library)
     names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
     helpers = [_helper_text(name) for name in names]
-    if types := vector_typedefs("\n".join([*helpers, *(f.text for f in functions)])):
+    routines = [f"{ROUTINE} {name}{text}" for f in functions for name, text in f.routines]
+    if types := vector_typedefs("\n".join([*helpers, *routines, *(f.text for f in functions)])):
         parts.append(types)
     if any(re.match(r"transpose\d|deal|weave|turn_", name) for name in names):
         parts.append(SHUFFLE)
@@ -55,6 +61,7 @@ def preamble(functions: tuple[Function, ...]) -> str:
     if any(f.parallel for f in functions):
         parts.append(THREADS)
     parts += [s for f in functions for s in f.statics]
+    parts += routines
     return "\n".join(parts) + ("\n\n" if parts else "")
 
 

@@ -24,6 +24,7 @@ from roller_svc.ir.schedule import (
     Loop,
     Node,
     Prefetch,
+    Routine,
     Storage,
     Transpose,
 )
@@ -82,6 +83,8 @@ class Walk:
                 self.compute(node)
             case Branch():
                 self.branch(node)
+            case Routine():
+                self.routine(node)
             case Barrier():
                 self.barrier()
             case Prefetch():
@@ -162,6 +165,10 @@ class Walk:
 
     def declare(self, storage: Storage) -> None:
         raise InvariantError("a generator says where its storage lies")
+
+    def routine(self, node: Routine) -> None:
+        """In place, where the language has nothing better."""
+        self.nodes(node.body)
 
     def barrier(self) -> None:
         raise InvariantError("no barriers in this language")

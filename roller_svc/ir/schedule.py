@@ -97,6 +97,18 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Routine:
+    """A body that recurs: in other places of the tree, in other candidates' trees, with other sizes of blocks.
+
+    Where the language has functions it becomes one, shared by all that do the same, called with places of tensors and
+    with numbers from around it. `name` says what it does. Says nothing about what is computed.
+    """
+
+    name: str
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """All threads of a block meet."""
 
@@ -229,7 +241,7 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
+    Loop | Let | Storage | Compute | Branch | Routine | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
     | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 )  # fmt: skip
 
@@ -253,7 +265,7 @@ class ScheduleTree:
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
     """The child lists of a node."""
     match node:
-        case Loop(body=body) | Let(body=body) | Storage(body=body):
+        case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body):
             return (body,)
         case Branch(then=then, otherwise=otherwise):
             return (then, otherwise)
@@ -327,6 +339,8 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}{tensor}[...] {combine.value if combine else ''}=")
             case Branch():
                 lines.append(f"{pad}branch")
+            case Routine(name=name):
+                lines.append(f"{pad}routine {name}")
             case Barrier():
                 lines.append(f"{pad}barrier")
             case Prefetch(tensor=tensor, for_write=for_write):

@@ -33,6 +33,7 @@ from roller_svc.ir.schedule import (
     Node,
     Prefetch,
     RoundFragment,
+    Routine,
     Scope,
     Storage,
     Transpose,
@@ -41,6 +42,7 @@ from roller_svc.ir.schedule import (
 from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
 
 MOST_LANES = 64  # of the widest vector, of bytes
+_SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 
 
@@ -103,8 +105,8 @@ class _Checker:
                     self._storage(node)
                 case Compute():
                     self._compute(node)
-                case Branch():
-                    self._branch(node)
+                case Branch() | Routine():
+                    self._inside(node)
                 case Barrier():
                     self._barrier()
                 case Prefetch():
@@ -190,6 +192,12 @@ class _Checker:
         if any(isinstance(n, Compute | Transpose) and n.tensor == storage.tensor for n in descend(storage.body)):
             self._record(window.tensor, window.index, is_write=True)
 
+    def _inside(self, node: Branch | Routine) -> None:
+        if isinstance(node, Branch):
+            self._branch(node)
+        else:
+            self._routine(node)
+
     def _branch(self, branch: Branch) -> None:
         self._reads(branch.cond)
         uneven = self._is_uneven(branch.cond)
@@ -199,6 +207,16 @@ class _Checker:
         self.nodes(branch.otherwise)
         self.branches.pop()
         self.uneven -= uneven
+
+    def _routine(self, routine: Routine) -> None:
+        """One thread's own work: a function that is called, not a piece of the loops around it."""
+        for node in descend(routine.body):
+            if isinstance(node, Routine) or (isinstance(node, Loop) and node.kind in _SHARED_LOOPS):
+                raise ScheduleError(
+                    f"routine {routine.name} holds a loop for several threads, or another routine",
+                    code="schedule-routine",
+                )  # fmt: skip
+        self.nodes(routine.body)
 
     def _barrier(self) -> None:
         self._barrier_like("block")

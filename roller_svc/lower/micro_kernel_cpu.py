@@ -9,7 +9,7 @@ from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Routine, Scope, Storage
 
 LANE = ".lane"
 ACC, ROW_B = ".acc", ".b"
@@ -68,7 +68,8 @@ class MicroKernel:
             walk = (Loop(step.var, step.extent, LoopKind.SERIAL, walk, step.limit),)
         store = self._over_tile(Compute(to.tensor, to.index(*held), Load(ACC, held, self.dtype)))
         body = (self._begin(start), *walk, store)
-        return (Storage(ACC, self.dtype, (self.rows, self.columns), Scope.REGISTER, body),)
+        held_in = Storage(ACC, self.dtype, (self.rows, self.columns), Scope.REGISTER, body)
+        return (Routine("multiply", (held_in,)),)
 
     def _step(self) -> tuple[Node, ...]:
         """One row of B into registers, then a multiply-add for each of A's elements and each vector."""
