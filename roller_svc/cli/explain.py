@@ -10,6 +10,7 @@ from roller_svc.ask import spec_of
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
+from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import report_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
@@ -36,6 +37,8 @@ def execute(options: argparse.Namespace) -> int:
     except ToolchainMissingError as missing:
         report = on_paper(request, missing)
     facts = report_json(report)
+    changes = sensitivities(report.attempts[0].plan, report.groups, report.hardware)
+    facts["sensitivity"] = [{"resource": c.resource, "saved": c.saved} for c in changes]
     source = _source(report)
     if options.json:
         show.as_json(facts | {"source": source})
@@ -76,6 +79,8 @@ def explanation(facts: Mapping[str, Any], steps: int) -> str:
     lines.append(show.table(("stage", "time", "share"), _stages(winner)))
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
+    changes = show.table(("a tenth better", "saves"), _changes(facts))
+    lines += ["", "What would change it, tiles left as they are", changes]
     if revised := show.as_compiled(facts["attempts"][0]):
         lines.append(revised)
     lines += [f"note: {note}" for note in facts["notes"]]
@@ -115,6 +120,10 @@ def _axes(group: Mapping[str, Any]) -> list[str]:
 def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
     total = sum(stage["seconds"] for stage in plan["stages"]) or 1.0
     return [(s["name"], show.duration(s["seconds"]), f"{s['seconds'] / total:.0%}") for s in plan["stages"]]
+
+
+def _changes(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    return [(change["resource"], f"{change['saved']:.1%}") for change in facts["sensitivity"]]
 
 
 def _padded(facts: Mapping[str, Any]) -> list[Any]:

@@ -62,16 +62,16 @@ class Shape:
 
 def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
     """Aligned rPrograms of a group, unranked, and how they were found (ROLLER, OSDI 2022, §3)."""
-    return _construct(group, _prepared(group, hw, unit), limit)
+    return _construct(group, prepared(group, hw, unit), limit)
 
 
 def rank(
     group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
 ) -> tuple[tuple[Candidate, ...], Construction]:
     """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
-    prepared = _prepared(group, hw, unit)
-    construction = _construct(group, prepared, _limit(unit))
-    model = Model(prepared)
+    p = prepared(group, hw, unit)
+    construction = _construct(group, p, _limit(unit))
+    model = Model(p)
     candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
     return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
 
@@ -86,17 +86,17 @@ def rank_units(
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
     for unit, view in itertools.product(units.taken, _views(group, hw)):
-        prepared = _prepared(view, hw, unit)
-        least_s = prepared.floor_s + hw.limits.launch_overhead_s
+        p = prepared(view, hw, unit)
+        least_s = p.floor_s + hw.limits.launch_overhead_s
         if len(best) == top_k and best[-1].estimate.seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
         try:
-            construction = _construct(view, prepared, _limit(unit))
+            construction = _construct(view, p, _limit(unit))
         except NoCandidateError as failure:
             failures.append(failure)
             continue
         found.append(construction)
-        model = Model(prepared)
+        model = Model(p)
         wanted.append(demanded(view, model, construction.programs, demands))
         candidates = [Candidate(program, model.estimate(program)) for program in wanted[-1].programs]
         best = nsmallest(top_k, [*best, *candidates], key=lambda c: c.estimate.seconds)
@@ -143,12 +143,13 @@ def _limit(unit: ComputeUnit) -> int:
     return RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED
 
 
-def _prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
+def prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
+    """What construction and model know of a group on a unit before any tile is chosen."""
     is_staged = group.factors is not None and hw.family is not Family.CPU
-    prepared = problem(group.space, hw, unit, operands(group) if is_staged else None)
+    p = problem(group.space, hw, unit, operands(group) if is_staged else None)
     if hw.family is not Family.CPU:
-        return prepared
-    return replace(prepared, planes=plane_space(group), layout=layout_space(group, hw))
+        return p
+    return replace(p, planes=plane_space(group), layout=layout_space(group, hw))
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:

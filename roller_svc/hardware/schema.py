@@ -5,14 +5,12 @@ The bounds keep a hostile spec from overflowing the model or stalling a search; 
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from roller_svc.ir.dtype import DType, dtype_named
-from roller_svc.ir.hardware import Family, Scope, UnitKind, arch_named
+from roller_svc.ir.hardware import Family, Scope, UnitKind, arch_named, covers
 
 Rate = Annotated[float, Field(ge=1e6, le=1e18)]  # bytes or FLOPs a second
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -138,16 +136,6 @@ def _paths(spec: SpecModel, *, defaults: bool) -> tuple[str, ...]:
         paths += [f"units.{unit.name}.{field}" for field in stated]
     paths += [f"limits.{field}" for field in spec.limits.model_dump(exclude_defaults=not defaults)]
     return tuple(paths)
-
-
-def covers(pattern: str, path: str) -> bool:
-    """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
-    return _regex(pattern).match(path) is not None
-
-
-@lru_cache(maxsize=1024)
-def _regex(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\.|$)")
 
 
 def unsourced(spec: SpecModel) -> tuple[str, ...]:

@@ -34,6 +34,14 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """`saved`: share of an estimate's seconds that a tenth more of the resource saves; of a latency, a tenth less."""
+
+    resource: str
+    saved: float
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """An rProgram with its estimate."""
 

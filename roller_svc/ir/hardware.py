@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -127,6 +128,16 @@ class Source:
     assumed: bool = False
 
 
+def covers(pattern: str, path: str) -> bool:
+    """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
+    return _pattern(pattern).match(path) is not None
+
+
+@lru_cache(maxsize=1024)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\.|$)")
+
+
 @dataclass(frozen=True, slots=True)
 class HardwareSpec:
     """A device as the model sees it. `levels` go from the outermost (dram) to the innermost (register).
@@ -160,6 +171,11 @@ class HardwareSpec:
             if level.name == name:
                 return level
         raise InvariantError(f"{self.id} has no memory level {name}")
+
+    def is_assumed(self, figure: str) -> bool:
+        """Whether nobody measured or published a figure; the first source that stands for it says, as in all specs."""
+        found = next((s for s in self.sources if any(covers(pattern, figure) for pattern in s.fields)), None)
+        return found is None or found.assumed
 
     @property
     def dram(self) -> MemoryLevel:

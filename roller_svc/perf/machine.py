@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Scope
+from roller_svc.perf.uncertainty import Assumed, assumed_figures
 
 SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepler, four SIMDs in GCN and CDNA
 # Cycles that such a part takes to issue one instruction of a warp. A SIMD has 16 lanes for 64 threads (AMD GCN
 # Architecture whitepaper, 2012; CDNA keeps it).
 ISSUE_CYCLES = {Family.AMD: 4.0}
-# What the first cache of a core gives in a cycle (the same whitepaper; CUDA C++ Programming Guide: a line of 128 bytes).
+# What the first cache of a core gives in a cycle: there 64 bytes, elsewhere a line (CUDA C++ Programming Guide: 128).
 FIRST_CACHE_BYTES = {Family.AMD: 64.0}
 LINE_BYTES, LINE_THREADS = 128.0, 32  # of NVIDIA's first cache, and the threads that take 4 bytes each of it
-ASSUMED_UNCERTAINTY = 2.0
-MEASURED_UNCERTAINTY = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Machine:
     dram: MemoryLevel
     dram_latency_cycles: float
     caches: tuple[Cache, ...]  # outermost first; a GPU: its L2
-    uncertainty: float
+    assumed: Assumed
 
     @property
     def last_cache(self) -> Cache | None:
@@ -79,7 +78,7 @@ def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
         dram=hw.dram,
         dram_latency_cycles=hw.dram.latency_s * hw.clock_hz,
         caches=tuple(_cache(hw, lv) for lv in between),
-        uncertainty=ASSUMED_UNCERTAINTY if any(s.assumed for s in hw.sources) else MEASURED_UNCERTAINTY,
+        assumed=assumed_figures(hw, unit),
     )
 
 

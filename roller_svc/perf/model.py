@@ -29,6 +29,7 @@ from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.simt_window import simt_window
 from roller_svc.perf.terms import Costs, Launch, second_launch_s
+from roller_svc.perf.uncertainty import uncertainty
 
 Factors = tuple[Operand, Operand]
 
@@ -65,12 +66,13 @@ class Model:
             stages.append(StageCost("combine", joining))
         if copying:
             stages.append(StageCost("copy", copying))
+        seconds = max(p.floor_s, body + copying) + overhead + joining
         return Estimate(
-            seconds=max(p.floor_s, body + copying) + overhead + joining,
+            seconds=seconds,
             stages=tuple(stages),
             occupancy=costs.occupancy,
             waves=costs.waves,
-            uncertainty=mach.uncertainty,
+            uncertainty=uncertainty(stages, seconds, mach.assumed),
         )
 
     def needs(self, program: RProgram) -> BlockNeeds | None:
