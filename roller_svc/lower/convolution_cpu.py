@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, ceil_div, div, equal, least, less_equal, mod, mul, num, ref, sub
-from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.expr import Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage, Transpose
+from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, Transpose
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
@@ -25,6 +25,7 @@ from roller_svc.lower.packed_weights import PACKED, PackedWeights
 from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace, Slide, image_space
 
 SUMS, TURNED = ".sums", ".turned"
+LINE_BYTES = 64
 
 
 def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -47,7 +48,8 @@ def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     wide = thread[image.filters.name]
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
     packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
-    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m)
+    is_large = space.touched_bytes > hw.block_level.capacity_bytes
+    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m, is_large=is_large)
     return (ScheduleTree(group.name, tasks.nodes()),)
 
 
@@ -59,6 +61,7 @@ class _Tasks:
     window: ImageWindow
     weights: PackedWeights
     filters_last: bool  # whether results of neighbouring filters lie side by side
+    is_large: bool  # whether a core's own cache does not hold all that the group touches
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @property
@@ -146,7 +149,7 @@ class _Tasks:
 
     def _panels(self) -> Node:
         """All panels of filters over one window, each finished after its last step."""
-        nodes: tuple[Node, ...] = self._micro_kernel()
+        nodes: tuple[Node, ...] = (*self._ahead(), *self._micro_kernel())
         for slide, pixels in reversed(self.slides):
             name, tile = slide.pixel.name, self._tile(slide)
             limit: Expr | None = None
@@ -162,6 +165,29 @@ class _Tasks:
 
     def _tiles(self, slide: Slide, pixels: int) -> int:
         return ceil_div(min(pixels, slide.pixel.extent), self._tile(slide))
+
+    def _ahead(self) -> tuple[Node, ...]:
+        """Hints for the lines that a tile's results will fill, so that they are there when the panel is finished."""
+        if not self.is_large or self.steps > 1 or self.filters_last:
+            return ()
+        last, size = self.slides[-1][0].pixel, self._tile(self.slides[-1][0])
+        nodes: list[Node] = []
+        for statement in self.view.group.statements:
+            if statement.output in self.view.group.locals:
+                continue
+            for first in range(0, size, LINE_BYTES // statement.type.dtype.bytes):
+                at: dict[str, Expr] = {}
+                for slide, pixels in self.slides:
+                    name = slide.pixel.name
+                    inside = num(first) if slide.pixel is last else ref(f"{name}.row")
+                    at[name] = add(pixel_at(slide, pixels), add(ref(f"{name}.place"), inside))
+                index = tuple(substitute(i, at) for i in statement.index)
+                nodes.append(Prefetch(statement.output, index, 0, for_write=True))
+        found = decoded(self.image.filters, add(ref(".filters.place"), ref(".filter")), tuple(nodes))
+        found = (Loop(".filter", self.weights.wide, LoopKind.SERIAL, found),)
+        for slide, _ in reversed(self.slides[:-1]):
+            found = (Loop(f"{slide.pixel.name}.row", self._tile(slide), LoopKind.SERIAL, found),)
+        return found
 
     # the micro-kernel -----------------------------------------------------------------------------------------------
     def _micro_kernel(self) -> tuple[Node, ...]:

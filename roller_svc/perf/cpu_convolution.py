@@ -14,6 +14,8 @@ from roller_svc.perf.terms import Costs, Launch
 
 # Cycles of one element, or of one vector, on Skylake-SP.
 COPY_CYCLES = 1.0  # a vector from memory to the window
+DEAL_CYCLES = 3.0  # the same of every other element
+TILE_CYCLES = 1.5  # a tile of a row: its loop, its addresses
 GATHER_CYCLES = 2.5  # an element whose neighbours do not accompany it
 TURN_CYCLES = 6.0  # a vector of sums turned, from room to room
 STORE_CYCLES = 2.0  # a vector of results, through the epilogue
@@ -22,12 +24,15 @@ ROW_CYCLES = 6.0  # a row of the window or of results: its loop, its addresses
 TAP_LOOP_CYCLES = 3.0  # one pass of the innermost loop over taps: counters that are set again
 ACROSS_LINES_CYCLES = 0.4  # a vector of pixels that a tap has moved across two cache lines
 BUSY_PORTS, CROWDED = 0.8, 1.2  # loads for that share of the multiply-adds' time delay some of those
+PANEL_OF_L1, PANELS_OF_L2 = 0.7, 0.6  # what a panel, and all of them, may fill to be found there again
 L2_STREAM = 0.25  # of the time that rows of a panel take from the second cache, what the micro-kernel does not hide
+L2_BESIDE = 0.3  # of the second cache's bandwidth, what there is beside a micro-kernel: 16 bytes a cycle, as measured
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What a task consists of. `calls`: of the micro-kernel, for a window and a panel; `window`: pixels of one."""
+    """What a task consists of. `calls`: of the micro-kernel, for a window and a panel; `window`: pixels of one;
+    `tile`: those of a register tile along the last slide."""
 
     rows: int
     vectors: int
@@ -37,6 +42,7 @@ class _Sizes:
     channels: int
     steps: int
     window: tuple[int, ...]
+    tile: int
 
 
 def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
@@ -86,12 +92,13 @@ def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
         channels=depth,
         steps=-(-image.depth // depth),
         window=tuple(extents),
+        tile=thread[names[-1]],
     )  # fmt: skip
 
 
 def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
-    """All calls of the micro-kernel; a panel that L1 does not hold comes from L2 row by row."""
-    mach, lanes = p.machine, p.machine.unit.shape[-1]
+    """All calls of the micro-kernel."""
+    mach = p.machine
     depth = image.depth * image.taps
     row = kernel_cycles(mach, s.rows, s.vectors)
     if (s.rows + s.vectors) / LOAD_PORTS > BUSY_PORTS * row:
@@ -100,12 +107,22 @@ def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
         row += ACROSS_LINES_CYCLES * s.vectors
     inner = image.slides[-1].taps
     row += TAP_LOOP_CYCLES / inner if inner > 1 else 0.0
-    width = (s.vectors * lanes if image.along_filters else s.rows) * p.elem_bytes
-    l1, l2 = mach.caches[-1], mach.caches[-2]
-    if s.channels * image.taps * width > 0.7 * l1.bytes_per_core:
-        level = l2 if s.channels * image.taps * width * s.panels <= 0.6 * l2.bytes_per_core else mach.caches[0]
-        row += L2_STREAM * width / (level.bytes_per_s / mach.cores / mach.clock_hz)
+    near, far = _streamed_bytes(p, image, s)
+    l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
+    row = max(row + L2_STREAM * (near / l2 + far / l3), near / (L2_BESIDE * l2) + far / l3)
     return s.windows * s.panels * s.calls * (s.steps * CALL_CYCLES + depth * row)
+
+
+def _streamed_bytes(p: Problem, image: ImageSpace, s: _Sizes) -> tuple[int, int]:
+    """What each step of the micro-kernel takes from the second cache, and from beyond: rows of a panel that L1 does not
+    hold, and tiles that lie apart, which come by once for each panel."""
+    caches, lanes = p.machine.caches, p.machine.unit.shape[-1]
+    filters, pixels = (s.vectors * lanes, s.rows) if image.along_filters else (s.rows, s.vectors * lanes)
+    row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_apart else 0
+    panel = s.channels * image.taps * row
+    if panel <= PANEL_OF_L1 * caches[-1].bytes_per_core:
+        return tile, 0
+    return (tile + row, 0) if panel * s.panels <= PANELS_OF_L2 * caches[-2].bytes_per_core else (tile, row)
 
 
 def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
@@ -126,10 +143,22 @@ def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
         rows *= last.reach(pixels)
         return rows * (ROW_CYCLES + _run_cycles(s.channels, lanes, COPY_CYCLES))
     length = last.reach(pixels)
-    contiguous = image.phases(last) == 1 and image.is_contiguous
-    run = _run_cycles(length, lanes, COPY_CYCLES) if contiguous else GATHER_CYCLES * length
     source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
-    return rows * s.channels * (ROW_CYCLES + run + length * p.elem_bytes / source)
+    moved = length * max(1, image.step) * p.elem_bytes / source
+    return rows * s.channels * (ROW_CYCLES + _row_cycles(image, s, length, lanes) + moved)
+
+
+def _row_cycles(image: ImageSpace, s: _Sizes, length: int, lanes: int) -> float:
+    """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
+    overlaps the one before it."""
+    apart = image.step * image.phases(image.slides[-1])
+    if apart not in (1, 2):
+        return GATHER_CYCLES * length
+    each = COPY_CYCLES if apart == 1 else DEAL_CYCLES
+    if not image.tiles_apart:
+        return _run_cycles(length, lanes, each)
+    vectors, rest = divmod(s.tile, lanes)
+    return length / s.tile * (TILE_CYCLES + each * (vectors + 2 * (rest > 0)))
 
 
 def _run_cycles(length: int, lanes: int, each: float) -> float:

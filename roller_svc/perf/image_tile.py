@@ -40,7 +40,8 @@ class ImageSpace:
 
     `along_filters`: vectors hold neighbouring filters, pixels are rows of the register tile; else vectors hold
     neighbouring pixels of the last slide, filters are rows. `channels_last`: the image's innermost dimension is k.
-    `is_contiguous`: its neighbours along the last slide lie side by side. `weights_contiguous`, `filters_last`:
+    `step`: elements between neighbouring coordinates of the last slide, 0 where those lie along another dimension than
+    its last. `weights_contiguous`, `filters_last`:
     neighbouring filters do so among the weights, and among the results. `weights_along_k`: neighbouring taps, or
     channels where there are no taps, do so among the weights.
     """
@@ -51,7 +52,7 @@ class ImageSpace:
     channels: TileAxis | None
     along_filters: bool
     channels_last: bool
-    is_contiguous: bool
+    step: int
     weights_contiguous: bool
     weights_along_k: bool
     filters_last: bool
@@ -121,14 +122,15 @@ def image_space(space: TileSpace) -> ImageSpace | None:
     images = [a for a in space.accesses if a.operand and any(n in names for d in a.dims for n, _ in d.coeffs)]
     weights = [a for a in space.accesses if a.operand and a not in images]
     taps = [m for axis in space.role(AxisRole.TAP) for m in axis.members]
+    slides = tuple(_slide(pixel, taps, images) for pixel in pixels)
     return ImageSpace(
         space=space,
-        slides=tuple(_slide(pixel, taps, images) for pixel in pixels),
+        slides=slides,
         filters=filters,
         channels=channels,
         along_filters=space.vector_axis == filters.name,
         channels_last=_runs_along(images, () if channels is None else channels.members),
-        is_contiguous=_runs_along(images, (pixels[-1],)),
+        step=_step_along(images, slides[-1]),
         weights_contiguous=_runs_along(weights, filters.members),
         weights_along_k=_runs_along(weights, tuple(taps) or (() if channels is None else channels.members)),
         filters_last=_runs_along([a for a in space.accesses if a.is_output], filters.members),
@@ -145,6 +147,12 @@ def _slide(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> Slide:
                 common = math.gcd(steps[pixel.name], steps[tap.name])
                 return Slide(pixel, tap, steps[pixel.name] // common, steps[tap.name] // common)
     return Slide(pixel, None, 1, 1)
+
+
+def _step_along(images: list[TileAccess], slide: Slide) -> int:
+    last = [image.dims[-1] for image in images]
+    steps = {0 if dim.opaque else abs(dict(dim.coeffs).get(slide.pixel.name, 0)) // slide.stride for dim in last}
+    return steps.pop() if len(steps) == 1 else 0
 
 
 def _runs_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
