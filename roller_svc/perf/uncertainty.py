@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,4 +56,4 @@ def uncertainty(stages: Sequence[StageCost], seconds: float, assumed: Assumed) -
     share = min(1.0, sum(s.seconds for s in launches) / seconds)
     on_body = any(s.name in assumed for s in body if s.seconds >= CLOSE * longest)
     weight = share * assumed.launch + (1 - share) * on_body
-    return MEASURED_UNCERTAINTY ** (1 - weight) * ASSUMED_UNCERTAINTY**weight
+    return MEASURED_UNCERTAINTY * math.pow(ASSUMED_UNCERTAINTY / MEASURED_UNCERTAINTY, weight)
