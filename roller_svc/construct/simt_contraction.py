@@ -27,6 +27,8 @@ MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse sav
 K_STEPS = (8, 16, 32)
 SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
 MAX_BASES = 3
+# Of warps of 64: four of them in a block leave the largest thread tiles no block that fits a narrow axis.
+WIDE_WARP, WIDE_BASES = 64, 6
 TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
 MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
 LEAST_STAGED = 4  # elements of each factor in a step that one thread stages, as a rule at least
@@ -59,7 +61,8 @@ class SimtContraction:
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
         p = self.problem
-        tiles = [*grown.large, *grown.border][:MAX_BASES]
+        most = WIDE_BASES if p.machine.hw.limits.warp_size >= WIDE_WARP else MAX_BASES
+        tiles = [*grown.large, *grown.border][:most]
         rows, columns = p.extent(p.m), p.extent(p.n)
         if rows * columns < p.machine.cores * SMALL_BLOCK**2 or min(rows, columns) < SMALL_BLOCK:
             one = tuple([1] * len(p.extents))
