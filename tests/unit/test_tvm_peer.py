@@ -14,8 +14,7 @@ from roller_svc.bench.peers import PeerLibrary, library_of
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.front import parse
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang.compare import agrees
+from roller_svc.ir.program import TensorType
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 
@@ -33,7 +32,7 @@ def _tvm(trials: int = 0) -> PeerLibrary:
 
 
 def _results(text: str, types: Types) -> str:
-    """What the peer calls, its results checked against the reference a second time, on other values than TVM saw."""
+    """What the peer calls; finding it checks its results against the reference."""
     program = parse(text, types, None)
     arrays = random_inputs(program, 0)
     peer = _tvm().find(program, arrays, evaluate(program, arrays))
@@ -143,24 +142,6 @@ def test_every_run_writes_the_peers_own_arrays() -> None:
     peer.run()
     outputs: Any = peer.run.args[-1]  # type: ignore[attr-defined]
     assert np.array_equal(outputs.numpy(), kept * 2)
-
-
-@needs_tvm
-@pytest.mark.slow
-def test_tuning_takes_time_and_is_right(capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("xgboost")
-    program: TensorProgram = parse(*_case("matmul"), None)
-    arrays = random_inputs(program, 0)
-    library = _tvm(trials=4)
-    want = evaluate(program, arrays)
-    peer = library.find(program, arrays, want)
-    assert peer.tuning_s is not None
-    assert peer.tuning_s > 0
-    assert len(peer.calls) == 1, peer.calls
-    assert "tvm_xgboost" in library.versions
-    assert capfd.readouterr().out == ""
-    outputs: Any = peer.run.args[-1]  # type: ignore[attr-defined]
-    assert agrees(program, {"C": outputs.numpy()}, want).ok
 
 
 def test_tvm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
