@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, lie, rows_collide, tiles_cycles
-from roller_svc.perf.cpu_tile import COLUMNS_OF_L2, Lie, few_panels
+from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, rows_collide, straight, tiles_cycles
+from roller_svc.perf.cpu_tile import COLUMNS_OF_L2
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
@@ -100,7 +100,7 @@ class CpuContraction:
     def _streams_a(self, block: Tile, base: Base) -> bool:
         """Whether A is read where it lies."""
         p = self.problem
-        return lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(at(block, p.n), at(base.thread, p.n))
+        return straight(p, at(block, p.n), (at(base.thread, p.m), at(base.thread, p.n), at(block, p.k)))
 
     def _panel_bytes(self) -> float:
         return PANEL_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes

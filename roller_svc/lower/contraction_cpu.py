@@ -32,7 +32,7 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
-from roller_svc.perf.cpu_tile import CpuOperand, cpu_operands, few_columns, reads_a_straight, rows_at_once
+from roller_svc.perf.cpu_tile import CpuOperand, Lie, cpu_operands, few_columns, reads_a_straight, rows_at_once
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
 STEP, BLOCK = "k.step", "m.block"
@@ -96,7 +96,12 @@ class _Blocked:
 
     @property
     def a_is_straight(self) -> bool:
-        return reads_a_straight(self.lies[0], self.columns.count * self.columns.size, self.columns.size)
+        a, nc = self.lies[0], self.columns.count * self.columns.size
+        if not a.plain or a.lie is not Lie.ALONG_K:
+            return False
+        tile = (self.program.thread[self.view.m.name], self.columns.size, self.kc)
+        size = self.view.dtype.bytes
+        return reads_a_straight(nc, tile, a.panel_stride * size, size, self.l2_bytes)
 
     @property
     def along_rows(self) -> bool:

@@ -6,10 +6,9 @@ terms, as ROLLER takes it, 0.31 and 37 % (design notes on the CPU back end).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_tile import Lie, few_columns, few_panels, rows_at_once
+from roller_svc.perf.cpu_tile import L1_WAYS, Lie, few_columns, reads_a_straight, rows_at_once, rows_in_a_set
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
@@ -28,7 +27,6 @@ START_CYCLES = 100.0  # a run of neighbours in memory begins: a page, and nothin
 # Of a cycle for each load of a step beyond those that 8 x 48 has for its multiply-adds, and of the time that B's row
 # takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
 LOAD_COST, FREE_LOADS, L2_STREAM = 0.2, 0.45, 0.15
-SET_PERIOD, L1_WAYS = 4096, 8  # bytes after which addresses share a set of the first cache, lines that a set holds
 CONFLICT = 1.6  # 14 rows 16 KiB apart took so much longer than 8
 TASK_CYCLES = 600.0  # taking a task and its addresses
 EDGE_CYCLES = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
@@ -135,18 +133,27 @@ def _update(p: Problem, s: _Sizes) -> float:
 
 
 def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
-    """One step's blocks of A and B. A that is read where it lies comes from memory all the same."""
+    """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
+    micro-kernel: a core's own prefetchers follow the rows."""
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
-    if lie(p, p.a, p.m) is Lie.ALONG_K and few_panels(_at(launch.block, p.n), s.nr):
-        return b + _arrival_cycles(p, p.a, launch.block) * (CONFLICT if rows_collide(p, s.mr) else 1.0)
+    if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
+        return b + HIDDEN * _arrival_cycles(p, p.a, launch.block) * (CONFLICT if rows_collide(p, s.mr) else 1.0)
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
+
+
+def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
+    """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
+    along_k = lie(p, p.a, p.m) is Lie.ALONG_K
+    return along_k and reads_a_straight(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
 
 
 def rows_collide(p: Problem, mr: int) -> bool:
     """Whether rows of A that are read side by side push each other out of the first cache: one page apart, one set."""
-    row_bytes = p.a.tensors[0].access.dims[-1].size * p.elem_bytes
-    sets = SET_PERIOD // math.gcd(row_bytes, SET_PERIOD)
-    return -(-mr // sets) > L1_WAYS
+    return rows_in_a_set(mr, _row_bytes(p)) > L1_WAYS
+
+
+def _row_bytes(p: Problem) -> int:
+    return p.a.tensors[0].access.dims[-1].size * p.elem_bytes
 
 
 def _store(p: Problem, s: _Sizes) -> float:

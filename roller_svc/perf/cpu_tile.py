@@ -14,8 +14,12 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.operand import Operand, operands
 from roller_svc.ir.program import TensorType
 
-# Register tiles along the other axis up to which rows of A are read where they lie: a copy would be used too seldom.
+# Panels of B up to which rows of A are read where they lie: a copy would be used too seldom.
 STRAIGHT_PANELS = 2
+# Bytes after which addresses share a set of the first cache, and lines that a set holds.
+SET_PERIOD, L1_WAYS = 4096, 8
+# Of these, what rows of A that are read side by side leave to B and C.
+FREE_WAYS = 4
 # Share of L2 that the packed rows of A may fill; the rest is for panels of B, C and the system.
 BLOCK_OF_L2 = 0.4
 # Share that packed columns of B may fill to be met by one panel of A after the other: 540 KiB of 1 MiB was faster by an
@@ -91,10 +95,19 @@ def few_columns(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> bool:
     return columns * kc * elem_bytes <= COLUMNS_OF_L2 * l2_bytes
 
 
-def reads_a_straight(a: CpuOperand, nc: int, nr: int) -> bool:
-    """Whether rows of A are read from memory by the micro-kernel, for a task of `nc` columns in tiles of `nr`."""
-    return a.plain and a.lie is Lie.ALONG_K and few_panels(nc, nr)
+def reads_a_straight(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_bytes: int, l2_bytes: int) -> bool:
+    """Whether rows of A, `row_bytes` apart, neighbours in memory along k, are read from memory by the micro-kernel: for
+    a task of `nc` columns in tiles of (mr, nr, kc).
+
+    Where L2 holds the task's columns, each row is near while it meets all of them, and comes while the one before it
+    is multiplied. A copy takes the place of rows that would crowd a set of the first cache.
+    """
+    mr, nr, kc = tile
+    if math.ceil(nc / nr) <= STRAIGHT_PANELS:
+        return True
+    return few_columns(nc, kc, elem_bytes, l2_bytes) and rows_in_a_set(mr, row_bytes) <= L1_WAYS - FREE_WAYS
 
 
-def few_panels(nc: int, nr: int) -> bool:
-    return math.ceil(nc / nr) <= STRAIGHT_PANELS
+def rows_in_a_set(rows: int, row_bytes: int) -> int:
+    """How many of so many rows have their lines in one set of the first cache."""
+    return math.ceil(rows * math.gcd(row_bytes, SET_PERIOD) / SET_PERIOD)

@@ -87,6 +87,7 @@ def test_operands_lie_along_panels_or_across_them(a: str, b: str, then: str) -> 
         ((5, 7, 9), (6, 16, 6, 16, 9)),  # less than one register tile
         ((40, 16, 50), (6, 16, 42, 16, 17)),  # A read where it lies
         ((41, 30, 33), (5, 16, 20, 32, 8)),  # the same, a ragged panel of B beside a whole one
+        ((37, 45, 1024), (6, 16, 18, 48, 300)),  # A packed, for its rows are a page apart
         ((13, 8, 200), (13, 8, 13, 8, 64)),  # one vector
         ((9, 100, 31), (1, 32, 3, 64, 31)),  # one row at a time
     ],
@@ -98,7 +99,7 @@ def test_tiles_of_all_kinds(extents: tuple[int, int, int], tiles: Tiles, dtype: 
 
 def test_tasks_of_several_blocks_of_rows() -> None:
     """L2 has room for fewer rows of A than a task has, and not for an even share of them."""
-    program = program_of((3000, 64, 1030))
+    program = program_of((3000, 64, 1030), "[k, m]", "[k, n]")
     (group,) = partition(program, AVX2)
     nodes = lower(group, tiled(group, (5, 16, 1505, 64, 515)), AVX2)[0].body
     loops = {node.var: node for node in descend(nodes) if isinstance(node, Loop)}
@@ -107,6 +108,21 @@ def test_tasks_of_several_blocks_of_rows() -> None:
     packed = next(node for node in descend(nodes) if isinstance(node, Storage) and node.tensor == ".a_packed")
     assert packed.shape[0] * loops["m.block"].extent * 5 >= 1505
     assert AVX2.block_level.capacity_bytes >= 4 * 515 * 5 * packed.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "is_packed"),
+    [
+        (1040, 96, False),  # L2 holds the six panels of B
+        (1040, 1024, True),  # it does not
+        (1024, 96, True),  # rows of A are a page apart: six of them in each set of the first cache
+        (1024, 32, False),  # a copy would be used twice
+    ],
+)
+def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_packed: bool) -> None:
+    (group,) = partition(program_of((60, columns, depth)), AVX2)
+    nodes = descend(lower(group, tiled(group, (6, 16, 60, columns, 208)), AVX2)[0].body)
+    assert (".a_packed" in {node.tensor for node in nodes if isinstance(node, Storage)}) is is_packed
 
 
 def test_short_rows_are_asked_for_ahead() -> None:
@@ -130,7 +146,7 @@ def test_integers_are_packed_too() -> None:
 
 
 def test_what_is_turned_and_what_is_copied() -> None:
-    (group,) = partition(program_of((64, 64, 64), "[m, k]", "[n, k]"), AVX2)
+    (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
     assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_K, Lie.ALONG_K]
     nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
     assert {node.rows for node in nodes if isinstance(node, Transpose)} == {6, 8, 4}
@@ -141,7 +157,8 @@ def test_what_is_turned_and_what_is_copied() -> None:
 
 
 def test_rooms_that_are_not_needed_are_not_there() -> None:
-    """A thin product copies no A; a sum that is the output has no tile of its own, one behind an epilogue has."""
+    """A thin product copies no A, a wide one does whose rows are a page apart; a sum that is the output has no tile of
+    its own, one behind an epilogue has."""
 
     def rooms(program: TensorProgram, tiles: Tiles) -> set[str]:
         (group,) = partition(program, AVX2)
@@ -149,9 +166,9 @@ def test_rooms_that_are_not_needed_are_not_there() -> None:
         return {node.tensor for node in nodes if isinstance(node, Storage)} & {".a_packed", ".c_tile", ".c_edge"}
 
     assert rooms(program_of((48, 16, 64)), (6, 16, 48, 16, 32)) == set()
-    assert rooms(program_of((48, 64, 64)), (6, 16, 48, 64, 32)) == {".a_packed"}
-    assert rooms(program_of((48, 60, 64)), (6, 16, 48, 64, 32)) == {".a_packed", ".c_edge"}
-    assert rooms(program_of((48, 64, 64), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
+    assert rooms(program_of((48, 64, 1024)), (6, 16, 48, 64, 32)) == {".a_packed"}
+    assert rooms(program_of((48, 60, 1024)), (6, 16, 48, 64, 32)) == {".a_packed", ".c_edge"}
+    assert rooms(program_of((48, 64, 1024), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
 
 
 def test_the_rules_find_tiles_for_operands_that_are_read_where_they_lie() -> None:
