@@ -51,7 +51,6 @@ MOST_REPEATED = 20
 _HELD_S = 40.0
 _BREATH_S = 0.2
 _TIMEOUT_S = 120.0
-_TRIAL_TIMEOUT_S = 30.0  # MetaSchedule's own limit for a trial's build, and for its run
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
 # Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
 _MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
@@ -63,7 +62,6 @@ class Settings:
     select: str = "measure"
     top_k: int = 10
     peers: tuple[str, ...] = DEFAULT_PEERS
-    tvm_trials: int = 0
 
 
 @dataclass(slots=True)
@@ -81,8 +79,7 @@ class Workers:
     def start(self) -> None:
         """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
         for name in (OURS, *self.settings.peers):
-            trials = self.settings.tvm_trials if name == "tvm" else 0
-            self.lanes[name] = Lane(work, _TIMEOUT_S + trials * _TRIAL_TIMEOUT_S)
+            self.lanes[name] = Lane(work, _TIMEOUT_S)
             try:
                 self._begin(name)
             except ArgumentError as missing:
@@ -110,7 +107,7 @@ class Workers:
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
-            versions = self.lanes[name].call(Start(name, self.threads, self.settings.tvm_trials))
+            versions = self.lanes[name].call(Start(name, self.threads))
         self.lost.discard(name)
         if isinstance(versions, dict) and name != OURS:
             self.versions |= versions
@@ -193,7 +190,7 @@ def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
         "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
         "proven": built.proven, "peer_errors": failures,
         "peer_calls": {name: list(peer.calls) for name, peer in found.items()},
-    } | {f"{name}_tuning_s": p.tuning_s for name, p in found.items() if p.tuning_s is not None}  # fmt: skip
+    }  # fmt: skip
 
 
 def _peers(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, Found], dict[str, str]]:

@@ -43,7 +43,6 @@ class Start:
 
     library: str
     threads: int
-    tvm_trials: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,9 @@ class FindPeer:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a peer calls, and how long its schedule was searched for."""
+    """What a peer calls."""
 
     calls: tuple[str, ...]
-    tuning_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +113,11 @@ _state = _State()
 def work(task: Task) -> Answer:
     """One task's answer. BuildError: there is no kernel or no peer; WrongAnswerError: ours is wrong."""
     match task:
-        case Start(library=library, threads=threads, tvm_trials=trials):
+        case Start(library=library, threads=threads):
             _state.threads = threads
             if library == OURS:
                 return {"cores": str(len(os.sched_getaffinity(0)))}
-            _state.library = library_of(library, threads, trials)
+            _state.library = library_of(library, threads)
             return dict(_state.library.versions)
         case MeasureLimits(target=target):
             return measured_limits(hardware.load(target), _state.threads)
@@ -190,7 +188,7 @@ def _found(task: FindPeer) -> Found:
         peer = _state.library.find(program, inputs_of(program, task.case), task.want)
     _state.run, _state.kept = peer.run, peer
     settle()
-    return Found(peer.calls, peer.tuning_s)
+    return Found(peer.calls)
 
 
 def inputs_of(program: TensorProgram, case: BenchCase) -> Arrays:

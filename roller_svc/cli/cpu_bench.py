@@ -47,9 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {','.join(PEERS)} (%(default)s); '' for none",
     )  # fmt: skip
     parser.add_argument(
-        "--tvm-trials", type=int, default=0, metavar="N", help="schedules MetaSchedule may measure a case (%(default)s)"
-    )
-    parser.add_argument(
         "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
     )
     parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
@@ -58,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    if options.tvm_trials < 0:
-        raise ArgumentError("--tvm-trials must not be negative", code="invalid-option")
-    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers), options.tvm_trials)
+    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
     hw = hardware.load(chosen.target)
     if hw.family is not Family.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
@@ -141,8 +136,7 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _settings_json(chosen: Settings) -> Json:
-    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k,
-            "peers": list(chosen.peers), "tvm_trials": chosen.tvm_trials}  # fmt: skip
+    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k, "peers": list(chosen.peers)}
 
 
 def _line(row: Mapping[str, Any]) -> str:

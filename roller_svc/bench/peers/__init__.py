@@ -35,14 +35,14 @@ class PeerLibrary:
     context: Callable[[], AbstractContextManager[object]]
 
 
-def library_of(name: str, threads: int, tvm_trials: int) -> PeerLibrary:
+def library_of(name: str, threads: int) -> PeerLibrary:
     """A peer by its name, set to that many threads. ArgumentError where it is not installed."""
     if name == "tvm":
         try:
             module = import_module(f"{__name__}.tvm_peer")
         except ImportError as failure:
             raise _not_installed(name, failure) from failure
-        return PeerLibrary(module.versions(tvm_trials), module.TvmFinder(threads, tvm_trials), nullcontext)
+        return PeerLibrary(module.versions(), module.TvmFinder(threads), nullcontext)
     calls = calls_of(name, threads)
     return PeerLibrary(calls.library.versions, partial(_called, calls), partial(inference, name))
 

@@ -24,13 +24,11 @@ _TRIAL_S = 0.5  # a way so slow is tried once
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A way that gives the reference's values. `calls` names what is called, `kept` is what the call needs to stay,
-    `tuning_s` how long its schedule was searched for."""
+    """A way that gives the reference's values. `calls` names what is called, `kept` is what the call needs to stay."""
 
     run: Callable[[], object]
     calls: tuple[str, ...]
     kept: object
-    tuning_s: float | None = None
 
 
 def check(

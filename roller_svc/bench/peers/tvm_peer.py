@@ -1,12 +1,10 @@
-"""TVM as a peer: the program compiled for this CPU, with schedules as they come or as it finds them by measuring."""
+"""TVM as a peer: the program compiled for this CPU, with the schedules there are without tuning."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import tvm
@@ -17,59 +15,37 @@ from roller_svc.bench.peers.found import REFUSALS, Peer, check, fastest, in_brie
 from roller_svc.bench.peers.library import no_peer
 from roller_svc.bench.peers.tvm_expr import type_name
 from roller_svc.bench.peers.tvm_program import function_of
-from roller_svc.bench.peers.tvm_schedule import Schedule, host_target, tuned, untuned
+from roller_svc.bench.peers.tvm_schedule import Schedule, host_target, schedules
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.interpreter import Value
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def versions(trials: int) -> dict[str, str]:
-    """Raises ImportError where trials are asked for and what MetaSchedule needs for them is missing."""
-    found = {"tvm": str(tvm.__version__), "tvm_llvm": str(llvm_version_major())}
-    if trials:
-        for name in ("cloudpickle", "psutil", "tornado"):
-            import_module(name)
-        found["tvm_xgboost"] = import_module("xgboost").__version__
-    return found
+def versions() -> dict[str, str]:
+    return {"tvm": str(tvm.__version__), "tvm_llvm": str(llvm_version_major())}
 
 
 @dataclass(frozen=True, slots=True)
 class TvmFinder:
-    """Finds a program's peer. `trials`: how many schedules MetaSchedule may measure; with 0 there is no tuning."""
+    """Finds a program's peer."""
 
     threads: int
-    trials: int
 
     def __call__(self, program: TensorProgram, arrays: Arrays, want: Mapping[str, Value]) -> Peer:
-        """The fastest schedule that agrees with the reference; BuildError no-peer where there is none. Where tuning
-        came to nothing, `calls` says so beside the schedule that stands for it."""
+        """The fastest schedule that agrees with the reference; BuildError no-peer where there is none."""
         function, target = function_of(program), host_target(self.threads)
         built = _Built(program, target, arrays)
         found: list[Peer] = []
         reasons: dict[str, None] = {}
-        for schedule in untuned(function, target):
+        for schedule in schedules(function, target):
             try:
                 found.append(built.peer(schedule, want))
             except REFUSALS as refusal:
                 reasons[in_brief(refusal)] = None
-        if not self.trials:
-            return _best(found, reasons)
-        start, failure = time.perf_counter(), None
-        try:
-            found.append(built.peer(partial(tuned, function, target, self.trials, self.threads), want))
-        except REFUSALS as refusal:
-            failure = in_brief(refusal)
-            reasons[failure] = None
-        best = _best(found, reasons)
-        calls = best.calls if failure is None else (*best.calls, failure)
-        return replace(best, calls=calls, tuning_s=time.perf_counter() - start)
-
-
-def _best(found: list[Peer], reasons: Mapping[str, None]) -> Peer:
-    if not found:
-        raise no_peer("; ".join(reasons))
-    return fastest(found)
+        if not found:
+            raise no_peer("; ".join(reasons))
+        return fastest(found)
 
 
 class _Built:

@@ -1,18 +1,13 @@
-"""A TVM function → schedules of it: what there is without tuning, and what MetaSchedule finds."""
+"""A TVM function → schedules of it, without tuning."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import s_tir
 from tvm.s_tir import dlight
-from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu, llvm_get_vector_width
 
@@ -21,8 +16,6 @@ from roller_svc.bench.peers.library import no_peer
 # The tile of a sum: 12 chains of multiply-adds hide their latency of 4 cycles at 2 a cycle, and fit 16 registers.
 _COLUMNS, _ROWS = 2, 6
 _FLOAT_BITS = 32
-# Trials of one round of MetaSchedule's search: its own default.
-_TRIALS_A_ROUND = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +27,11 @@ class Schedule:
 
 
 def host_target(threads: int) -> Any:
-    """This CPU; MetaSchedule makes as many parallel tasks as suit its cores."""
+    """This CPU."""
     return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": threads})
 
 
-def untuned(function: Any, target: Any) -> tuple[Callable[[], Schedule], ...]:
+def schedules(function: Any, target: Any) -> tuple[Callable[[], Schedule], ...]:
     """Makers of the schedules without tuning; each raises no_peer where it does not apply.
 
     The loops as stated, which LLVM alone improves: all that TVM's own pipeline for CPUs does. DLight's rule for rows
@@ -51,22 +44,6 @@ def untuned(function: Any, target: Any) -> tuple[Callable[[], Schedule], ...]:
         lambda: _rows(function, target),
         lambda: Schedule("parallel, vectorized", _parallel_vectorized(function, target)),
     )
-
-
-def tuned(function: Any, target: Any, trials: int, threads: int) -> Schedule:
-    """The best of that many trials of MetaSchedule on this CPU. Raises no_peer where none of them ran."""
-    quiet = logging.getLogger("tvm.s_tir.meta_schedule")
-    quiet.setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        database = ms.tir_integration.tune_tir(
-            function, target, folder, trials, num_trials_per_iter=min(trials, _TRIALS_A_ROUND),
-            builder=ms.builder.LocalBuilder(max_workers=threads), runner=ms.runner.LocalRunner(),
-            database="memory", num_tuning_cores=threads, seed=0,
-        )  # fmt: skip
-        schedule = ms.tir_integration.compile_tir(database, function, target)
-    if schedule is None:
-        raise no_peer(f"MetaSchedule: none of {trials} trials ran")
-    return Schedule(f"MetaSchedule, {trials} trials", schedule.mod)
 
 
 def _rows(function: Any, target: Any) -> Schedule:
