@@ -148,4 +148,4 @@ def test_tvm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for part in ("expr", "program", "schedule", "peer"):
         monkeypatch.delitem(sys.modules, f"roller_svc.bench.peers.tvm_{part}", raising=False)
     with pytest.raises(ArgumentError, match="tvm is not installed"):
-        library_of("tvm", 1, 0)
+        library_of("tvm", 1)
