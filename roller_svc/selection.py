@@ -13,6 +13,7 @@ from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Resources
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Attempt, Plan
+from roller_svc.ir.rprogram import RTile
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain import availability, compile_source
@@ -23,6 +24,8 @@ FINALISTS = 3
 CLOSE = 1.1
 ROUNDS = 3
 ROUND_S = 0.02
+# Of what a plan with register tiles of its own costs to compile: a plan that shares them with one before it.
+SHARING = 0.3
 
 
 def built(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> Attempt:
@@ -55,17 +58,32 @@ def built_for_trial(
     Kernels of one C text share their micro-kernels and the compiler's start: the tenth costs little more than none.
     """
     cores = len(os.sched_getaffinity(0))
-    lots = min(cores, len(plans)) if hw.family is Family.CPU else len(plans)
+    lots = texts_of(plans, cores) if hw.family is Family.CPU else tuple((plan,) for plan in plans)
 
-    def build(lot: int) -> tuple[Attempt, ...]:
-        chosen = plans[lot::lots]
-        if len(chosen) == 1:
-            return (built(chosen[0], program, groups, hw),)
-        return _built_in_one_text(chosen, program, groups, hw)
+    def build(lot: tuple[Plan, ...]) -> tuple[Attempt, ...]:
+        if len(lot) == 1:
+            return (built(lot[0], program, groups, hw),)
+        return _built_in_one_text(lot, program, groups, hw)
 
     with ThreadPoolExecutor(max_workers=cores) as pool:
-        found = list(pool.map(build, range(lots)))
-    return tuple(found[i % lots][i // lots] for i in range(len(plans)))
+        found = {id(attempt.plan): attempt for attempts in pool.map(build, lots) for attempt in attempts}
+    return tuple(found[id(plan)] for plan in plans)
+
+
+def texts_of(plans: tuple[Plan, ...], most: int) -> tuple[tuple[Plan, ...], ...]:
+    """The plans in at most so many lots that take about equally long to compile, those that share register tiles side
+    by side."""
+    alike: dict[tuple[RTile, ...], list[Plan]] = {}
+    for plan in plans:
+        alike.setdefault(tuple(choice.program.thread for choice in plan.choices), []).append(plan)
+    costs = [(plan, SHARING if i else 1.0) for same in alike.values() for i, plan in enumerate(same)]
+    share = sum(cost for _, cost in costs) / most
+    lots: list[list[Plan]] = [[] for _ in range(most)]
+    done = 0.0
+    for plan, cost in costs:
+        lots[min(most - 1, int((done + cost / 2) / share))].append(plan)
+        done += cost
+    return tuple(tuple(lot) for lot in lots if lot)
 
 
 def _built_in_one_text(

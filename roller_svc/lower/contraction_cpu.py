@@ -24,6 +24,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Node,
     Prefetch,
+    Routine,
     ScheduleTree,
     Scope,
     Storage,
@@ -193,7 +194,7 @@ class _Blocked:
         fresh = equal(ref(STEP), num(0))
         if not self.in_place:
             tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
-            finish = self._finish(height, width)
+            finish = (Routine("store", self._finish(height, width)),)
             if self.steps == 1:
                 return (*self._micro_kernel(height, width).nodes(tile), *finish)
             nodes = self._micro_kernel(height, width).nodes(tile, Start(tile, fresh))

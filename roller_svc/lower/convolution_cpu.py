@@ -16,7 +16,19 @@ from roller_svc.ir.expr import Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, Transpose
+from roller_svc.ir.schedule import (
+    Branch,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    ScheduleTree,
+    Scope,
+    Storage,
+    Transpose,
+)
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
@@ -134,7 +146,7 @@ class _Tasks:
         return tuple(self._task(slide) // pixels for slide, pixels in self.slides)
 
     def _windows(self) -> tuple[Node, ...]:
-        nodes = (*self.window.stage(), self._panels())
+        nodes: tuple[Node, ...] = (Routine("stage", self.window.stage()), self._panels())
         for (slide, pixels), parts in reversed([*zip(self.slides, self._parts, strict=True)]):
             name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
             at = add(first, mul(ref(f"{name}.window"), num(pixels)))
@@ -157,7 +169,7 @@ class _Tasks:
                 limit = div(add(pixels_left(slide), num(tile - 1)), tile)
             nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
-        finish = self._finish()
+        finish: tuple[Node, ...] = (Routine("store", self._finish()),)
         nodes += (Branch(equal(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
         place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
         nodes = (Let(".filters.place", place, nodes),)

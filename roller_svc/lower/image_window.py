@@ -12,7 +12,7 @@ from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, s
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
-from roller_svc.lower.linear import linear
+from roller_svc.lower.linear import Linear, linear
 from roller_svc.lower.micro_kernel_cpu import LANE
 from roller_svc.perf.image_tile import ImageSpace, Slide
 
@@ -338,9 +338,10 @@ def _all(terms: list[Expr]) -> Expr:
 def _bounds(along: list[Expr], x: str, phase: int, phases: int, count: int) -> tuple[int, int] | None:
     """First and last place of a row's phase at which all terms hold, found by trying; None where more than the place
     decides."""
+    differences = [_difference(term) for term in along]
     holds = []
     for position in range(count):
-        known = [_decided(term, {x: num(position * phases + phase)}) for term in along]
+        known = [_decided(term, x, position * phases + phase) for term in differences]
         if None in known:
             return None
         holds.append(all(known))
@@ -356,11 +357,17 @@ _ORDER: dict[OpKind, Callable[[int], bool]] = {
 }  # fmt: skip
 
 
-def _decided(term: Expr, at: dict[str, Expr]) -> bool | None:
-    """Whether a comparison of sums of axes holds there."""
+def _difference(term: Expr) -> tuple[OpKind, Linear] | None:
+    """A comparison as one of a sum with 0; None for anything else."""
     match term:
         case Op(kind=kind, args=(a, b)) if kind in _ORDER and not a.dtype.is_float:
-            terms = linear(sub(substitute(a, at), substitute(b, at)))
-            if all(name is None or c == 0 for name, c in terms.items()):
-                return _ORDER[kind](terms.get(None, 0))
+            return kind, linear(sub(a, b))
     return None
+
+
+def _decided(term: tuple[OpKind, Linear] | None, x: str, at: int) -> bool | None:
+    """Whether the comparison holds where the axis is `at`; None where more than that decides it."""
+    if term is None or term[1].keys() - {None, ref(x)}:
+        return None
+    kind, terms = term
+    return _ORDER[kind](terms.get(None, 0) + at * terms.get(ref(x), 0))

@@ -11,7 +11,19 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
 from roller_svc.lower.rows import (
     RowReads,
     converted,
@@ -64,7 +76,7 @@ class _Windows:
 
     def _each_plane(self, sums: list[StagedSum]) -> tuple[Node, ...]:
         nodes = tuple(node for s in sums for node in s.staged(self._next_planes(s)))
-        nodes += self._each_run(sums)
+        nodes = (Routine("plane", (*nodes, *self._each_run(sums))),)
         for axis in reversed(self.space.leading):
             tile = self.program.block[axis.name]
             start = mul(ref(f"{axis.name}.task"), num(tile))
