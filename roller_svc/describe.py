@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roller_svc import toolchain
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, TraceStep
+from roller_svc.ir.estimate import Candidate, Construction, Estimate, Sensitivity, TraceStep
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
 from roller_svc.ir.printer import text
@@ -38,6 +38,11 @@ def estimate_json(estimate: Estimate) -> Json:
         "waves": estimate.waves,
         "uncertainty": estimate.uncertainty,
     }
+
+
+def sensitivity_json(found: Iterable[Sensitivity]) -> list[Json]:
+    """What a tenth more of each resource saves, as shares of the estimated seconds."""
+    return [{"resource": one.resource, "saved": one.saved} for one in found]
 
 
 def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:

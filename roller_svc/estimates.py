@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from roller_svc import hardware
 from roller_svc.ask import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
-from roller_svc.describe import Json, error_json, plan_json
+from roller_svc.construct.partition import partition
+from roller_svc.construct.what_if import sensitivities
+from roller_svc.describe import Json, error_json, plan_json, sensitivity_json
 from roller_svc.errors import RollerError
+from roller_svc.front import parse
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
@@ -39,6 +42,13 @@ def plans_of(item: Item, target: str | HardwareSpec, top_k: int) -> tuple[Hardwa
     outputs = checked_outputs(item.outputs)
     demands = Demands(checked_flag("allow_tf32", item.allow_tf32))
     return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs, top_k, demands)
+
+
+def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
+    """What a tenth more of each resource of the device would save of that plan of the item."""
+    outputs = checked_outputs(item.outputs)
+    program = parse(checked_expression(item.expression), dict(tensor_types(item.inputs)), outputs)
+    return sensitivity_json(sensitivities(plan, partition(program, spec), spec))
 
 
 def candidates_json(index: int, spec: HardwareSpec, plans: Iterable[Plan]) -> Json:

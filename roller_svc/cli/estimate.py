@@ -11,8 +11,10 @@ from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.client import error_of
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Item, candidates_json, plans_of
+from roller_svc.estimates import Item, candidates_json, plans_of, what_if_json
 from roller_svc.wire import EstimateBody
+
+CHANGES = ("target", "resource", "saves")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-k", type=int, default=1, metavar="K", help="plans for each device (default: %(default)s)"
     )
+    parser.add_argument("--what-if", action="store_true", help="what a tenth more of each resource would save")
     parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
     common.add_server(parser)
 
@@ -35,6 +38,8 @@ def execute(options: argparse.Namespace) -> int:
         show.as_json({"estimates": answers})
     else:
         print(show.table(("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(answers)))
+        if options.what_if:
+            print(f"\nA tenth more of a resource, the tiles left as they are\n{show.table(CHANGES, _changes(answers))}")
     return 0
 
 
@@ -44,10 +49,16 @@ def _computed(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = checked_top_k(options.top_k)
     specs = [hardware.load_yaml(common.text_file(name), name) for name in options.hardware]
     found = [plans_of(item, target, count) for target in ([*options.target, *specs] or ["local"])]
-    return [candidates_json(0, spec, plans) for spec, plans in found]
+    answers = [candidates_json(0, spec, plans) for spec, plans in found]
+    if options.what_if:
+        for answer, (spec, plans) in zip(answers, found, strict=True):
+            answer["sensitivity"] = what_if_json(item, spec, plans[0])
+    return answers
 
 
 def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
+    if options.what_if:
+        raise ArgumentError("--what-if does not go with --server", code="invalid-option")
     if options.hardware:
         message = "--hardware does not go with --server: a service estimates for devices it knows"
         raise ArgumentError(message, code="invalid-option")
@@ -60,6 +71,14 @@ def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
         if problem := answer.get("error"):
             raise error_of(problem)
     return answers
+
+
+def _changes(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    return [
+        (answer["target"], change["resource"], f"{change['saved']:.1%}")
+        for answer in answers
+        for change in answer["sensitivity"]
+    ]
 
 
 def _rows(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:

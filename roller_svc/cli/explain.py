@@ -11,7 +11,7 @@ from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
 from roller_svc.construct.what_if import sensitivities
-from roller_svc.describe import report_json
+from roller_svc.describe import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
@@ -38,7 +38,7 @@ def execute(options: argparse.Namespace) -> int:
         report = on_paper(request, missing)
     facts = report_json(report)
     changes = sensitivities(report.attempts[0].plan, report.groups, report.hardware)
-    facts["sensitivity"] = [{"resource": c.resource, "saved": c.saved} for c in changes]
+    facts["sensitivity"] = sensitivity_json(changes)
     source = _source(report)
     if options.json:
         show.as_json(facts | {"source": source})

@@ -72,6 +72,16 @@ def test_ways_to_give_an_expression(capsys: pytest.CaptureFixture[str], tmp_path
     assert ran.json["estimates"][0]["candidates"][0]["tiles"]["shared"]
 
 
+def test_estimate_says_what_would_change_it(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("estimate", MATMUL, *INPUTS, "--target", "nvidia-k80", "--target", "local", "--what-if")
+    for answer in Ran(capsys, *given, "--json").json["estimates"]:
+        saved = [change["saved"] for change in answer["sensitivity"]]
+        assert saved == sorted(saved, reverse=True)
+        assert 0 < saved[0] <= 0.1
+    assert "launch overhead" in Ran(capsys, *given).out
+    assert Ran(capsys, *given, "--server", "http://127.0.0.1:1").code == 2
+
+
 def test_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "estimate", MATMUL, *INPUTS, "--target", "nvidia-h200-sxm", "--top-k", "2")
     assert ran.code == 0
