@@ -93,10 +93,11 @@ class CpuLayout:
         return [(p.extents, Base(one))]
 
     def _sides(self, extent: int, each: int, size: int) -> Tile:
-        """Extents of a tile's side: about so many bytes, with at least a vector left at the end."""
+        """Extents of a tile's side, with `each` elements for one of them: about so many bytes in whole vectors, with at
+        least a vector left at the end."""
         lanes, found = self.layout.lanes, set[int]()
         nominal = TILE_BYTES if self.layout.turn is Turn.SQUARE else SHORT_ROWS_BYTES
-        unit = -(-lanes // each) if each > 1 else lanes
+        unit = lanes // math.gcd(lanes, each)
         for wanted in nominal:
             tile = max(unit, wanted // (size * each) // unit * unit)
             while tile < extent and 0 < extent % tile * each < lanes:

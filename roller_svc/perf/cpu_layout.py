@@ -32,8 +32,9 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, then memory on top: staging waits for it."""
     mach = p.machine
     vectors = p.outer_points / layout.lanes
+    blocks = vectors * _overlap(p, layout, launch)
     shuffles = math.log2(layout.lanes) if layout.turn is Turn.SQUARE else layout.short - 1.0
-    turned = vectors * (shuffles + ROOM_CYCLES) * len(layout.turned)
+    turned = blocks * (shuffles + ROOM_CYCLES) * len(layout.turned)
     others = [t for t in p.touched.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
     gathered = max(0, len(others) - len(layout.turned))
     compute = vectors * p.space.flops / p.outer_points * OPERATION_CYCLES
@@ -54,6 +55,15 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )  # fmt: skip
+
+
+def _overlap(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+    """Elements turned for each element of a tile: blocks are whole, so that the last may overlap the one before it."""
+    if layout.turn is not Turn.SQUARE:
+        return 1.0
+    column, lanes = math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns), layout.lanes
+    sides = (column, min(launch.thread[layout.row], p.extents[layout.row]))
+    return math.prod(-(-side // lanes) * lanes / side for side in sides)
 
 
 def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
