@@ -14,6 +14,9 @@ from roller_svc.perf.problem import Problem
 MAX_SPLIT = 256
 MIN_STEPS = 2  # staged steps that each part of a split contraction keeps
 MIN_INNER = 256  # reduced points that each part of a split nest keeps
+# One CPU core's time below which cores do not share a reduction: they begin and meet twice. A sum of 64 x 1216 takes
+# one core 3.9 us and two cores, split, 8 us; ms where a core is taken away meanwhile.
+SHARED_SECONDS = 5e-6
 
 
 def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Tile, Base]]:
@@ -69,6 +72,8 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
     """Powers of two that cut the reduction so that the rTasks fill the device, without empty parts."""
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
+        return ()
+    if not p.machine.simt and p.floor_s * p.machine.cores < SHARED_SECONDS:
         return ()
     found = []
     split = 2
