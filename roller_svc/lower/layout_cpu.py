@@ -37,8 +37,8 @@ from roller_svc.perf.layout_tile import LayoutSpace, Turn
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
 WOVEN = ".woven"
-# Times the second cache: hints for results cost an eighth where all was 2.5 times as large, gave nothing at 8 times, and
-# gained an eighth to a quarter from 12 times on (Skylake-SP).
+# Times the second cache: hints for results cost an eighth where all was 2.5 times as large, gave nothing at 8 times,
+# and gained an eighth to a quarter from 12 times on (Skylake-SP).
 HINTED = 4
 # Pieces of rows that are asked for ahead, and those beyond all caches: hints took off a tenth of the time of pieces of
 # 64 and 128 bytes there, a twelfth of 256; where the last cache holds all, those of 256 cost a tenth (Skylake-SP).
