@@ -162,14 +162,16 @@ def settled(
     attempts: tuple[Attempt, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
 ) -> tuple[Attempt, ...]:
     """Best first, the winner with a text and a binary of its own."""
+    alone: set[int] = set()
     while True:
         best, *others = best_first(attempts)
-        if best.error is not None or best.source is None:
+        if best.error is not None or best.source is None or id(best.plan) in alone:
             return (best, *others)
-        if best.source == generate(best.plan, program, groups, hw):
-            return (best, *others)
-        alone = replace(built(best.plan, program, groups, hw), measurement=best.measurement)
-        attempts = (alone, *others)
+        source = generate(best.plan, program, groups, hw)
+        if source != best.source:
+            best = replace(_compiled(best.plan, source), measurement=best.measurement)
+        alone.add(id(best.plan))
+        attempts = (best, *others)
 
 
 def best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...] = ()) -> tuple[Attempt, ...]:
