@@ -95,17 +95,13 @@ def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageC
 def _boxes(program: RProgram) -> tuple[Box, ...]:
     reach: dict[str, int] = {}
     for axis in program.space.axes:
-        reach |= axis.member_extents(min(program.block[axis.name], _rounded(axis.extent, program.block[axis.name])))
+        reach |= axis.member_extents(program.block[axis.name])
     found = []
     for access in program.space.accesses:
         if not access.is_output:
             spans = [1 + sum(abs(c) * (reach.get(name, 1) - 1) for name, c in dim.coeffs) for dim in access.dims]
             found.append(Box(access, tuple(spans)))
     return tuple(found)
-
-
-def _rounded(extent: int, tile: int) -> int:
-    return -(-extent // tile) * tile
 
 
 def _step(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:

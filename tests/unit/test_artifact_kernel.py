@@ -1,0 +1,63 @@
+"""What the artifact's kernels of windows cost: the box they stage, its traffic, its banks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.bench.artifact_kernel import artifact_seconds
+from roller_svc.bench.published_tiles import published_program
+from roller_svc.construct.partition import partition
+from roller_svc.construct.rprograms import prepared
+from roller_svc.front import parse
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorType
+
+K80, MI50 = hardware.load("nvidia-k80"), hardware.load("amd-mi50")
+PLANES, SIDE = 4096, 40
+
+
+def seconds(hw: HardwareSpec, taps: int, stride: int, tile: str = "[1, 20, 20]", thread: str = "[1, 1, 2]") -> float:
+    """Of a pooling of 4096 planes of 40 x 40."""
+    out = (SIDE - taps) // stride + 1
+    window = f"X[N, {stride} * H + R, {stride} * W + S]" if taps > 1 else f"X[N, {stride} * H, {stride} * W]"
+    sizes = f", R in {taps}, S in {taps}" if taps > 1 else ""
+    join = "+=!" if taps > 1 else "="
+    program = parse(
+        f"Y[N, H, W] {join} {window} where H in {out}, W in {out}{sizes}",
+        {"X": TensorType(DType.FLOAT32, (PLANES, SIDE, SIDE))},
+    )
+    (group,) = partition(program, hw)
+    unit = hw.unit_for(DType.FLOAT32)
+    step = f"[{taps}, {taps}]"
+    tiles = f"[level 0: [tile: {tile}; step: {step}]][level 1: [tile: {thread}; step: [1, 1]]]"
+    found, stages = artifact_seconds(prepared(group, hw, unit), published_program(tiles, group.space, unit))
+    assert math.isfinite(found)
+    assert found > max(stage.seconds for stage in stages)
+    return found
+
+
+@pytest.mark.parametrize("hw", [K80, MI50], ids=lambda hw: hw.id)
+def test_a_box_is_staged_whole_even_where_rows_are_skipped(hw: HardwareSpec) -> None:
+    """One tap of four neighbours: the bytes of the whole planes, not the quarter that is used."""
+    whole_s = PLANES * SIDE * SIDE * 4 / hw.dram.bandwidth_bytes_per_s
+    assert seconds(hw, taps=1, stride=2) > whole_s
+
+
+def test_more_taps_of_the_same_planes_take_longer() -> None:
+    assert seconds(K80, 3, 2) < seconds(K80, 5, 2) < seconds(K80, 7, 2)
+
+
+def test_strided_reads_meet_in_banks_of_four_bytes_and_not_of_eight() -> None:
+    narrow = replace(K80, levels=tuple(replace(lv, bank_bytes=4) if lv.name == "shared" else lv for lv in K80.levels))
+    row = ("[1, 8, 32]", "[1, 1, 1]")  # a warp stands along one row
+    assert seconds(narrow, 7, 2, *row) > 1.2 * seconds(K80, 7, 2, *row)
+    assert seconds(narrow, 7, 1, *row) == pytest.approx(seconds(K80, 7, 1, *row), rel=0.05)
+
+
+def test_narrow_tiles_read_more_of_their_neighbours() -> None:
+    assert seconds(MI50, 7, 1, "[1, 4, 4]") > seconds(MI50, 7, 1, "[1, 16, 16]")
