@@ -63,7 +63,8 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
     constants, outputs = set(program.constants), {o.tensor for o in program.outputs}
     for group in groups:
         stay = frozenset(name for name, _ in group.inputs if name in constants)
-        yield replace(group, constants=stay)
+        accesses = tuple(replace(a, constant=a.tensor in stay) for a in group.space.accesses)
+        yield replace(group, constants=stay, space=replace(group.space, accesses=accesses))
         written = {name for name, _ in group.stored}
         if stay and len(stay) == len(group.inputs) and not written & outputs:
             constants |= written

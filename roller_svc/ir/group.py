@@ -79,7 +79,8 @@ class TileAxis:
 @dataclass(frozen=True, slots=True)
 class TileAccess:
     """One tensor as the group touches it. `dims` are walks over member axes; `operand` is 'a' or 'b' for a factor
-    of a contraction, '' otherwise; `passes` is how many statements of a nest touch it."""
+    of a contraction, '' otherwise; `passes` is how many statements of a nest touch it; `constant`: it stays the same
+    from call to call."""
 
     tensor: str
     dtype: DType
@@ -87,6 +88,7 @@ class TileAccess:
     is_output: bool
     operand: str = ""
     passes: int = 1
+    constant: bool = False
 
     @property
     def tensor_bytes(self) -> int:

@@ -98,7 +98,7 @@ class _Blocked:
     @property
     def a_is_straight(self) -> bool:
         a, nc = self.lies[0], self.columns.count * self.columns.size
-        if not a.plain or a.lie is not Lie.ALONG_K:
+        if not a.plain or a.constant or a.lie is not Lie.ALONG_K:
             return False
         tile = (self.program.thread[self.view.m.name], self.columns.size, self.kc)
         size = self.view.dtype.bytes

@@ -144,7 +144,7 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
 def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
     """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
     along_k = lie(p, p.a, p.m) is Lie.ALONG_K
-    return along_k and reads_a_straight(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
+    return along_k and not p.a.constant and reads_a_straight(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
 
 
 def rows_collide(p: Problem, mr: int) -> bool:
@@ -173,7 +173,10 @@ def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
 
 
 def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
-    """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element."""
+    """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element. Panels
+    of a constant are there, and only come from memory."""
+    if operand.constant:
+        return HIDDEN * operand.moved_bytes(block) / _source_bandwidth_of(p, operand)
     lanes = p.machine.unit.shape[-1]
     along, deep = _at(block, panel_axis), _at(block, p.k)
     panels = -(-along // size)
@@ -195,10 +198,14 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
 
 def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:
     """One block of an operand from memory, or from the cache that holds all of it, run by run."""
-    mach = p.machine
-    bandwidth = source_bandwidth(mach, operand.total_bytes) / mach.cores / mach.clock_hz
     runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
-    return sum(tensor.moved_bytes(block) for tensor in operand.tensors) / bandwidth + START_CYCLES * runs
+    moved = sum(tensor.moved_bytes(block) for tensor in operand.tensors)
+    return moved / _source_bandwidth_of(p, operand) + START_CYCLES * runs
+
+
+def _source_bandwidth_of(p: Problem, operand: Operand) -> float:
+    """Bytes a cycle for one core of what holds all of the operand."""
+    return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz
 
 
 def lie(p: Problem, operand: Operand, panel_axis: int | None) -> Lie:

@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.cpu_contraction import CALL_CYCLES, LOAD_PORTS, TASK_CYCLES, kernel_cycles, source_bandwidth
+from roller_svc.perf.cpu_contraction import (
+    CALL_CYCLES,
+    HIDDEN,
+    LOAD_PORTS,
+    TASK_CYCLES,
+    kernel_cycles,
+    source_bandwidth,
+)
 from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
@@ -179,6 +186,8 @@ def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
         each = TURN_CYCLES / lanes
     count = s.panels * filters * s.channels * image.taps
     source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
+    if any(operand.constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
+        return count * HIDDEN * p.elem_bytes / source
     return count * (each + p.elem_bytes / source)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from roller_svc.ir.affine import Affine, affine
@@ -38,20 +38,26 @@ class Lie(Enum):
 @dataclass(frozen=True, slots=True)
 class CpuOperand:
     """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
-    `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones."""
+    `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones. `constant`: packed
+    once for all calls."""
 
     lie: Lie
     plain: bool
     panel_stride: int
     k_stride: int
+    constant: bool = False
 
 
 def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
     """Of a contraction, a and b."""
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.space.compute_dtype
-    a, b = operands(group)
-    return _cpu_operand(a, (m, k), types, dtype), _cpu_operand(b, (n, k), types, dtype)
+    lies = [_cpu_operand(o, (axis, k), types, dtype) for o, axis in zip(operands(group), (m, n), strict=True)]
+    constant = [
+        all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")
+    ]  # fmt: skip
+    a, b = (replace(lie, constant=stays) for lie, stays in zip(lies, constant, strict=True))
+    return a, b
 
 
 def _cpu_operand(

@@ -47,6 +47,11 @@ class Operand:
     def elements(self, tile: Tile) -> int:
         return sum([t.elements(tile) for t in self.tensors])
 
+    @property
+    def constant(self) -> bool:
+        """Whether all of it stays the same from call to call: then it is packed once."""
+        return bool(self.tensors) and all(t.access.constant for t in self.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

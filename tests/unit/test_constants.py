@@ -143,3 +143,14 @@ def test_a_part_of_memory_that_iterations_share_may_not_be_written() -> None:
     shared = Storage(".packed", DType.FLOAT32, (4,), Scope.STACK, (fill,), window=_load("room", num(0)))
     with pytest.raises(ScheduleError, match="write the same elements of room"):
         check((Loop("i", 5, LoopKind.PARALLEL, (shared,)),), {"W", "room"})
+
+
+# the model ------------------------------------------------------------------------------------------------------------
+def test_packing_that_is_done_ahead_costs_nothing() -> None:
+    inputs: Inputs = {"A": ("float32", (64, 1500)), "B": ("float32", (1500, 700))}
+    plain, constant = (
+        roller_svc.compile(GEMM, inputs, select="model", constants=constants) for constants in ((), ("B",))
+    )
+    assert plain.estimate is not None
+    assert constant.estimate is not None
+    assert constant.estimate.seconds < plain.estimate.seconds
