@@ -15,7 +15,7 @@ from enum import Enum
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.build import add, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.expr import AxisRef, Expr, Load, walk
 from roller_svc.ir.schedule import (
     AwaitCopies,
     Barrier,
@@ -39,11 +39,11 @@ from roller_svc.ir.schedule import (
     Transpose,
     descend,
 )
-from roller_svc.lower.disjoint import Position, Value, Variables, are_apart, are_disjoint
+from roller_svc.lower.dependence import Dependence
+from roller_svc.lower.disjoint import Value, Variables
 
 MOST_LANES = 64  # of the widest vector, of bytes
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
-_PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 
 
 def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> None:
@@ -69,28 +69,24 @@ class _Arrival(Enum):
 
 
 @dataclass(slots=True)
-class _Accesses:
-    """What the iterations of one parallel loop write and read of tensors that live outside of it."""
-
-    writes: dict[str, list[Position]] = field(default_factory=dict)
-    reads: dict[str, list[Position]] = field(default_factory=dict)
-    inner: dict[str, int] = field(default_factory=dict)  # loops inside of it and their extents
-
-
-@dataclass(slots=True)
 class _Checker:
     storages: frozenset[str]  # all of the tree
     computed: frozenset[str]
     buffers: Collection[str] | None
     rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
-    variables: Variables = field(default_factory=Variables)
-    loops: list[Loop] = field(default_factory=list)
-    accesses: list[_Accesses] = field(default_factory=list)  # of each of the loops
-    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (loops around it, condition)
+    dependence: Dependence = field(default_factory=Dependence)
     uneven: int = 0  # branches and loops around that not all threads take alike
     written: set[str] = field(default_factory=set)
     arrival: dict[str, _Arrival] = field(default_factory=dict)  # of what is copied asynchronously
     pending: dict[str, str] = field(default_factory=dict)  # read in a branch before it is written, perhaps a round ago
+
+    @property
+    def loops(self) -> list[Loop]:
+        return self.dependence.loops
+
+    @property
+    def variables(self) -> Variables:
+        return self.dependence.variables
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -150,16 +146,10 @@ class _Checker:
                 )
             self._reads(loop.limit)
             uneven = self._is_uneven(loop.limit)
-        for accesses in self.accesses:
-            accesses.inner[loop.var] = loop.extent
-        self.loops.append(loop)
-        self.accesses.append(_Accesses())
         self.uneven += uneven
-        with self._bound(loop.var, Value.of_loop(loop.var)):
+        with self._bound(loop.var, Value.of_loop(loop.var)), self.dependence.inside(loop):
             self.nodes(loop.body)
         self.uneven -= uneven
-        self.loops.pop()
-        self._settle_accesses(loop, self.accesses.pop())
         if loop.kind is LoopKind.SERIAL:
             for tensor in [t for t in self.pending if t in self.written and self._room(t)[0] <= len(self.loops)]:
                 del self.pending[tensor]
@@ -202,10 +192,10 @@ class _Checker:
         self._reads(branch.cond)
         uneven = self._is_uneven(branch.cond)
         self.uneven += uneven
-        self.branches.append((len(self.loops), branch.cond))
+        self.dependence.branches.append((len(self.loops), branch.cond))
         self.nodes(branch.then)
         self.nodes(branch.otherwise)
-        self.branches.pop()
+        self.dependence.branches.pop()
         self.uneven -= uneven
 
     def _routine(self, routine: Routine) -> None:
@@ -314,6 +304,9 @@ class _Checker:
         threads = {loop.var for loop in self.loops if loop.kind is LoopKind.THREAD}
         return bool(threads) and (value.from_data or bool(threads & value.loops))
 
+    def _record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
+        self.dependence.record(tensor, index, self._room(tensor), is_write=is_write)
+
     # scope and order ------------------------------------------------------------------------------------------------
     def _room(self, tensor: str) -> tuple[int, Scope | None]:
         return self.rooms.get(tensor, (0, None))
@@ -349,7 +342,7 @@ class _Checker:
     def _read_early(self, tensor: str) -> None:
         """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
         room = self._room(tensor)[0]
-        in_branch = any(depth > room for depth, _ in self.branches)
+        in_branch = any(depth > room for depth, _ in self.dependence.branches)
         if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[room:]):
             raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
         self.pending[tensor] = tensor
@@ -370,64 +363,3 @@ class _Checker:
             self.variables.contents[node.tensor] = known | self.variables.followed(node.value)[0]
         if not node.atomic:
             self._record(node.tensor, node.index, is_write=True)
-
-    # dependence -----------------------------------------------------------------------------------------------------
-    def _record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
-        """Note an access for every parallel loop around it whose iterations share the tensor."""
-        depth, scope = self._room(tensor)
-        position: Position | None = None
-        for level, loop in enumerate(self.loops):
-            shared = level >= depth or (scope is Scope.SHARED and loop.kind is LoopKind.THREAD)
-            if not shared or loop.kind not in _PARALLEL or loop.extent == 1:
-                continue
-            if position is None:
-                position = tuple(self.variables.value(i) for i in index)
-            accesses = self.accesses[level]
-            (accesses.writes if is_write else accesses.reads).setdefault(tensor, []).append(position)
-            if is_write:
-                self._own_element(tensor, position, level)
-
-    def _own_element(self, tensor: str, position: Position, level: int) -> None:
-        loop = self.loops[level]
-        inner = {x.var: x.extent for x in self.loops[level + 1 :]}
-        if any(loop.var in value.loops for value in position):
-            # threads of a block share work in ways that need barriers, not arithmetic, to be right
-            if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
-                return
-        elif any(depth > level and _pins(cond, loop.var, self.variables) for depth, cond in self.branches):
-            return
-        raise ScheduleError(
-            f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
-            code="schedule-dependence",
-        )
-
-    def _settle_accesses(self, loop: Loop, accesses: _Accesses) -> None:
-        """An iteration may read of what the loop writes only its own elements."""
-        if loop.kind is LoopKind.THREAD:
-            return
-        moving = {loop.var: loop.extent, **accesses.inner}
-        for tensor in accesses.writes.keys() & accesses.reads.keys():
-            writes = accesses.writes[tensor]
-            for read in accesses.reads[tensor]:
-                if any(_same_slice(write, read, loop.var) for write in writes):
-                    continue
-                if not all(are_apart(write, read, moving) for write in writes):
-                    raise ScheduleError(
-                        f"iterations of {loop.kind.value} loop {loop.var} read each other's elements of {tensor}",
-                        code="schedule-dependence",
-                    )
-
-
-def _same_slice(write: Position, read: Position, var: str) -> bool:
-    return any(a == b and var in a.loops for a, b in zip(write, read, strict=True))
-
-
-def _pins(cond: Expr, var: str, variables: Variables) -> bool:
-    """Whether the condition lets one iteration through: an equality with the variable somewhere in an `and`."""
-    match cond:
-        case Op(kind=OpKind.LAND, args=args):
-            return any(_pins(arg, var, variables) for arg in args)
-        case Op(kind=OpKind.EQ, args=(a, b)):
-            return var in variables.value(a).loops or var in variables.value(b).loops
-        case _:
-            return False
