@@ -18,7 +18,8 @@ from roller_svc.perf.banks import conflict_cycles
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import DIVISION_OPS, Problem
-from roller_svc.perf.simt_contraction import BARRIER_CYCLES, GUARD_OPS, LOAD_OPS, STORE_OPS
+from roller_svc.perf.simt_contraction import GUARD_OPS, LOAD_OPS, STORE_OPS
+from roller_svc.perf.simt_step import BARRIER_CYCLES
 from roller_svc.perf.simt_window import BLOCK_CYCLES
 from roller_svc.perf.terms import load_latency_cycles, resident_bytes, simt_waves, streaming_bandwidth
 

@@ -18,7 +18,7 @@ from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_tex
 from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
-from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.construct.scale_up import Log, Look, scale_up
 from roller_svc.construct.simt_contraction import SimtContraction
 from roller_svc.construct.simt_map import SimtMap
 from roller_svc.construct.simt_nest import SimtNest
@@ -36,7 +36,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.mma_contraction import LEAST_STAGES
-from roller_svc.perf.model import Model
+from roller_svc.perf.model import Model, Timed
 from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.window_tile import is_windowed
@@ -72,8 +72,7 @@ def rank(
     p = prepared(group, hw, unit)
     construction = _construct(group, p, _limit(unit))
     model = Model(p)
-    candidates = [Candidate(program, model.estimate(program)) for program in construction.programs]
-    return tuple(nsmallest(top_k, candidates, key=lambda c: c.estimate.seconds)), construction
+    return _candidates(_fastest(top_k, [model.timed(program) for program in construction.programs])), construction
 
 
 def rank_units(
@@ -81,14 +80,14 @@ def rank_units(
 ) -> tuple[tuple[Candidate, ...], Construction]:
     """`rank` over all units that may compute the group, their constructions put together."""
     units = units_for(group, hw, demands)
-    best: list[Candidate] = []
+    best: list[Timed] = []
     found: list[Construction] = []
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
     for unit, view in itertools.product(units.taken, _views(group, hw)):
         p = prepared(view, hw, unit)
         least_s = p.floor_s + hw.limits.launch_overhead_s
-        if len(best) == top_k and best[-1].estimate.seconds <= least_s:
+        if len(best) == top_k and best[-1].seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
         try:
             construction = _construct(view, p, _limit(unit))
@@ -98,13 +97,20 @@ def rank_units(
         found.append(construction)
         model = Model(p)
         wanted.append(demanded(view, model, construction.programs, demands))
-        candidates = [Candidate(program, model.estimate(program)) for program in wanted[-1].programs]
-        best = nsmallest(top_k, [*best, *candidates], key=lambda c: c.estimate.seconds)
+        best = _fastest(top_k, [*best, *(model.timed(program) for program in wanted[-1].programs)])
     if not found:
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
         raise unmet(group, demands.tiles, wanted)
-    return tuple(best), _together(found, units.refusals)
+    return _candidates(best), _together(found, units.refusals)
+
+
+def _fastest(count: int, timed: list[Timed]) -> list[Timed]:
+    return nsmallest(count, timed, key=lambda t: t.seconds)
+
+
+def _candidates(timed: list[Timed]) -> tuple[Candidate, ...]:
+    return tuple(Candidate(t.program, t.estimate()) for t in timed)
 
 
 def _views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
@@ -203,12 +209,13 @@ def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
     share = max(4, limit * 3 // 4 // max(1, len(bases)))
     found: dict[Base, list[Tile]] = {}
     steps: dict[Base, tuple[Tile, ...]] = {}
+    looks: dict[Base, dict[Tile, Look]] = {base: {} for base in bases}  # they do not depend on the bound
     for epsilon in EPSILONS:
         for base in bases:
             stage = rules.block_stage(base, epsilon)
             if steps.get(base) != stage.steps:
                 steps[base] = stage.steps
-                grown = scale_up(stage, log, VISITS_PER_STAGE)
+                grown = scale_up(stage, log, VISITS_PER_STAGE, looks[base])
                 found[base] = spread(grown.large or grown.border, share)
         if sum(map(len, found.values())) >= ENOUGH or log.visited >= log.budget:
             break

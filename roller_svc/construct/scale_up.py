@@ -67,9 +67,12 @@ def reuse_score(tile: Look, grown: Look) -> float:
     return saved / spent if spent > 0 else math.inf
 
 
-def scale_up(stage: Stage, log: Log, most_visits: int) -> Grown:
-    """Depth first from the base, the axis of best data reuse first, until capacity stops every axis."""
-    search = _Search(stage, log, min(log.visited + most_visits, log.budget))
+def scale_up(stage: Stage, log: Log, most_visits: int, looks: dict[Tile, Look] | None = None) -> Grown:
+    """Depth first from the base, the axis of best data reuse first, until capacity stops every axis.
+
+    `looks`: what is known of tiles from stages with the same `look`; grows.
+    """
+    search = _Search(stage, log, min(log.visited + most_visits, log.budget), {} if looks is None else looks)
     search.visit(tuple([steps[0] for steps in stage.steps]))
     by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
     large = tuple([t for t in by_traffic if stage.saturates(t)])
@@ -79,11 +82,11 @@ def scale_up(stage: Stage, log: Log, most_visits: int) -> Grown:
 class _Search:
     """State of one scale-up: what is known of each tile, which were visited, which are aligned and fit."""
 
-    def __init__(self, stage: Stage, log: Log, last_visit: int) -> None:
+    def __init__(self, stage: Stage, log: Log, last_visit: int, looks: dict[Tile, Look]) -> None:
         self.stage = stage
         self.log = log
         self.last_visit = last_visit
-        self.looks: dict[Tile, Look] = {}
+        self.looks = looks
         self.visited: set[Tile] = set()
         self.accepted: list[Tile] = []
         self.following = [

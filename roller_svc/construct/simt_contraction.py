@@ -14,13 +14,13 @@ from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.simt_contraction import (
-    ThreadRegisters,
     block_step,
     stage_bytes,
     staged_row_bytes,
     steps_ahead,
     thread_registers,
 )
+from roller_svc.perf.simt_step import ThreadRegisters
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves

@@ -20,6 +20,7 @@ from roller_svc.perf.cpu_convolution import cpu_convolution
 from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
+from roller_svc.perf.machine import Machine
 from roller_svc.perf.mma_contraction import mma_contraction, tile_count
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
@@ -37,6 +38,39 @@ OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this 
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """What the model found for an rProgram: its seconds, and the costs from which the whole `estimate` follows.
+
+    `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of a scatter's target.
+    """
+
+    program: RProgram
+    seconds: float
+    costs: Costs
+    joining_s: float
+    copying_s: float
+    machine: Machine
+
+    def estimate(self) -> Estimate:
+        costs, mach = self.costs, self.machine
+        stages = [StageCost(name, s) for name, s in costs.parts]
+        if costs.core_stage is not None:
+            stages.append(StageCost(costs.core_stage, costs.core_s))
+        stages.append(StageCost("launch", mach.hw.limits.launch_overhead_s))
+        if self.joining_s:
+            stages.append(StageCost("combine", self.joining_s))
+        if self.copying_s:
+            stages.append(StageCost("copy", self.copying_s))
+        return Estimate(
+            seconds=self.seconds,
+            stages=tuple(stages),
+            occupancy=costs.occupancy,
+            waves=costs.waves,
+            uncertainty=uncertainty(stages, self.seconds, mach.assumed),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The model of one group on one unit of one device."""
 
@@ -47,6 +81,10 @@ class Model:
 
         `compiled`: what the compiler says that the main launch takes, in place of what the model assumes.
         """
+        return self.timed(program, compiled).estimate()
+
+    def timed(self, program: RProgram, compiled: Resources | None = None) -> Timed:
+        """The same before it is written out: ranking needs the seconds of many and the estimates of few."""
         p = self.problem
         launch = _launch(p, program)
         if compiled is not None:
@@ -57,23 +95,8 @@ class Model:
         body = costs.core_s if costs.core_stage is None else _overlapped(costs)
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
-        overhead = mach.hw.limits.launch_overhead_s
-        stages = [StageCost(name, s) for name, s in costs.parts]
-        if costs.core_stage is not None:
-            stages.append(StageCost(costs.core_stage, costs.core_s))
-        stages.append(StageCost("launch", overhead))
-        if joining:
-            stages.append(StageCost("combine", joining))
-        if copying:
-            stages.append(StageCost("copy", copying))
-        seconds = max(p.floor_s, body + copying) + overhead + joining
-        return Estimate(
-            seconds=seconds,
-            stages=tuple(stages),
-            occupancy=costs.occupancy,
-            waves=costs.waves,
-            uncertainty=uncertainty(stages, seconds, mach.assumed),
-        )
+        seconds = max(p.floor_s, body + copying) + mach.hw.limits.launch_overhead_s + joining
+        return Timed(program, seconds, costs, joining, copying, mach)
 
     def needs(self, program: RProgram) -> BlockNeeds | None:
         """What a block of the main launch takes of a core, as the model assumes it; None where there are no blocks."""

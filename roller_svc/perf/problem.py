@@ -18,6 +18,8 @@ from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, feeds
 from roller_svc.perf.plane_tile import PlaneSpace
 from roller_svc.perf.row_space import RowSpace, row_space
+from roller_svc.perf.simt_step import Step as SimtStep
+from roller_svc.perf.simt_step import ThreadRegisters
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
 from roller_svc.perf.window_tile import WindowSpace, window_space
 
@@ -80,6 +82,9 @@ class Problem:
     # what the model of matrix units remembers of each (block's tile, warp's tile)
     mma_blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
     mma_steps: dict[tuple[Tile, Tile], Step] = field(default_factory=dict, compare=False)
+    # what that of scalar lanes does: registers of each thread's sides, steps of each (block's tile, thread's, threads)
+    simt_registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
+    simt_steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
     simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine

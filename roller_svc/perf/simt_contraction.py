@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from roller_svc.ir.program import Axis
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import SCHEDULERS, register_words
+from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import DIVISION_OPS, Operand, Problem
+from roller_svc.perf.simt_step import BARRIER_CYCLES, Staged, Step, ThreadRegisters
 from roller_svc.perf.simt_tile import SimtFeed, neighbours, staged_row
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
 
-# Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
-# it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 5 to 8 % slow (docs/model.md).
-LEAK = 0.08
-BARRIER_CYCLES = 30.0
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
 # Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
 # registers the load, its address and for each store into shared memory itself and, as often as not, a conversion. A
@@ -30,35 +26,6 @@ MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cor
 LEAST_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
 DIVIDING = 10.0  # where rows of a factor are found by divisions
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One staged step of one block, in cycles of a core that runs nothing else.
-
-    `latency`: from asking for a step's tiles to having them. `turn`: what passes between the last product of a step and
-    the first of the next, for which the other blocks of a core are there: stores, a barrier, reads.
-    """
-
-    fma: float
-    shared: float
-    issue: float
-    latency: float
-    turn: float
-
-    @property
-    def busy(self) -> float:
-        worst = max(self.fma, self.shared, self.issue)
-        return worst + LEAK * (self.fma + self.shared + self.issue - worst)
-
-    def cycles(self, blocks: float, warps: int, ahead: int) -> float:
-        """t_k (§5 of the design notes): of so many blocks of a core, each loading `ahead` steps before their use."""
-        # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
-        alone = SCHEDULERS / min(SCHEDULERS, warps) * self.busy
-        if ahead == 0:
-            # a single buffer: a block's own load and compute do not overlap, other blocks' do
-            return max(blocks * self.busy, alone + self.latency + self.turn + BARRIER_CYCLES)
-        return max(blocks * self.busy, alone + self.turn, (self.latency + self.turn) / ahead)
 
 
 def simt_contraction(p: Problem, launch: Launch) -> Costs:
@@ -116,31 +83,15 @@ def block_needs(p: Problem, launch: Launch) -> BlockNeeds:
     return BlockNeeds(launch.threads, needed, stages * stage_bytes(p, launch.block))
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Registers that staging one factor takes of a thread, `each` for an element; `width` elements move at once."""
-
-    fixed: float
-    each: float
-    width: int
-
-    def of(self, elements: float) -> float:
-        return self.each * self.width * math.ceil(elements / self.width)
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadRegisters:
-    """Registers of a thread as a function of how many elements of either factor it stages in one step."""
-
-    fixed: float
-    a: Staged
-    b: Staged
-
-    def of(self, staged_a: float, staged_b: float) -> int:
-        return math.ceil(self.fixed + self.a.of(staged_a) + self.b.of(staged_b))
-
-
 def thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+    """Of a thread with that tile; remembered."""
+    known = p.simt_registers.get((thread_m, thread_n))
+    if known is None:
+        known = p.simt_registers[thread_m, thread_n] = _thread_registers(p, thread_m, thread_n)
+    return known
+
+
+def _thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
     """What a thread cannot do without: accumulators, two columns and rows of operands, overhead, and what is staged.
 
     ROLLER §3.3 counts m·n + m + n; of the operands those of the next row are loaded while one is multiplied. Fitted to
@@ -183,6 +134,14 @@ def staged_row_bytes(elements: int, p: Problem) -> int:
 
 # time -------------------------------------------------------------------------------------------------------------
 def block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
+    """Of a block with that tile of so many threads with theirs; remembered."""
+    known = p.simt_steps.get((block, thread, threads))
+    if known is None:
+        known = p.simt_steps[block, thread, threads] = _block_step(p, block, thread, threads)
+    return known
+
+
+def _block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
     mach = p.machine
     bm, bn, bk = (_at(block, axis) for axis in (p.m, p.n, p.k))
     tm, tn = _at(thread, p.m), _at(thread, p.n)
