@@ -14,8 +14,7 @@ from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.routines import Outline, outline
 from roller_svc.codegen.scalar import Place
 from roller_svc.codegen.threads import parameter
-from roller_svc.codegen.transpose import transpose_name
-from roller_svc.codegen.turns import as_bits
+from roller_svc.codegen.turns import as_bits, turn_name
 from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
 from roller_svc.codegen.vector_helpers import SCALAR_BYTES
@@ -236,21 +235,17 @@ class CWalk(Walk):
     def transpose(self, node: Transpose) -> None:
         dtype = as_bits(node.source.dtype)
         lanes = node.lanes or self.lanes(dtype)
-        type_, cast = vector_type(dtype, lanes), ""
-        if dtype is not node.source.dtype:
-            cast = f"({self.dialect.storage_type(dtype)} *)"
+        cast = "" if dtype is node.source.dtype else f"({self.dialect.storage_type(dtype)} *)"
         target = f"{cast}&{self.element(node.tensor, self.scalar.places[node.tensor], node.index)}"
         source = self.element(node.source.tensor, self.scalar.places[node.source.tensor], node.source.index)
         source = f"{cast}&{source}"
         strides = (str(node.stride), str(node.source_stride))
+        name = turn_name(node, dtype, lanes)
         if node.columns is not None:
-            name, args = f"deal{node.columns}_{type_}", [target, strides[0], source]
-        elif node.rows is not None and node.along is not None:
-            name, args = f"weave{node.rows}_{type_}", [target, source, strides[1]]
+            args = [target, strides[0], source]
+        elif node.along is not None:
+            args = [target, source, strides[1]]
         else:
-            name = f"turn_{type_}" if dtype.bytes < 4 else f"transpose_{type_}"
-            if node.rows is not None:
-                name = transpose_name(node.rows, dtype, lanes)
             args = [target, strides[0], source, strides[1]]
         self.scalar.helpers[name] = None
         self.line(f"{name}({', '.join(args)});")

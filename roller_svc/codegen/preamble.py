@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.horizontal import SHUFFLED, horizontal_text
 from roller_svc.codegen.streaming import STORES_DONE
 from roller_svc.codegen.threads import THREADS
-from roller_svc.codegen.transpose import SHUFFLE, transpose_helper
-from roller_svc.codegen.turns import turn_helper
-from roller_svc.codegen.vector import VECTOR_TYPES, block_transpose
+from roller_svc.codegen.turns import SHUFFLE, is_turn, turn_helper
 from roller_svc.codegen.vector_helpers import c_helper, vector_typedefs
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import RuntimeCheck
@@ -51,7 +48,7 @@ def preamble(functions: tuple[Function, ...]) -> str:
     routines = [f"{ROUTINE} {name}{text}" for f in functions for name, text in f.routines]
     if types := vector_typedefs("\n".join([*helpers, *routines, *(f.text for f in functions)])):
         parts.append(types)
-    if any(re.match(r"transpose\d|deal|weave|turn_", name) for name in names):
+    if any(is_turn(name) for name in names):
         parts.append(SHUFFLE)
     if any(name.startswith("join_") for name in names):
         parts.append(SHUFFLED)
@@ -71,17 +68,9 @@ def _helper_text(name: str) -> str:
         return STORES_DONE
     if base.startswith("join_"):
         return horizontal_text(name, dialects.C)
-    if base == "transpose":
-        short, lanes = type_.split("x")
-        dtype = next(d for d in DType if dialects.SHORT.get(d) == short)
-        return block_transpose(name, dtype, int(lanes))
-    if re.fullmatch(r"turn|deal\d+|weave\d+", base):
+    if is_turn(name):
         short, lanes = type_.split("x")
         return turn_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
-    if base.startswith("transpose"):
-        short, lanes = type_.split("x")
-        dtype = next(d for d in VECTOR_TYPES if dialects.SHORT[d] == short)
-        return transpose_helper(int(base.removeprefix("transpose")), dtype, int(lanes))
     return c_helper(name).text
 
 
