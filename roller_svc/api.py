@@ -15,9 +15,10 @@ from roller_svc.artifact import kept, plan_of
 from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k
 from roller_svc.backends import emulated
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
-from roller_svc.estimates import Item, plans_of
+from roller_svc.estimates import Item, estimated
 from roller_svc.front import parse
 from roller_svc.ir import estimate as ir_estimate
+from roller_svc.ir.estimate import Roof
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import Attempt, BuildReport, Plan, RuntimeChoice
@@ -40,7 +41,8 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the model says of a plan. `program` is the rProgram of its longest kernel; `plan` has them all."""
+    """What the model says of a plan. `program` is the rProgram of its longest kernel; `plan` has them all. `roofline`:
+    what no plan of the program on that device goes below; a kernel's own estimate has none."""
 
     seconds: float
     stages: tuple[Stage, ...]
@@ -50,14 +52,16 @@ class Estimate:
     uncertainty: float
     program: RProgram
     plan: Plan
+    roofline: tuple[Roof, ...] = ()
 
     @classmethod
-    def of(cls, plan: Plan) -> Estimate:
+    def of(cls, plan: Plan, roofline: tuple[Roof, ...] = ()) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
         return cls(
-            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.main.program, plan
-        )
+            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.main.program,
+            plan, roofline,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +259,8 @@ def estimate(
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
-    found = [plans_of(item, target, count) for target in targets]
-    return {spec.id: [Estimate.of(plan) for plan in plans] for spec, plans in found}
+    found = estimated(item, targets, count)
+    return {one.spec.id: [Estimate.of(plan, one.roofline) for plan in one.plans] for one in found}
 
 
 def targets() -> tuple[HardwareSpec, ...]:

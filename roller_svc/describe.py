@@ -9,7 +9,7 @@ from typing import Any
 
 from roller_svc import toolchain
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, Sensitivity, TraceStep
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, Roof, Sensitivity, TraceStep
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
 from roller_svc.ir.printer import text
@@ -43,6 +43,14 @@ def estimate_json(estimate: Estimate) -> Json:
 def sensitivity_json(found: Iterable[Sensitivity]) -> list[Json]:
     """What a tenth more of each resource saves, as shares of the estimated seconds."""
     return [{"resource": one.resource, "saved": one.saved} for one in found]
+
+
+def roofline_json(roofs: Iterable[Roof]) -> list[Json]:
+    """The least seconds that a program leaves to each level, with the bytes that it moves there or its operations."""
+    return [
+        {"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount}
+        for r in roofs
+    ]
 
 
 def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc import hardware
 from roller_svc.ask import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
 from roller_svc.construct.partition import partition
+from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
-from roller_svc.describe import Json, error_json, plan_json, sensitivity_json
+from roller_svc.describe import Json, error_json, plan_json, roofline_json, sensitivity_json
 from roller_svc.errors import RollerError
 from roller_svc.front import parse
+from roller_svc.ir.canonical import digest
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.lang.input_types import tensor_types
-from roller_svc.pipeline import estimate_program
+from roller_svc.memo import Memo
+from roller_svc.pipeline import Estimated, estimate_program
+
+PROGRAMS_MOST = 2048  # that a memo keeps parsed, at some 20 KB each
+OUTCOMES_MOST = 16_384  # that it keeps, of one program on one device each, at some 3 KB
+
+TextKey = tuple[str, tuple[tuple[str, TensorType], ...], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +38,167 @@ class Item:
     allow_tf32: object = False
 
 
+@dataclass(frozen=True, slots=True)
+class OutcomeKey:
+    """All that an outcome follows from, by content."""
+
+    program: str
+    spec: str
+    top_k: int
+    demands: Demands
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A program with the digest of its content."""
+
+    noun: TensorProgram
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One outcome that is wanted."""
+
+    key: OutcomeKey
+    program: TensorProgram
+    spec: HardwareSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One program to estimate on several devices."""
+
+    program: TensorProgram
+    specs: tuple[HardwareSpec, ...]
+    top_k: int
+    demands: Demands
+
+
+def outcomes(works: Sequence[Work]) -> list[list[Json]]:
+    """Of each program, for each of its devices: roofline and candidates, or the error."""
+    return [list(_outcomes(work)) for work in works]
+
+
+def _outcomes(work: Work) -> Iterator[Json]:
+    shared = Shared(work.program)
+    for spec in work.specs:
+        try:
+            yield estimated_json(estimate_program(shared, spec, work.top_k, work.demands))
+        except RollerError as error:
+            yield {"error": error_json(error)}
+
+
+class Estimates:
+    """Answers, remembered by what they follow from, and so the same whatever was asked before.
+
+    `compute` is how outcomes come about that are not known yet: here, or by several processes.
+    """
+
+    def __init__(self, compute: Callable[[Sequence[Work]], list[list[Json]]] = outcomes) -> None:
+        self._compute = compute
+        self._programs: Memo[TextKey, Named] = Memo(PROGRAMS_MOST)
+        self._specs: Memo[str, tuple[HardwareSpec, str]] = Memo(PROGRAMS_MOST)
+        self._outcomes: Memo[OutcomeKey, Json] = Memo(OUTCOMES_MOST)
+
+    def answers(self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
+        """In order of items, then targets. What is refused stands in its place as `error`."""
+        count = checked_top_k(top_k)
+        asked = [
+            (index, target, self._asked(item, target, count)) for index, item in enumerate(items) for target in targets
+        ]
+        known = self._known([one for _, _, one in asked if isinstance(one, _Asked)])
+        return [
+            {"item": index, "target": _name(target)} | (known[one.key] if isinstance(one, _Asked) else one)
+            for index, target, one in asked
+        ]
+
+    def _asked(self, item: Item, target: str | HardwareSpec, top_k: int) -> _Asked | Json:
+        try:
+            spec, of_spec = self._spec(target)
+            named = self._program(item)
+            return _Asked(OutcomeKey(named.digest, of_spec, top_k, _demands(item)), named.noun, spec)
+        except RollerError as error:
+            return {"error": error_json(error)}
+
+    def _known(self, asked: Sequence[_Asked]) -> dict[OutcomeKey, Json]:
+        """The outcome of each; what is not remembered is computed, all devices of one program together."""
+        known: dict[OutcomeKey, Json] = {}
+        missing: dict[tuple[str, Demands], dict[str, _Asked]] = {}
+        for one in asked:
+            key = one.key
+            if (outcome := self._outcomes.get(key)) is not None:
+                known[key] = outcome
+            else:
+                missing.setdefault((key.program, key.demands), {})[key.spec] = one
+        groups = [tuple(group.values()) for group in missing.values()]
+        works = [
+            Work(group[0].program, tuple(one.spec for one in group), group[0].key.top_k, group[0].key.demands)
+            for group in groups
+        ]
+        for group, found in zip(groups, self._compute(works), strict=True):
+            for one, outcome in zip(group, found, strict=True):
+                known[one.key] = outcome
+                self._outcomes.put(one.key, outcome)
+        return known
+
+    def _program(self, item: Item) -> Named:
+        key = _text_key(item)
+        if (known := self._programs.get(key)) is not None:
+            return known
+        program = _parsed(key)
+        self._programs.put(key, named := Named(program, digest(program)))
+        return named
+
+    def _spec(self, target: str | HardwareSpec) -> tuple[HardwareSpec, str]:
+        """An id always means the same figures while a process runs; a spec is what it says."""
+        if isinstance(target, HardwareSpec):
+            return target, digest(target)
+
+        if (known := self._specs.get(checked_target(target))) is not None:
+            return known
+        spec = hardware.load(target)
+        self._specs.put(target, found := (spec, digest(spec)))
+        return found
+
+
 def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
-    """In order of items, then targets. What is refused stands in its place as `error`."""
-    count = checked_top_k(top_k)
-    return [_answer(index, item, target, count) for index, item in enumerate(items) for target in targets]
+    """The answers, nothing being remembered."""
+    return Estimates().answers(items, targets, top_k)
 
 
-def plans_of(item: Item, target: str | HardwareSpec, top_k: int) -> tuple[HardwareSpec, tuple[Plan, ...]]:
-    """The device and the best plans for it, best first."""
-    spec = target if isinstance(target, HardwareSpec) else hardware.load(checked_target(target))
-    expression = checked_expression(item.expression)
-    outputs = checked_outputs(item.outputs)
-    demands = Demands(checked_flag("allow_tf32", item.allow_tf32))
-    return spec, estimate_program(expression, tensor_types(item.inputs), spec, outputs, top_k, demands)
+def estimated(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[Estimated]:
+    """The best plans for each device. What is wrong with the program or a device's name is an error here."""
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(checked_target(t)) for t in targets]
+    shared, demands = Shared(_parsed(_text_key(item))), _demands(item)
+    return [estimate_program(shared, spec, top_k, demands) for spec in specs]
 
 
 def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
-    outputs = checked_outputs(item.outputs)
-    program = parse(checked_expression(item.expression), dict(tensor_types(item.inputs)), outputs)
-    return sensitivity_json(sensitivities(plan, partition(program, spec), spec))
+    return sensitivity_json(sensitivities(plan, partition(_parsed(_text_key(item)), spec), spec))
 
 
-def candidates_json(index: int, spec: HardwareSpec, plans: Iterable[Plan]) -> Json:
-    """The answer for one item on one device."""
-    return {"item": index, "target": spec.id, "candidates": [plan_json(plan, spec) for plan in plans]}
+def estimated_json(found: Estimated) -> Json:
+    """The answer for one item on one device, less what names these."""
+    return {
+        "roofline": roofline_json(found.roofline),
+        "candidates": [plan_json(plan, found.spec) for plan in found.plans],
+    }
 
 
-def _answer(index: int, item: Item, target: str | HardwareSpec, top_k: int) -> Json:
-    try:
-        spec, plans = plans_of(item, target, top_k)
-    except RollerError as error:
-        name = target.id if isinstance(target, HardwareSpec) else target
-        return {"item": index, "target": name, "error": error_json(error)}
-    return candidates_json(index, spec, plans)
+def _text_key(item: Item) -> TextKey:
+    return checked_expression(item.expression), tensor_types(item.inputs), checked_outputs(item.outputs)
+
+
+def _parsed(key: TextKey) -> TensorProgram:
+    expression, inputs, outputs = key
+    return parse(expression, dict(inputs), outputs)
+
+
+def _demands(item: Item) -> Demands:
+    return Demands(checked_flag("allow_tf32", item.allow_tf32))
+
+
+def _name(target: str | HardwareSpec) -> str:
+    return target.id if isinstance(target, HardwareSpec) else target

@@ -14,21 +14,21 @@ from typing import Any, TypeVar
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
 from roller_svc.construct import rank_units
-from roller_svc.construct.partition import partition
+from roller_svc.construct.shared import Shared
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.demands import NO_DEMANDS, Demands
-from roller_svc.ir.estimate import Candidate, Construction
+from roller_svc.ir.estimate import Candidate, Construction, Roof
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
-from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, Plan, RuntimeChoice, Select
+from roller_svc.perf.roofline import together
 from roller_svc.selection import best_first, built_for_trial, first_built, measured, settled
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
-Inputs = tuple[tuple[str, TensorType], ...]
 
 # Plans beyond top_k that are built only where the ones before them fail to compile or spill registers.
 SPARE_PLANS = 3
@@ -73,30 +73,40 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     return report
 
 
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What the model says of a program on a device: its plans, best first, and the least that any plan could take."""
+
+    spec: HardwareSpec
+    plans: tuple[Plan, ...]
+    roofline: tuple[Roof, ...]
+
+
 def estimate_program(
-    expression: str, inputs: Inputs, spec: HardwareSpec, outputs: tuple[str, ...] | None = None, top_k: int = 1,
-    demands: Demands = NO_DEMANDS,
-) -> tuple[Plan, ...]:  # fmt: skip
-    """What the model says of the best plans, best first. Builds nothing, opens no device."""
-    return estimate_checked(parse(expression, dict(inputs), outputs), spec, top_k, demands)
-
-
-def estimate_checked(
-    program: TensorProgram, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
-) -> tuple[Plan, ...]:
-    """The same for a program that is parsed already."""
-    _, ranked, _ = ranked_groups(program, spec, top_k, demands)
-    return best_plans(ranked, top_k)
+    shared: Shared, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
+) -> Estimated:
+    """What the model says of the best plans. Builds nothing, opens no device."""
+    _, ranked, constructions = ranked_shared(shared, spec, top_k, demands)
+    return Estimated(spec, best_plans(ranked, top_k), together(tuple(c.roofline for c in constructions)))
 
 
 def ranked_groups(
     program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
 ) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
     """Kernel groups, for each its candidates best first, and how they were constructed."""
-    groups = partition(program, hw)
+    return ranked_shared(Shared(program), hw, top_k, demands)
+
+
+def ranked_shared(
+    shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
+    """The same, with what is known of the program from other devices."""
+    groups = shared.groups(hw)
     addressed = [g for g in groups if g.kind is GroupKind.CONTRACTION] or groups
     others = Demands(demands.allow_tf32)
-    found = [rank_units(group, hw, top_k, demands if group in addressed else others) for group in groups]
+    found = [
+        rank_units(group, hw, top_k, demands if group in addressed else others, shared.footprints) for group in groups
+    ]
     return groups, tuple(candidates for candidates, _ in found), tuple(construction for _, construction in found)
 
 

@@ -22,13 +22,13 @@ class Settings(BaseSettings):
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
-    workers: int = Field(2, ge=1, le=256, description="processes that build kernels for the service")
+    workers: int = Field(2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates")
     queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
     worker_memory_bytes: int = Field(16 << 30, ge=1 << 28, description="most that one of them may allocate")
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
-    items_most: int = Field(256, ge=1, le=10_000, description="items times targets of one estimate request")
+    items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
     server: str = Field("", description="service that the command line runs on; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="key the command line shows to that service")
 

@@ -142,5 +142,24 @@ class OperationAnswer(BaseModel):
     error: Problem | None = None
 
 
+class RoofAnswer(BaseModel):
+    """Every tensor once at the bandwidth of a memory level, or all operations at the rate of "compute"."""
+
+    level: str
+    seconds: float
+    bytes: int | None = None
+    operations: int | None = None
+
+
+class ItemEstimates(BaseModel):
+    """Of one item on one target: `roofline` and `candidates`, or `error`."""
+
+    item: int
+    target: str
+    roofline: list[RoofAnswer] | None = None
+    candidates: list[EstimateAnswer] | None = None
+    error: Problem | None = None
+
+
 class EstimatesAnswer(BaseModel):
-    estimates: list[dict[str, Any]]
+    estimates: list[ItemEstimates]

@@ -11,10 +11,11 @@ from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.client import error_of
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Item, candidates_json, plans_of, what_if_json
+from roller_svc.estimates import Item, estimated, estimated_json, what_if_json
 from roller_svc.wire import EstimateBody
 
 CHANGES = ("target", "resource", "saves")
+ROOFS = ("target", "level", "seconds", "operations", "bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def execute(options: argparse.Namespace) -> int:
         show.as_json({"estimates": answers})
     else:
         print(show.table(("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(answers)))
+        print(f"\nNo tiles go below\n{show.table(ROOFS, _roofs(answers))}")
         if options.what_if:
             print(f"\nA tenth more of a resource, the tiles left as they are\n{show.table(CHANGES, _changes(answers))}")
     return 0
@@ -48,11 +50,11 @@ def _computed(options: argparse.Namespace) -> list[dict[str, Any]]:
     item = Item(common.expression_of(options), common.inputs_of(options), options.output or None, options.allow_tf32)
     count = checked_top_k(options.top_k)
     specs = [hardware.load_yaml(common.text_file(name), name) for name in options.hardware]
-    found = [plans_of(item, target, count) for target in ([*options.target, *specs] or ["local"])]
-    answers = [candidates_json(0, spec, plans) for spec, plans in found]
+    found = estimated(item, [*options.target, *specs] or ["local"], count)
+    answers = [{"item": 0, "target": one.spec.id} | estimated_json(one) for one in found]
     if options.what_if:
-        for answer, (spec, plans) in zip(answers, found, strict=True):
-            answer["sensitivity"] = what_if_json(item, spec, plans[0])
+        for answer, one in zip(answers, found, strict=True):
+            answer["sensitivity"] = what_if_json(item, one.spec, one.plans[0])
     return answers
 
 
@@ -71,6 +73,15 @@ def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
         if problem := answer.get("error"):
             raise error_of(problem)
     return answers
+
+
+def _roofs(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    return [
+        (answer["target"], roof["level"], show.duration(roof["seconds"]), roof.get("operations", ""),
+         roof.get("bytes", ""))
+        for answer in answers
+        for roof in answer["roofline"]
+    ]  # fmt: skip
 
 
 def _changes(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:

@@ -45,12 +45,42 @@ class _Draft:
         return frozenset(s.output for s in self.statements)
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """All that partitioning asks of a device."""
+
+    is_cpu: bool
+    has_matrix_unit: bool
+    num_cores: int
+
+    @property
+    def alone(self) -> Traits:
+        """What it asks where there is one statement: nothing may join it."""
+        return Traits(self.is_cpu, has_matrix_unit=False, num_cores=1)
+
+
+def traits(hw: HardwareSpec) -> Traits:
+    return Traits(hw.family is Family.CPU, any(u.kind is UnitKind.MMA for u in hw.units), hw.num_cores)
+
+
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
-    wanted = {o.tensor for o in program.outputs}
+    return partition_of(program, computed(program, traits(hw)), traits(hw))
+
+
+def computed(program: TensorProgram, hw: Traits) -> tuple[TensorExpr, ...]:
+    """The statements that are computed as such, in the form that kernels of the family have them in."""
     statements = tuple(squeezed(s) for s in inlined(program))
-    if hw.family is Family.CPU:
-        statements = divided_rows(tuple(split_reduced(s) for s in statements), wanted)
+    if not hw.is_cpu:
+        return statements
+    return divided_rows(tuple(split_reduced(s) for s in statements), {o.tensor for o in program.outputs})
+
+
+def partition_of(
+    program: TensorProgram, statements: tuple[TensorExpr, ...], hw: Traits
+) -> tuple[KernelGroup, ...]:
+    """`partition` of a program that is `computed`."""
+    wanted = {o.tensor for o in program.outputs}
     drafts = _drafts(statements, hw)
     read_by = _readers(drafts)
     types = stored_types(program)
@@ -79,7 +109,7 @@ def stored_types(program: TensorProgram) -> dict[str, TensorType]:
     }
 
 
-def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft]:
+def _drafts(statements: tuple[TensorExpr, ...], hw: Traits) -> list[_Draft]:
     drafts: list[_Draft] = []
     pending = list(statements)
     done: set[str] = set()  # written by groups before the one that grows
@@ -101,11 +131,11 @@ def _drafts(statements: tuple[TensorExpr, ...], hw: HardwareSpec) -> list[_Draft
     return drafts
 
 
-def _contraction(statement: TensorExpr, hw: HardwareSpec) -> Contraction | None:
+def _contraction(statement: TensorExpr, hw: Traits) -> Contraction | None:
     """The reading of a statement that gets tiles of its own: on a GPU a thin product is rows to be streamed, unless its
     rows are windows."""
     found = as_contraction(statement)
-    if found is None or hw.family is Family.CPU:
+    if found is None or hw.is_cpu:
         return found
     thin = min(math.prod(a.extent for a in axes) for axes in (found.m, found.n)) < STREAMED_ROWS
     reduced, spatial = ({a.name for a in axes} for axes in (statement.reduced, statement.spatial))
@@ -124,7 +154,7 @@ def _readers(drafts: list[_Draft]) -> list[set[str]]:
     ]
 
 
-def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec, others: set[str]) -> _Draft | None:
+def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) -> _Draft | None:
     """The draft with the statement in it, where they can share one loop nest and it pays. `others`: what is read by
     statements still to come."""
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
@@ -149,24 +179,24 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: HardwareSpec, others: set[
     return joined
 
 
-def _shares_pass(draft: _Draft, hw: HardwareSpec) -> bool:
+def _shares_pass(draft: _Draft, hw: Traits) -> bool:
     """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
     last = draft.statements[-1]
     return cuts_evenly(last) and any(
-        joint.second is last and (hw.family is not Family.CPU or joint.kind is JointKind.PLACE)
+        joint.second is last and (not hw.is_cpu or joint.kind is JointKind.PLACE)
         for joint in joints(draft.statements)
     )
 
 
 def _with_row_reduction(
-    draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: HardwareSpec
+    draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: Traits
 ) -> _Draft | None:
     """A contraction's draft with a reduction over all of n: the epilogue of matrix units does it.
 
     Where something else reads the results too, they are stored anyway, and a nest that reads them once does it all.
     """
     types = (value_dtype(contraction.a), value_dtype(contraction.b))
-    on_matrix_unit = any(u.kind is UnitKind.MMA for u in hw.units) and all(t is None or t.bits <= NARROW for t in types)
+    on_matrix_unit = hw.has_matrix_unit and all(t is None or t.bits <= NARROW for t in types)
     if not on_matrix_unit or any(s.kind is StatementKind.REDUCE for s in draft.statements[1:]):
         return None
     names: dict[str, str] = {}
@@ -278,12 +308,12 @@ def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> 
 
 
 def _group(
-    draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: HardwareSpec
+    draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: Traits
 ) -> KernelGroup:
     locals_ = frozenset(draft.written - wanted)
     touched = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
     fused = fuse_axes(draft.statements, {t: types[t] for t in touched})
-    if hw.family is not Family.CPU:
+    if not hw.is_cpu:
         fused = flat_rows(fused)
     statements = fused.statements
     outer = statements[0].spatial

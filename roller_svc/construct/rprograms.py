@@ -28,17 +28,18 @@ from roller_svc.construct.split import may_split
 from roller_svc.construct.units import Units, units_for
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
-from roller_svc.ir.estimate import Candidate, Construction
+from roller_svc.ir.estimate import Candidate, Construction, Roof
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import operands
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.footprint import Tile
+from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.mma_contraction import LEAST_STAGES
 from roller_svc.perf.model import Model, Timed
 from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
+from roller_svc.perf.roofline import roofline
 from roller_svc.perf.window_tile import is_windowed
 
 LIMIT = 64
@@ -76,16 +77,21 @@ def rank(
 
 
 def rank_units(
-    group: KernelGroup, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
-) -> tuple[tuple[Candidate, ...], Construction]:
-    """`rank` over all units that may compute the group, their constructions put together."""
+    group: KernelGroup, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS,
+    footprints: Footprints | None = None,
+) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
+    """`rank` over all units that may compute the group, their constructions put together. `footprints`: what is known
+    of the program's spaces from other devices; grows."""
+    footprints = {} if footprints is None else footprints
     units = units_for(group, hw, demands)
     best: list[Timed] = []
     found: list[Construction] = []
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
+    roofs: list[tuple[Roof, ...]] = []
     for unit, view in itertools.product(units.taken, _views(group, hw)):
-        p = prepared(view, hw, unit)
+        p = prepared(view, hw, unit, footprints)
+        roofs.append(roofline(p))
         least_s = p.floor_s + hw.limits.launch_overhead_s
         if len(best) == top_k and best[-1].seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
@@ -102,7 +108,7 @@ def rank_units(
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
         raise unmet(group, demands.tiles, wanted)
-    return _candidates(best), _together(found, units.refusals)
+    return _candidates(best), _together(found, units.refusals, _lowest(roofs))
 
 
 def _fastest(count: int, timed: list[Timed]) -> list[Timed]:
@@ -135,13 +141,20 @@ def _with_another_unit(
     return NoCandidateError(failure.message, rejections=failure.rejections, hint=hint)
 
 
-def _together(found: list[Construction], refusals: tuple[str, ...]) -> Construction:
+def _lowest(rooflines: list[tuple[Roof, ...]]) -> tuple[Roof, ...]:
+    """Of several units the arithmetic of the fastest; what memory moves is the same for all."""
+    return min(rooflines, key=lambda roofs: roofs[0].seconds)
+
+
+def _together(
+    found: list[Construction], refusals: tuple[str, ...], roofline: tuple[Roof, ...]
+) -> Construction:
     rejections: Counter[str] = Counter()
     for construction in found:
         rejections.update(dict(construction.rejections))
     return Construction(
         tuple(p for c in found for p in c.programs), tuple(step for c in found for step in c.trace),
-        sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals,
+        sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals, roofline,
     )  # fmt: skip
 
 
@@ -149,10 +162,12 @@ def _limit(unit: ComputeUnit) -> int:
     return RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED
 
 
-def prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> Problem:
+def prepared(
+    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
+) -> Problem:
     """What construction and model know of a group on a unit before any tile is chosen."""
     is_staged = group.factors is not None and hw.family is not Family.CPU
-    p = problem(group.space, hw, unit, operands(group) if is_staged else None)
+    p = problem(group.space, hw, unit, operands(group) if is_staged else None, footprints)
     if hw.family is not Family.CPU:
         return p
     return replace(p, planes=plane_space(group), layout=layout_space(group, hw))

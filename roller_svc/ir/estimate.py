@@ -41,6 +41,21 @@ class Sensitivity:
     saved: float
 
 
+COMPUTE = "compute"  # the roof that is no memory level
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The least time that a program leaves to one level of a device, whatever its tiles: `amount` at full rate.
+
+    `amount` is bytes, each tensor once, of a memory level; operations of `COMPUTE`.
+    """
+
+    level: str
+    amount: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An rProgram with its estimate."""
@@ -64,10 +79,12 @@ class TraceStep:
 @dataclass(frozen=True, slots=True)
 class Construction:
     """All that construction found for one group on one device, unranked, and how it got there. `refusals` say which
-    matrix units cannot compute the group and why: 'unit: reason'."""
+    matrix units cannot compute the group and why: 'unit: reason'. `roofline`: arithmetic first, then the memory levels,
+    the outermost first."""
 
     programs: tuple[RProgram, ...]
     trace: tuple[TraceStep, ...]
     tiles_visited: int
     rejections: tuple[tuple[str, int], ...] = ()
     refusals: tuple[str, ...] = ()
+    roofline: tuple[Roof, ...] = ()

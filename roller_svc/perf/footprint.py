@@ -167,6 +167,9 @@ class SpaceFootprint:
         return touched, moved
 
 
+Footprints = dict[tuple[TileSpace, Lines], SpaceFootprint]  # known ones, with what they remember
+
+
 def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     """Prepare a space for searching on a device whose memory, and its cache, move so many bytes at once."""
     tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)

@@ -9,7 +9,7 @@ from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
-from roller_svc.perf.footprint import AccessFootprint, Lines, SpaceFootprint, Tile, footprint
+from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, footprint
 from roller_svc.perf.image_tile import ImageSpace, image_space
 from roller_svc.perf.layout_tile import LayoutSpace
 from roller_svc.perf.machine import Machine, machine
@@ -75,7 +75,9 @@ class Problem:
     rest: Operand  # epilogue reads and what is written; of a nest: everything
     outer_points: int
     inner_points: int
+    operations: int
     compulsory_bytes: int
+    found_in: str  # name of the level where a repeated run finds what it touches
     floor_s: float
     elem_bytes: int  # of a staged or computed value
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
@@ -102,10 +104,17 @@ class Problem:
 
 
 def problem(
-    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None
-) -> Problem:
-    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`."""
-    touched = footprint(space, _lines(hw))
+    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None,
+    footprints: Footprints | None = None,
+) -> Problem:  # fmt: skip
+    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`.
+    `footprints` are those of problems with the same program; grow."""
+    lines = _lines(hw)
+    touched = None if footprints is None else footprints.get((space, lines))
+    if touched is None:
+        touched = footprint(space, lines)
+        if footprints is not None:
+            footprints[space, lines] = touched
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     place = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
@@ -114,6 +123,7 @@ def problem(
     flops = 2 * outer * inner if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
     mach = machine(hw, unit)
+    found_in, bandwidth = _outer_level(mach, compulsory)
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Problem(
@@ -133,8 +143,10 @@ def problem(
         rest=_operand(by_operand[""], touched),
         outer_points=outer,
         inner_points=inner,
+        operations=flops,
         compulsory_bytes=compulsory,
-        floor_s=max(flops / unit.flops_per_s, compulsory / _outer_bandwidth(mach, compulsory)),
+        found_in=found_in,
+        floor_s=max(flops / unit.flops_per_s, compulsory / bandwidth),
         elem_bytes=space.compute_dtype.bytes,
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
@@ -151,13 +163,14 @@ def _lines(hw: HardwareSpec) -> Lines:
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
-def _outer_bandwidth(mach: Machine, compulsory_bytes: int) -> float:
-    """Bandwidth of the level a repeated run finds its data in: DRAM, or a CPU's last caches where they hold it all."""
+def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
+    """Name and bandwidth of the level a repeated run finds its data in: DRAM, or a CPU's last caches where they hold
+    it all."""
     if not mach.simt:
         for cache in reversed(mach.caches):
             if compulsory_bytes <= cache.total_bytes // 2:
-                return cache.bytes_per_s
-    return mach.dram.bandwidth_bytes_per_s
+                return cache.name, cache.bytes_per_s
+    return mach.dram.name, mach.dram.bandwidth_bytes_per_s
 
 
 def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from roller_svc.estimates import Estimates
 from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import build_artifact
+from roller_svc.farm.estimating import Estimating
 from roller_svc.farm.jobs import JobQueue
 from roller_svc.farm.lanes import ThreadLanes
 from roller_svc.farm.store import Artifact, Store
@@ -28,22 +30,30 @@ Builder = Callable[[BuildRequest], Artifact]
 Digest = Callable[[BuildRequest], str]
 
 
-def create_app(settings: Settings, builder: Builder | None = None, digest: Digest = action_digest) -> FastAPI:
-    """`builder` makes artifacts in place of worker processes; `digest` names what a request asks for."""
+def create_app(
+    settings: Settings, builder: Builder | None = None, digest: Digest = action_digest, *, ready: bool = False
+) -> FastAPI:
+    """`builder` makes artifacts in place of worker processes; `digest` names what a request asks for; `ready`: have the
+    processes for estimates before the first of them is asked for."""
     lanes = ThreadLanes(build_artifact, settings.build_timeout_s, settings.worker_memory_bytes)
     store = Store(Path(settings.store))
     queue = JobQueue(store, builder or lanes.call, digest, workers=settings.workers, length=settings.queue_length)
+    # beside the thread that asks: as many processes at work in all as there are for builds
+    estimating = Estimating(settings.workers - 1, settings.build_timeout_s)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         queue.resume()
+        if ready:
+            estimating.start()
         yield
         queue.close(lambda: lanes.close(at_once=True))
+        estimating.close()
         compute.shutdown(wait=True, cancel_futures=True)
 
     app = FastAPI(title="roller-svc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.roller = State(settings, store, queue, compute)
+    app.state.roller = State(settings, store, queue, compute, Estimates(estimating.outcomes))
     add_handlers(app)
     app.add_middleware(Guard, body_bytes_most=settings.body_bytes_most, keys=settings.accepted_keys)
     for module in (kernels, operations, estimates, hardware, health):
@@ -53,4 +63,4 @@ def create_app(settings: Settings, builder: Builder | None = None, digest: Diges
 
 def from_settings() -> FastAPI:
     """What a server loads by name: the application with this process's settings."""
-    return create_app(settings_in_use())
+    return create_app(settings_in_use(), ready=True)

@@ -9,6 +9,7 @@ from typing import cast
 
 from fastapi import Request
 
+from roller_svc.estimates import Estimates
 from roller_svc.farm.jobs import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.settings import Settings
@@ -22,6 +23,7 @@ class State:
     store: Store
     queue: JobQueue
     compute: ThreadPoolExecutor
+    estimates: Estimates
 
 
 def state_of(request: Request) -> State:

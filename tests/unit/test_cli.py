@@ -85,7 +85,9 @@ def test_estimate_says_what_would_change_it(capsys: pytest.CaptureFixture[str]) 
 def test_estimate_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "estimate", MATMUL, *INPUTS, "--target", "nvidia-h200-sxm", "--top-k", "2")
     assert ran.code == 0
-    assert ran.out.count("nvidia-h200-sxm") == 2
+    plans, _, roofs = ran.out.partition("No tiles go below")
+    assert plans.count("nvidia-h200-sxm") == 2
+    assert [line.split()[1] for line in roofs.splitlines()[2:]] == ["compute", "dram", "l2", "shared"]
 
 
 def test_compile_shows_and_saves(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

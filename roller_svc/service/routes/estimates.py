@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import json
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from roller_svc.ask import checked_top_k
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import estimates_json
+from roller_svc.estimates import Estimates, Item
 from roller_svc.service.convert import item_of
 from roller_svc.service.problems import recorded_problem
 from roller_svc.service.state import state_of
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["estimates"])
 
 
 @router.post("/estimates", response_model=EstimatesAnswer, responses={422: {"model": Problem}})
-async def estimates(body: EstimateBody, request: Request) -> dict[str, Any]:
+async def estimates(body: EstimateBody, request: Request) -> Response:
     """Every item on every target, in that order; one that is refused has `error` in place of `candidates`."""
     state = state_of(request)
     count = len(body.items) * len(body.targets)
@@ -30,8 +30,15 @@ async def estimates(body: EstimateBody, request: Request) -> dict[str, Any]:
     top_k = checked_top_k(body.top_k)
     items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
     loop = asyncio.get_running_loop()
-    answers = await loop.run_in_executor(state.compute, estimates_json, items, body.targets, top_k)
+    content = await loop.run_in_executor(state.compute, _content, state.estimates, items, body.targets, top_k)
+    return Response(content, media_type="application/json")
+
+
+def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int) -> bytes:
+    """The answer as it is sent; written out here, since that of a large batch would hold up other requests."""
+    answers = estimates.answers(items, targets, top_k)
     for answer in answers:
         if isinstance(error := answer.get("error"), dict):
             answer["error"] = recorded_problem(error, f"/items/{answer['item']}")
-    return {"estimates": answers}
+    body = json.dumps({"estimates": answers}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return body.encode()
