@@ -65,11 +65,12 @@ def check(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> None:
 
 def check_case(case: BenchCase, hw: HardwareSpec) -> None:
     try:
-        groups, ranked, _ = ranked_groups(case.program(), hw, 1)
+        groups, ranked, constructions = ranked_groups(case.program(), hw, 1)
     except NoCandidateError:
         return  # no tile fits the device: tests of construction judge that
-    for group, (candidate,) in zip(groups, ranked, strict=True):
+    for group, (candidate,), construction in zip(groups, ranked, constructions, strict=True):
         check(group, candidate, hw)
+        assert candidate.estimate.seconds > max(roof.seconds for roof in construction.roofline)
 
 
 @pytest.mark.parametrize("target", SPECS)

@@ -1,0 +1,146 @@
+"""Estimates remembered by content, rooflines beside them, and large batches shared with other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.describe import Json
+from roller_svc.errors import FarmError
+from roller_svc.estimates import Estimates, Item, Work, estimated, estimates_json, outcomes
+from roller_svc.farm.estimating import LARGE, Estimating
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.memo import Memo
+
+H200 = hardware.load("nvidia-h200-sxm")
+SIDE = {"A": ("float32", (512, 512)), "B": ("float32", (512, 512))}
+MATMUL = Item("C[m, n] +=! A[m, k] * B[k, n]", SIDE)
+TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
+
+
+class Counted:
+    """How many outcomes were computed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, works: Sequence[Work]) -> list[list[Json]]:
+        self.count += sum(len(work.specs) for work in works)
+        return outcomes(works)
+
+
+def faster(spec: HardwareSpec) -> HardwareSpec:
+    """The device with one figure changed, and the same id."""
+    dram = replace(spec.dram, bandwidth_bytes_per_s=spec.dram.bandwidth_bytes_per_s * 2)
+    return replace(spec, levels=(dram, *spec.levels[1:]))
+
+
+def test_two_texts_of_one_program_are_computed_once() -> None:
+    counted = Counted()
+    estimates = Estimates(counted)
+    spaced = Item("C[m,n]  +=!\n A[m,k]*B[k,n]  where k in 512", SIDE)
+    first = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1)
+    assert estimates.answers([spaced], ["nvidia-h200-sxm"], 1) == first
+    assert counted.count == 1
+    estimates.answers([spaced, MATMUL, MATMUL], [H200, "nvidia-h200-sxm"], 1)
+    assert counted.count == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "spec", "top_k"),
+    [
+        (MATMUL, faster(H200), 1),
+        (MATMUL, replace(H200, num_cores=H200.num_cores - 1), 1),
+        (MATMUL, H200, 2),
+        (replace(MATMUL, allow_tf32=True), H200, 1),
+        (replace(MATMUL, inputs=SIDE | {"B": ("float32", (512, 513))}), H200, 1),
+        (Item("D[m, n] +=! A[m, k] * B[k, n]", SIDE), H200, 1),
+    ],
+)
+def test_what_differs_in_one_figure_is_not_shared(item: Item, spec: HardwareSpec, top_k: int) -> None:
+    counted = Counted()
+    estimates = Estimates(counted)
+    estimates.answers([MATMUL], [H200], 1)
+    asked_after = estimates.answers([item], [spec], top_k)
+    assert counted.count == 2
+    assert asked_after == estimates_json([item], [spec], top_k)
+
+
+def test_refusals_stand_in_their_places_whatever_is_remembered() -> None:
+    wrong = Item("C[m, n] +=! A[m, k] * Q[k, n]", SIDE)
+    estimates = Estimates()
+    for _ in range(2):
+        found = estimates.answers([wrong, MATMUL], ["no-such-device", "nvidia-h200-sxm"], 1)
+        assert [(one["item"], one["target"]) for one in found] == [
+            (i, t) for i in (0, 1) for t in ("no-such-device", "nvidia-h200-sxm")
+        ]
+        codes = [one["error"]["code"] if isinstance(one.get("error"), dict) else None for one in found]
+        assert codes == ["unknown-hardware", "unknown-name", "unknown-hardware", None]
+
+
+def test_a_memo_forgets_what_was_used_longest_ago() -> None:
+    memo: Memo[str, int] = Memo(2)
+    memo.put("a", 1)
+    memo.put("b", 2)
+    assert memo.get("a") == 1
+    memo.put("c", 3)
+    assert (memo.get("a"), memo.get("b"), memo.get("c"), len(memo)) == (1, None, 3, 2)
+
+
+# rooflines --------------------------------------------------------------------------------------------------------
+def test_the_roofline_follows_from_the_problem_alone() -> None:
+    (found,) = estimated(MATMUL, ["nvidia-h200-sxm"], 3)
+    compute, dram, *inner = found.roofline
+    assert (compute.level, compute.amount) == ("compute", 2 * 512**3)
+    assert (dram.level, dram.amount) == ("dram", 3 * 512 * 512 * 4)
+    assert dram.seconds == dram.amount / H200.dram.bandwidth_bytes_per_s
+    assert [roof.level for roof in inner] == [lv.name for lv in H200.levels[1:] if lv.name != H200.tile_levels[1]]
+    assert all(plan.estimate.seconds > max(roof.seconds for roof in found.roofline) for plan in found.plans)
+
+
+def test_kernels_one_after_another_add_up() -> None:
+    chain = Item("T[m, n] +=! A[m, k] * B[k, n]\nC[m, n] +=! T[m, k] * B[k, n]", SIDE, ["C"])
+    (one,), (two,) = (estimated(item, ["nvidia-v100-sxm2"], 1) for item in (MATMUL, chain))
+    assert [roof.amount for roof in two.roofline] == [2 * roof.amount for roof in one.roofline]
+
+
+def test_what_a_cpu_keeps_in_its_caches_leaves_nothing_to_memory() -> None:
+    (small,) = estimated(Item("C[i] = A[i]", {"A": ("float32", (1024,))}), ["cpu-x86-avx2"], 1)
+    (large,) = estimated(Item("C[i] = A[i]", {"A": ("float32", (1 << 28,))}), ["cpu-x86-avx2"], 1)
+    assert [roof.amount > 0 for roof in small.roofline if roof.level == "dram"] == [False]
+    assert [roof.amount for roof in large.roofline if roof.level == "dram"] == [2 << 30]
+
+
+# processes --------------------------------------------------------------------------------------------------------
+@contextmanager
+def estimating(helpers: int) -> Iterator[Estimating]:
+    made = Estimating(helpers, timeout_s=60.0)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def batch() -> list[Item]:
+    return [
+        Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1000 + -(-LARGE // len(TARGETS)))
+    ]
+
+
+def test_processes_give_what_this_one_gives() -> None:
+    with estimating(1) as shared:
+        shared.start()
+        assert Estimates(shared.outcomes).answers(batch(), TARGETS, 1) == estimates_json(batch(), TARGETS, 1)
+
+
+def test_what_a_lost_process_had_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: object) -> object:
+        raise FarmError("the worker process died", code="worker-lost")
+
+    with estimating(1) as shared:
+        monkeypatch.setattr(shared._lanes, "call", lost)
+        assert Estimates(shared.outcomes).answers(batch(), TARGETS, 1) == estimates_json(batch(), TARGETS, 1)
