@@ -22,7 +22,9 @@ class Settings(BaseSettings):
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
-    workers: int = Field(2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates")
+    workers: int = Field(
+        2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates"
+    )
     queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
     worker_memory_bytes: int = Field(16 << 30, ge=1 << 28, description="most that one of them may allocate")
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")

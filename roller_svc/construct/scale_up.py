@@ -120,12 +120,13 @@ class _Search:
 
     def _growths(self, tile: Tile, look: Look) -> list[tuple[float, int, int, Tile]]:
         """(reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
-        found = []
+        found, looks = [], self.looks
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
             if extent is not None:
                 larger = (*tile[:axis], extent, *tile[axis + 1 :])
-                found.append((reuse_score(look, self._look(larger)), place, axis, larger))
+                grown = looks.get(larger) or self._look(larger)
+                found.append((reuse_score(look, grown), place, axis, larger))
         if len(found) > 1:
             found.sort(key=_best_first)
         return found

@@ -10,7 +10,6 @@ from roller_svc.construct.align import counts, powers
 from roller_svc.construct.nest_rules import NestRules
 from roller_svc.construct.rules import Base, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look
-from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
@@ -105,7 +104,7 @@ class SimtWindow(NestRules):
 
     def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
         footprint_bytes, moved = self.problem.touched.measure(tile)
-        points = math.prod([tile[i] for i, a in enumerate(self.problem.space.axes) if a.kind is AxisKind.SPATIAL])
+        points = math.prod([tile[i] for i in self.problem.spatial])
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
     def _thread_look(self, thread: Tile, lanes: int) -> Look:

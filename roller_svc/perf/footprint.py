@@ -133,6 +133,7 @@ class SpaceFootprint:
     """Every tensor of a space, and the space's extents."""
 
     space: TileSpace
+    names: tuple[str, ...]  # of its axes
     extents: Tile
     accesses: tuple[AccessFootprint, ...]  # reads, then writes
     reads: tuple[AccessFootprint, ...]
@@ -141,10 +142,10 @@ class SpaceFootprint:
     def tile(self, rtile: RTile) -> Tile:
         """An rTile as a tuple in the order of the space's axes."""
         values = rtile.as_dict()
-        return tuple([values[a.name] for a in self.space.axes])
+        return tuple([values[name] for name in self.names])
 
     def rtile(self, tile: Tile) -> RTile:
-        return RTile(tuple(zip([a.name for a in self.space.axes], tile, strict=True)))
+        return RTile(tuple(zip(self.names, tile, strict=True)))
 
     def bytes(self, tile: Tile) -> int:
         """ROLLER's footprint: bytes of all tensors that a tile touches."""
@@ -176,7 +177,9 @@ def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     compiled = [_compile(access, tables, lines) for access in space.accesses]
     reads = tuple(c for c in compiled if not c.access.is_output)
     writes = tuple(c for c in compiled if c.access.is_output)
-    return SpaceFootprint(space, tuple(t.extent for t in tables), reads + writes, reads, writes)
+    return SpaceFootprint(
+        space, tuple(a.name for a in space.axes), tuple(t.extent for t in tables), reads + writes, reads, writes
+    )
 
 
 def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -> AccessFootprint:

@@ -137,10 +137,9 @@ def _launch(p: Problem, program: RProgram) -> Launch:
     touched = p.touched
     block, thread = touched.tile(program.block), touched.tile(program.thread)
     grid, threads = program.split_k, program.lanes
-    for extent, b, t, axis in zip(touched.extents, block, thread, p.space.axes, strict=True):
-        if axis.kind.value == "spatial":
-            grid *= -(-extent // b)
-            threads *= b // t
+    for i in p.spatial:
+        grid *= -(-touched.extents[i] // block[i])
+        threads *= block[i] // thread[i]
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     if program.stream_k:
         # of each block at most the first and the last tile are shared with others
