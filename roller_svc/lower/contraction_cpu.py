@@ -2,13 +2,14 @@
 
 A task owns a tile of C. For every step along k it packs B into panels of NR columns; then A, in blocks of rows that
 L2 has room for, into panels of MR rows, unless A is read where it lies; and runs the micro-kernel over all pairs of
-panels. Sums that are the output grow in the output; others stay in a tile of their own, in the accumulator's type,
-until the last step.
+panels. Where few panels of A meet a B that is near, the first of them packs each panel of B: the micro-kernel stores
+the vectors that it has read, so that B arrives beside multiply-adds. Sums that are the output grow in the output;
+others stay in a tile of their own, in the accumulator's type, until the last step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.build import add, ceil_div, div, equal, least, mul, num, ref, sub
 from roller_svc.ir.expr import AxisRef, Expr, Load, substitute
@@ -33,16 +34,24 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
-from roller_svc.perf.cpu_tile import CpuOperand, Lie, cpu_operands, few_columns, reads_a_straight, rows_at_once
+from roller_svc.perf.cpu_tile import (
+    CpuOperand,
+    Lie,
+    cpu_operands,
+    few_columns,
+    packs_beside,
+    reads_a_straight,
+    rows_at_once,
+)
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
 STEP, BLOCK = "k.step", "m.block"
+ROWS_AHEAD = 8  # of B, fetched while one is multiplied: between 4 and 16 nothing changes
 
 
 def lower_contraction_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, each a blocked contraction."""
-    view, l2_bytes = View.of(group, program), hw.block_level.capacity_bytes
-    return (ScheduleTree(group.name, _Blocked(view, program, cpu_operands(group), l2_bytes).tasks()),)
+    return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, cpu_operands(group), hw).tasks()),)
 
 
 def _begun(panels: Panels, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -60,9 +69,13 @@ class _Blocked:
     view: View
     program: RProgram
     lies: tuple[CpuOperand, CpuOperand]
-    l2_bytes: int
+    hw: HardwareSpec
 
     # tile sizes -----------------------------------------------------------------------------------------------------
+    @property
+    def l2_bytes(self) -> int:
+        return self.hw.block_level.capacity_bytes
+
     @property
     def lanes(self) -> int:
         return self.program.unit.shape[-1]
@@ -85,7 +98,8 @@ class _Blocked:
     def columns(self) -> Panels:
         n = self.view.n
         size = self.program.thread[n.name]
-        return Panels(n, self.program.block[n.name] // size, size, _padded(n.extent % size, self.lanes))
+        fill = _padded(n.extent % size, self.lanes)
+        return Panels(n, self.program.block[n.name] // size, size, fill, self.packs_beside)
 
     @property
     def kc(self) -> int:
@@ -97,17 +111,29 @@ class _Blocked:
 
     @property
     def a_is_straight(self) -> bool:
-        a, nc = self.lies[0], self.columns.count * self.columns.size
+        a, nc = self.lies[0], self.program.block[self.view.n.name]
         if not a.plain or a.constant or a.lie is not Lie.ALONG_K:
             return False
-        tile = (self.program.thread[self.view.m.name], self.columns.size, self.kc)
+        tile = (self.program.thread[self.view.m.name], self.program.thread[self.view.n.name], self.kc)
         size = self.view.dtype.bytes
         return reads_a_straight(nc, tile, a.panel_stride * size, size, self.l2_bytes)
+
+    @property
+    def packs_beside(self) -> bool:
+        """Whether the first panel of A that meets a panel of B packs it; then all others meet it, one after another."""
+        b = self.lies[1]
+        if self.steps > 1 or b.constant or self._packing_of_b.along is None:
+            return False
+        rows = self.program.block[self.view.m.name]
+        panels = rows // self.program.thread[self.view.m.name]
+        return packs_beside(panels, rows * self.kc * self.view.dtype.bytes, b.tensor_bytes, self.hw)
 
     @property
     def along_rows(self) -> bool:
         """Whether one panel of A meets all panels of B, which L2 holds, before the next one does: then C is written
         along its rows."""
+        if self.packs_beside:
+            return False
         return few_columns(self.columns.count * self.columns.size, self.kc, self.view.dtype.bytes, self.l2_bytes)
 
     @property
@@ -141,7 +167,8 @@ class _Blocked:
 
     def _storages(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
-        rooms: list[tuple[str, tuple[int, ...]]] = [(PACKED_B, (columns.count, self.kc, columns.size))]
+        held = 1 if columns.one_room else columns.count
+        rooms: list[tuple[str, tuple[int, ...]]] = [(PACKED_B, (held, self.kc, columns.size))]
         if not self.a_is_straight:
             rooms.append((PACKED_A, (rows.count, self.kc + self._gap, rows.size)))
         if not self.in_place:
@@ -160,7 +187,11 @@ class _Blocked:
         return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
     def _packed_b(self) -> tuple[Node, ...]:
-        return self._packed(PACKED_B, self.view.factors.b, self.lies[1]).nodes(self.columns)
+        return () if self.packs_beside else self._packing_of_b.nodes(self.columns)
+
+    @property
+    def _packing_of_b(self) -> Packing:
+        return self._packed(PACKED_B, self.view.factors.b, self.lies[1])
 
     def _over_blocks(self) -> tuple[Node, ...]:
         """Block after block of A, packed and multiplied by all panels of B."""
@@ -183,11 +214,24 @@ class _Blocked:
         rows, columns = self.rows, self.columns
 
         def over_columns(height: int) -> tuple[Node, ...]:
-            return columns.cut(self._tile(height, columns.size), self._tile(height, columns.tail))
+            edge = self._tile(height, columns.tail)
+            if columns.tail and self.packs_beside and self._begins_with(height):
+                edge = (Branch(self._first, self._packing_of_b.edge(columns)), *edge)
+            return columns.cut(self._tile(height, columns.size), edge)
 
         nodes = rows.cut(over_columns(rows.size), over_columns(rows.tail))
         inner, outer = (columns, rows) if self.along_rows else (rows, columns)
         return (outer.loop((inner.loop(nodes),)),)
+
+    @property
+    def _first(self) -> Expr:
+        """Whether this is the task's first panel of A."""
+        return equal(add(ref(BLOCK), ref("m.panel")), num(0))
+
+    def _begins_with(self, height: int) -> bool:
+        """Whether a task's first panel may have so many rows."""
+        of_task, whole = self.blocks * self.rows.count, self.view.m.extent // self.rows.size
+        return whole > 0 if height == self.rows.size else whole % of_task == 0
 
     def _tile(self, height: int, width: int) -> tuple[Node, ...]:
         """height x width of C at (m.place, n.place)."""
@@ -196,16 +240,16 @@ class _Blocked:
             tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
             finish = (Routine("store", self._finish(height, width)),)
             if self.steps == 1:
-                return (*self._micro_kernel(height, width).nodes(tile), *finish)
-            nodes = self._micro_kernel(height, width).nodes(tile, Start(tile, fresh))
+                return (*self._sums(height, width, tile), *finish)
+            nodes = self._sums(height, width, tile, Start(tile, fresh))
             return (*nodes, Branch(equal(ref(STEP), num(self.steps - 1)), finish))
         if width % self.lanes == 0:
             tile = Tile(self.view.group.statements[0].output, self._output)
             ahead = self._output_ahead(height, width)
             start = Start(tile, fresh) if self.steps > 1 else None
-            return (*ahead, *self._micro_kernel(height, width).nodes(tile, start))
+            return (*ahead, *self._sums(height, width, tile, start))
         edge = Tile(EDGE_C, lambda row, column: (row, column))
-        return (*self._micro_kernel(height, width).nodes(edge), *self._edge_stored(height, width, fresh))
+        return (*self._sums(height, width, edge), *self._edge_stored(height, width, fresh))
 
     def _tile_panel(self) -> tuple[Expr, Expr]:
         if self.steps == 1:
@@ -235,12 +279,40 @@ class _Blocked:
 
         return stored(None) if self.steps == 1 else (Branch(fresh, stored(None), stored(Combine.SUM)),)
 
+    def _sums(self, height: int, width: int, tile: Tile, start: Start | None = None) -> tuple[Node, ...]:
+        """The micro-kernel, which packs what it reads where nobody has: panels at the edge are packed already."""
+        kernel = self._micro_kernel(height, width)
+        nodes = kernel.nodes(tile, start)
+        if not self.packs_beside or width < self.columns.size or not self._begins_with(height):
+            return nodes
+        packs = replace(kernel, b=self._element_of_b, kept=self._packed_element_of_b, beside=self._rows_ahead())
+        return (Branch(self._first, packs.nodes(tile, start), nodes),)
+
+    def _element_of_b(self, column: Expr) -> Load:
+        view = self.view
+        at = {
+            view.n.members[0].name: add(ref("n.place"), column),
+            view.k.members[0].name: add(ref(K_FIRST), ref(K_ROW)),
+        }
+        source = substitute(view.factors.b, at)
+        assert isinstance(source, Load)
+        return source
+
+    def _packed_element_of_b(self, column: Expr) -> Load:
+        return Load(PACKED_B, (self.columns.room, ref(K_ROW), column), self.view.dtype)
+
+    def _rows_ahead(self) -> tuple[Node, ...]:
+        """A later row of B: a core's own prefetchers do not follow pieces of rows that lie far apart."""
+        first, later = self._element_of_b(num(0)), ROWS_AHEAD * self.lies[1].k_stride
+        lines = range(0, self.columns.size, LINE_BYTES // self.view.dtype.bytes)
+        return tuple(Prefetch(first.tensor, first.index, later + column) for column in lines)
+
     def _micro_kernel(self, height: int, width: int) -> MicroKernel:
         dtype = self.view.dtype
         return MicroKernel(
             height, _padded(width, self.lanes), self.lanes, dtype, (Steps(K_ROW, self.kc, ref(K_COUNT)),),
             a=self._element_of_a,
-            b=lambda column: Load(PACKED_B, (ref("n.panel"), ref(K_ROW), column), dtype),
+            b=self._packed_element_of_b,
             beside=self._panel_ahead(),
         )  # fmt: skip
 
@@ -254,7 +326,7 @@ class _Blocked:
     def _panel_ahead(self) -> tuple[Node, ...]:
         """A piece of the next panel of B for each panel of A, so that it is near when its turn comes."""
         rows, columns = self.rows, self.columns
-        if columns.count == 1 or self.along_rows:
+        if columns.count == 1 or columns.one_room or self.along_rows:
             return ()
         pace = ceil_div(columns.size, rows.count)
         ahead = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(pace))

@@ -48,7 +48,7 @@ class MicroKernel:
 
     `a` gives one element of A, all lanes of a row share it; `b` one of B, neighbouring columns being neighbours in
     memory; both may use the variables of `steps`. `columns` is a multiple of `lanes`. `beside` goes on in each
-    innermost step: what is fetched ahead.
+    innermost step: what is fetched ahead. `kept`: where the row of B that a step has read is left for later tiles.
     """
 
     rows: int
@@ -59,6 +59,7 @@ class MicroKernel:
     a: Callable[[Expr], Expr]
     b: Callable[[Expr], Expr]
     beside: tuple[Node, ...] = ()
+    kept: Callable[[Expr], Load] | None = None
 
     def nodes(self, to: Tile, start: Start | None = None) -> tuple[Node, ...]:
         """Begin, walk k, store: the tile of sums is in `to` afterwards."""
@@ -77,12 +78,21 @@ class MicroKernel:
         loads = self._over_columns(Compute(ROW_B, (column,), self.b(column)))
         product = Op(OpKind.MUL, (self.a(ref(ROW)), Load(ROW_B, (column,), self.dtype)), self.dtype)
         sums = self._over_tile(Compute(ACC, (ref(ROW), column), product, Combine.SUM))
-        room = Storage(ROW_B, self.dtype, (self.columns,), Scope.REGISTER, (loads, sums), pinned=self._pins())
+        nodes = (loads, *self._left(column), sums)
+        room = Storage(ROW_B, self.dtype, (self.columns,), Scope.REGISTER, nodes, pinned=self._pins())
         return (*self.beside, room)
+
+    def _left(self, column: Expr) -> tuple[Node, ...]:
+        if self.kept is None:
+            return ()
+        place = self.kept(column)
+        return (self._over_columns(Compute(place.tensor, place.index, Load(ROW_B, (column,), self.dtype))),)
 
     def _pins(self) -> bool:
         """gcc folds loads of B back into multiply-adds, once a row, where registers seem scarce: 70 instead of 93 %."""
         vectors = self.columns // self.lanes
+        if self.kept is not None:
+            return True
         return self.rows > 1 and self.rows * vectors + vectors + 1 <= SCARCE_REGISTERS
 
     def _begin(self, start: Start | None) -> Node:

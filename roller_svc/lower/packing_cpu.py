@@ -31,12 +31,14 @@ class Panels:
     """A task's panels along m or n: at most `count` of `size` neighbours, `{role}.panels` of them from `{role}.first`.
 
     `fill`: columns that stand in a packed panel at the edge, the rest being 0; of rows only those that exist.
+    `one_room`: each is packed where the one before it was.
     """
 
     axis: TileAxis
     count: int
     size: int
     fill: int
+    one_room: bool = False
 
     @property
     def role(self) -> str:
@@ -45,6 +47,11 @@ class Panels:
     @property
     def panel(self) -> Expr:
         return ref(f"{self.role}.panel")
+
+    @property
+    def room(self) -> Expr:
+        """Which packed panel it is."""
+        return num(0) if self.one_room else self.panel
 
     @property
     def place(self) -> Expr:
@@ -92,6 +99,16 @@ class Packing:
             case Lie.APART:
                 return (panels.loop(self._looked_up(panels)),)
 
+    @property
+    def along(self) -> Load | None:
+        """What a micro-kernel may read where it lies, vectors along a panel; None where there is something to do."""
+        plain = self.operand.plain and self.operand.lie is Lie.ALONG_PANEL
+        return self.factor if plain and isinstance(self.factor, Load) else None
+
+    def edge(self, panels: Panels) -> tuple[Node, ...]:
+        """The panel that is cut at the end of the axis, alone, where it lies along memory's rows."""
+        return (self._rows(self._row(panels, _coordinates(panels), panels.tail)),)
+
     def _side_by_side(self, panels: Panels) -> tuple[Node, ...]:
         along = {panels.axis.members[0].name: add(panels.place, ref(LANE))}
         if not panels.tail:
@@ -116,7 +133,7 @@ class Packing:
     def _row(self, panels: Panels, at: dict[str, Expr], count: int) -> tuple[Node, ...]:
         """packed[panel][k][lane] = factor there; beyond the edge of the axis 0, which adds nothing."""
         value = substitute(Cast(self.factor, self.dtype, implicit=True), at)
-        row = Compute(self.packed, (panels.panel, ref(K_ROW), ref(LANE)), value)
+        row = Compute(self.packed, (panels.room, ref(K_ROW), ref(LANE)), value)
         copied = without_guards_inside(Loop(LANE, count, LoopKind.VECTOR, (row,)))
         return (*self._rows_ahead(panels, at, count), copied, *self._filled(panels, count))
 
@@ -136,7 +153,7 @@ class Packing:
         if count >= panels.fill:
             return ()
         zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
-        place = (panels.panel, ref(K_ROW), add(num(count), ref(LANE)))
+        place = (panels.room, ref(K_ROW), add(num(count), ref(LANE)))
         return (Loop(LANE, panels.fill - count, LoopKind.VECTOR, (Compute(self.packed, place, zero),)),)
 
     def _across(self, panels: Panels, count: int) -> tuple[Node, ...]:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_tile import L1_WAYS, Lie, few_columns, reads_a_straight, rows_at_once, rows_in_a_set
+from roller_svc.perf.cpu_tile import (
+    L1_WAYS,
+    Lie,
+    few_columns,
+    packs_beside,
+    reads_a_straight,
+    rows_at_once,
+    rows_in_a_set,
+)
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
@@ -30,6 +38,7 @@ LOAD_COST, FREE_LOADS, L2_STREAM = 0.2, 0.45, 0.15
 CONFLICT = 1.6  # 14 rows 16 KiB apart took so much longer than 8
 TASK_CYCLES = 600.0  # taking a task and its addresses
 EDGE_CYCLES = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
+BESIDE = 0.3  # of packing that is left at least where it is done beside a sweep of multiply-adds
 HIDDEN = 0.5  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
 
 
@@ -91,11 +100,22 @@ def _kernel(p: Problem, s: _Sizes) -> float:
     cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
     block_of_b = s.columns * s.kc * p.elem_bytes
     at_once = rows_at_once(s.rows, s.mr, s.kc, p.elem_bytes, _l2_bytes(p))
-    if _along_rows(p, s):
+    if _packs_beside(p, s):
+        streamed, sweeps = s.rows * s.kc * p.elem_bytes, float(-(-s.columns // s.nr))
+    elif _along_rows(p, s):
         streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
     else:
         streamed, sweeps = block_of_b, float(-(-s.rows // at_once))
     return cycles + HIDDEN * s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
+
+
+def _packs_beside(p: Problem, s: _Sizes) -> bool:
+    """Whether the first panel of A that meets a panel of B packs it."""
+    plain = p.k is not None and _members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
+    if s.steps > 1 or not plain or p.b.constant or lie(p, p.b, p.n) is not Lie.ALONG_PANEL:
+        return False
+    panels = -(-s.rows // s.mr)
+    return packs_beside(panels, panels * s.mr * s.kc * p.elem_bytes, p.b.total_bytes, p.machine.hw)
 
 
 def _along_rows(p: Problem, s: _Sizes) -> bool:
@@ -128,7 +148,7 @@ def _update(p: Problem, s: _Sizes) -> float:
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
-        return vectors + (HIDDEN if _along_rows(p, s) else 1.0) * 2 * tile_bytes / all_of_it
+        return vectors + (HIDDEN if _along_rows(p, s) or _packs_beside(p, s) else 1.0) * 2 * tile_bytes / all_of_it
     return s.steps * (2 * vectors + HIDDEN * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
 
 
@@ -136,6 +156,8 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
     micro-kernel: a core's own prefetchers follow the rows."""
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
+    if _packs_beside(p, s):
+        b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), BESIDE * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
         return b + HIDDEN * _arrival_cycles(p, p.a, launch.block) * (CONFLICT if rows_collide(p, s.mr) else 1.0)
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)

@@ -11,6 +11,7 @@ from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.operand import Operand, operands
 from roller_svc.ir.program import TensorType
 
@@ -22,6 +23,10 @@ SET_PERIOD, L1_WAYS = 4096, 8
 FREE_WAYS = 4
 # Share of L2 that the packed rows of A may fill; the rest is for panels of B, C and the system.
 BLOCK_OF_L2 = 0.4
+# Panels of A up to which the first one that meets a panel of B packs it: 4 of them gained 30 to 50 %, 8 gained 9 to 22,
+# 12 gained 3 to 12, 16 nothing. All of B must be near: that was so up to an eighth of the last cache; at a quarter
+# nothing was gained, beyond it a fifth lost.
+BESIDE_PANELS, BESIDE_OF_LAST = 12, 0.25
 # Share that packed columns of B may fill to be met by one panel of A after the other: 540 KiB of 1 MiB was faster by an
 # eighth than panels of B that meet all of A one after the other, 750 KiB slower.
 COLUMNS_OF_L2 = 0.6
@@ -39,13 +44,14 @@ class Lie(Enum):
 class CpuOperand:
     """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
     `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones. `constant`: packed
-    once for all calls."""
+    once for all calls. `tensor_bytes`: of all of the tensor, of plain ones."""
 
     lie: Lie
     plain: bool
     panel_stride: int
     k_stride: int
     constant: bool = False
+    tensor_bytes: int = 0
 
 
 def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
@@ -70,10 +76,11 @@ def _cpu_operand(
     address = _address(source.index, types[source.tensor].shape)
     moved = 0 if address is None else address.coeff(axis.members[0].name)
     plain = address is not None and operand.guard is None and operand.stored is dtype and len(k.members) == 1
+    size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
     deeper = address.coeff(k.members[0].name) if plain and address is not None else 0
     if operand.along_k:
-        return CpuOperand(Lie.ALONG_K if deeper == 1 else Lie.APART, plain, moved, deeper)
-    return CpuOperand(Lie.ALONG_PANEL if moved == 1 else Lie.APART, plain, moved, deeper)
+        return CpuOperand(Lie.ALONG_K if deeper == 1 else Lie.APART, plain, moved, deeper, tensor_bytes=size)
+    return CpuOperand(Lie.ALONG_PANEL if moved == 1 else Lie.APART, plain, moved, deeper, tensor_bytes=size)
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
@@ -99,6 +106,18 @@ def rows_at_once(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) ->
 def few_columns(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> bool:
     """Whether L2 has room for a task's packed columns of B: then one panel of A after the other meets all of them."""
     return columns * kc * elem_bytes <= COLUMNS_OF_L2 * l2_bytes
+
+
+def packs_beside(panels: int, panels_bytes: int, b_bytes: int, hw: HardwareSpec) -> bool:
+    """Whether one panel of B after the other meets all panels of A, the first of them packing it: then B arrives beside
+    multiply-adds, and its panel is near until it has met the last row. For a task of so many `panels` of A, whose k are
+    all one step.
+
+    Pieces of B's rows come slower than whole rows, so that this gains where a sweep over a panel is short.
+    """
+    if panels_bytes > BLOCK_OF_L2 * hw.block_level.capacity_bytes:
+        return False
+    return panels <= BESIDE_PANELS and b_bytes <= BESIDE_OF_LAST * hw.levels[1].capacity_bytes
 
 
 def reads_a_straight(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_bytes: int, l2_bytes: int) -> bool:

@@ -90,6 +90,8 @@ def test_operands_lie_along_panels_or_across_them(a: str, b: str, then: str) -> 
         ((37, 45, 1024), (6, 16, 18, 48, 300)),  # A packed, for its rows are a page apart
         ((13, 8, 200), (13, 8, 13, 8, 64)),  # one vector
         ((9, 100, 31), (1, 32, 3, 64, 31)),  # one row at a time
+        ((37, 45, 67), (6, 16, 42, 48, 67)),  # B packed by A's first panel, both ragged
+        ((13, 40, 20), (6, 16, 12, 48, 20)),  # the same, the last task's first panel being one row
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -125,10 +127,37 @@ def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_pac
     assert (".a_packed" in {node.tensor for node in nodes if isinstance(node, Storage)}) is is_packed
 
 
+@pytest.mark.parametrize(
+    ("extents", "tiles", "b", "is_beside"),
+    [
+        ((72, 96, 60), (6, 16, 72, 96, 60), "[k, n]", True),
+        ((72, 96, 60), (6, 16, 72, 96, 60), "[n, k]", False),  # it must be turned
+        ((72, 96, 60), (6, 16, 72, 96, 30), "[k, n]", False),  # sums would come and go between steps
+        ((78, 96, 60), (6, 16, 78, 96, 60), "[k, n]", False),  # one panel of A too many
+        ((12, 20480, 1024), (6, 16, 12, 96, 1024), "[k, n]", False),  # more than the last cache keeps near
+        ((72, 96, 1024), (6, 16, 72, 96, 1024), "[k, n]", False),  # L2 does not hold the rows of A
+    ],
+)
+def test_the_first_panel_of_a_packs_a_b_that_is_near(
+    extents: tuple[int, int, int], tiles: Tiles, b: str, is_beside: bool
+) -> None:
+    """One panel then has room, and its rows are fetched ahead."""
+    (group,) = partition(program_of(extents, b=b), AVX2)
+    nodes = [*descend(lower(group, tiled(group, tiles), AVX2)[0].body)]
+    (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".b_packed")
+    ahead = {node.ahead for node in nodes if isinstance(node, Prefetch) and node.tensor == "B"}
+    assert packed.shape[0] == (1 if is_beside else tiles[3] // tiles[1])
+    assert ({8 * extents[1]} <= ahead) is is_beside
+
+
+def test_a_packed_panel_stands_behind_an_epilogue_too() -> None:
+    check(program_of((37, 45, 67), then=RELU), (6, 16, 42, 48, 67))
+
+
 def test_short_rows_are_asked_for_ahead() -> None:
     """Rows of A that are a task's 48 numbers long; rows of B fill a page and more."""
     (group,) = partition(program_of((96, 1040, 1024), "[k, m]", "[k, n]"), AVX2)
-    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 1040, 1024)), AVX2)[0].body)]
+    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 1040, 512)), AVX2)[0].body)]
     hints = [node for node in nodes if isinstance(node, Prefetch) and not node.for_write]
     assert {(hint.tensor, hint.ahead) for hint in hints if hint.tensor in dict(group.inputs)} == {("A", 11 * 96)}
     (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".a_packed")
