@@ -14,9 +14,9 @@ from roller_svc.perf.layout_tile import LayoutSpace, Turn
 from roller_svc.perf.problem import Problem
 
 TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
-ROOM_BYTES = 16 << 10  # of a tile between its two sides: half of L1, what it becomes takes the other half
+ROOM_BYTES = 20 << 10  # of a tile between its two sides: about half of L1, what it becomes takes the rest
 SHORT_ROWS_BYTES = (1024, 2048)  # of a tile of short rows, along the other side
-CUTS = (1, 2, 4, 8, 16, 32, 64)
+CUTS = (1, 4, 16, 64)  # few: candidates are to differ in their tiles
 MAX_BASES = 14
 
 
@@ -133,5 +133,5 @@ def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:
     """The rules of one group: a few tasks a core, none too small to be worth it."""
     cores = p.machine.cores
     worth = int(p.floor_s * cores / TASK_SECONDS)
-    most = 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
+    most = 1 if worth < 2 or cores == 1 else max(cores, min(TASKS_PER_CORE * cores, worth))
     return CpuLayout(p, layout, min(most, cores, p.outer_points), most)

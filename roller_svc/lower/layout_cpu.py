@@ -50,7 +50,9 @@ Point = dict[str, Expr]
 def lower_layout_cpu(
     group: KernelGroup, program: RProgram, layout: LayoutSpace, hw: HardwareSpec
 ) -> tuple[ScheduleTree, ...]:
-    """One tree: parallel tasks, the tiles of each, those that share lines of what is read one after the other."""
+    """One tree: parallel tasks, the tiles of each. Those that share lines of the results follow each other, where much
+    lies beyond a core's cache those that share lines of what is read: 331 x 331 x 3 reversed takes 7 % less time the
+    first way, 4096 x 4096 a third less the second (Skylake-SP)."""
     return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
 
 
@@ -78,7 +80,8 @@ class _Layout:
         column = self.columns[0]
         nodes = self._cut(self.row, lambda width: self._cut(column, lambda count: self._tile(width, count)))
         nodes = wrapped(self._rooms(), nodes)
-        nodes = self._steps(self.row, self._steps(column, nodes))
+        first, then = (self.row, column) if self._is_large else (column, self.row)
+        nodes = self._steps(first, self._steps(then, nodes))
         for axis in reversed(self.group.outer):
             if axis not in (self.row, *self.columns):
                 nodes = self._steps(axis, nodes)

@@ -15,15 +15,16 @@ ROOM_CYCLES = 3.0  # a vector into a room and out of it again
 OPERATION_CYCLES = 0.5  # one vector operation: two ports
 GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
 LINE_BYTES = 64
-# Seconds more, in parts of what a copy takes, and less of them each time that rows are twice as long as a line, down to
-# the last figure: of rows that are read where results stream past the caches, of rows that are written where they do
-# not. Measured on Skylake-SP, float32, 1024 x 1024 and 4096 x 4096, tiles of 16 x 16 to 256 x 64.
-STREAMED_MORE = (1.3, 0.18, 0.3)
-PLAIN_MORE = (0.7, 0.1, 0.3)
-READ_BY_TWICE = 0.02  # without streams, for each time that rows that are read are shorter than a KiB
+# Seconds more, in parts of what a copy takes. Measured on Skylake-SP, float32, one thread: 1000 x 1000, 1024 x 1024,
+# 3000 x 7000, 4096 x 4096, 8 x 64 x 3136, tiles of 16 x 16 to 256 x 64.
+PLAIN_MORE = 0.3
+BEST_WRITTEN_BYTES, WRITTEN_BY_TWICE = 256, 0.05  # rows of a tile that are written, each time twice as long or short
+READ_BY_TWICE = 0.05  # each time that rows that are read are twice as long as a line: tiles crowd the first cache
+STREAMED_MORE = 0.6  # where results stream past the caches
+STREAMED_BYTES, STREAMED_BY_TWICE = 128, 0.2  # each time that rows that stream are twice as long as this
 WRITTEN_BACK = 0.4  # beyond all caches a line that is written is read before
 ONE_OF_TWO = 0.65  # of all cores' memory bandwidth that one reaches
-MORE_ROWS = 0.08  # each time that twice as many rows are read together, from those that fill one line on
+SHARED_LINES = 0.5  # rows of results cut into tasks within a line: 331 x 331 x 3 reversed, two threads
 SKYLAKE_GAIN = 0.8  # of stores past the caches in maps, where these figures were measured
 IN_CACHE_STREAMED = 3.0  # to store past a cache that holds everything, as measured in L2
 
@@ -41,10 +42,10 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     compute += p.outer_points * GATHER_CYCLES * gathered
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
     waves = -(-launch.grid // mach.cores)
-    share = max(waves * mach.cores / launch.grid, 1.0) / mach.cores
+    share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
     cycles = (turned, compute, tiles * TILE_CYCLES, launch.grid * TASK_CYCLES)
     seconds = [mach.seconds(c * share) for c in cycles]
-    memory = _memory_s(p, layout, launch)
+    memory = _memory_s(p, layout, launch) * share * mach.cores
     return Costs(
         core_s=sum(seconds) + memory,
         core_stage=None,
@@ -73,22 +74,20 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
     written = min(launch.thread[layout.row], p.extents[layout.row]) * size
+    more = 0.0 if whole else READ_BY_TWICE * math.log2(max(1.0, run / LINE_BYTES))
     if launch.streamed:
-        more = 0.0 if whole else _more(STREAMED_MORE, run)
+        more += STREAMED_MORE + STREAMED_BY_TWICE * math.log2(max(1.0, written / STREAMED_BYTES))
         # lines that are written in parts go to memory in parts
         more += (1 / mach.dram.streamed_write_gain - 1 / SKYLAKE_GAIN) / 2  # half of what moves is written
         more += IN_CACHE_STREAMED if in_cache else (p.extents[layout.row] * size % LINE_BYTES > 0) * 1.0
-        more += MORE_ROWS * math.log2(max(1.0, written / LINE_BYTES))
     else:
-        more = _more(PLAIN_MORE, written) + (0.0 if whole else READ_BY_TWICE * max(0.0, math.log2(1024 / run)))
+        more += PLAIN_MORE + WRITTEN_BY_TWICE * abs(math.log2(written / BEST_WRITTEN_BYTES))
         more += WRITTEN_BACK if bandwidth == mach.dram.bandwidth_bytes_per_s else 0.0
+    row = layout.row
+    if launch.block[row] < p.extents[row] and p.extents[row] * size % LINE_BYTES:
+        more += SHARED_LINES
     alone = mach.cores / launch.grid
     return total / bandwidth * (1 + more) * max(1.0, ONE_OF_TWO * alone)
-
-
-def _more(figures: tuple[float, float, float], run_bytes: int) -> float:
-    most, less, least = figures
-    return max(least, most - less * math.log2(max(1.0, run_bytes / LINE_BYTES)))
 
 
 def _bandwidth(mach: Machine, total_bytes: int) -> tuple[float, bool]:
