@@ -55,6 +55,7 @@ def _field_types(cls: type) -> Mapping[str, Any]:
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
+@cache
 def _members(declared: Any) -> tuple[Any, ...] | None:
     """The alternatives of a union; None where the type is not one."""
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -62,8 +63,15 @@ def _members(declared: Any) -> tuple[Any, ...] | None:
     return None
 
 
+@cache
 def _is_noun(declared: Any) -> bool:
     return isinstance(declared, type) and is_dataclass(declared)
+
+
+@cache
+def _generic(declared: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type that is parametrised, None where it is not, and its parameters."""
+    return typing.get_origin(declared), typing.get_args(declared)
 
 
 def _encode(value: Any, declared: Any) -> Any:
@@ -72,7 +80,7 @@ def _encode(value: Any, declared: Any) -> Any:
         if is_dataclass(value) and sum(map(_is_noun, members)) > 1:
             return {"node": type(value).__name__} | _encode(value, type(value))
         return None if value is None else _encode(value, _member_of(value, members))
-    origin, args = typing.get_origin(declared), typing.get_args(declared)
+    origin, args = _generic(declared)
     if origin is tuple:
         kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
         return [_encode(item, kind) for item, kind in zip(value, kinds, strict=True)]
@@ -103,7 +111,7 @@ def _encode_leaf(value: Any, declared: Any) -> Any:
 def _member_of(value: object, members: tuple[Any, ...]) -> Any:
     """Which alternative of a union a value is."""
     for member in members:
-        kind = typing.get_origin(member) or member
+        kind = _generic(member)[0] or member
         if isinstance(kind, type) and type(value) is kind:
             return member
     for member in members:
