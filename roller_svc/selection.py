@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
+from bisect import bisect
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
+from threading import Lock
 
 from roller_svc.backends import Backend, Call
 from roller_svc.errors import BuildError
@@ -24,8 +28,14 @@ FINALISTS = 3
 CLOSE = 1.1
 ROUNDS = 3
 ROUND_S = 0.02
+ROUNDS_S = 0.3  # no other round begins once the finalists have had so long: calls of many milliseconds need fewer
+# Of a large array so many random values, repeated: a prime, so that no two rows of a tensor are alike. Drawing takes
+# five times as long as reading them from memory would.
+DISTINCT_VALUES = 1_048_573
 # Of what a plan with register tiles of its own costs to compile: a plan that shares them with one before it.
 SHARING = 0.3
+# Of the compiler's time for a text: that of printing it, which texts take one after the other.
+PRINTING = 0.2
 
 
 def built(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> Attempt:
@@ -58,12 +68,13 @@ def built_for_trial(
     Kernels of one C text share their micro-kernels and the compiler's start: the tenth costs little more than none.
     """
     cores = len(os.sched_getaffinity(0))
+    printing = Lock()
     lots = texts_of(plans, cores) if hw.family is Family.CPU else tuple((plan,) for plan in plans)
 
     def build(lot: tuple[Plan, ...]) -> tuple[Attempt, ...]:
-        if len(lot) == 1:
-            return (built(lot[0], program, groups, hw),)
-        return _built_in_one_text(lot, program, groups, hw)
+        with printing:  # one thread of Python runs at a time: the first text shall not wait for the last
+            sources = generate_together(lot, program, groups, hw)
+        return _built_from_one_text(lot, sources) or tuple(built(plan, program, groups, hw) for plan in lot)
 
     with ThreadPoolExecutor(max_workers=cores) as pool:
         found = {id(attempt.plan): attempt for attempts in pool.map(build, lots) for attempt in attempts}
@@ -71,30 +82,31 @@ def built_for_trial(
 
 
 def texts_of(plans: tuple[Plan, ...], most: int) -> tuple[tuple[Plan, ...], ...]:
-    """The plans in at most so many lots that take about equally long to compile, those that share register tiles side
-    by side."""
+    """The plans in at most so many lots, those that share register tiles side by side. Lots are printed in turn, and
+    compiled side by side: earlier ones are larger, so that all end at about the same time."""
     alike: dict[tuple[RTile, ...], list[Plan]] = {}
     for plan in plans:
         alike.setdefault(tuple(choice.program.thread for choice in plan.choices), []).append(plan)
     costs = [(plan, SHARING if i else 1.0) for same in alike.values() for i, plan in enumerate(same)]
-    share = sum(cost for _, cost in costs) / most
+    total = sum(cost for _, cost in costs)
+    weights = [(1 + PRINTING) ** -i for i in range(most)]
+    ends = [total * end / sum(weights) for end in accumulate(weights)]
     lots: list[list[Plan]] = [[] for _ in range(most)]
     done = 0.0
     for plan, cost in costs:
-        lots[min(most - 1, int((done + cost / 2) / share))].append(plan)
+        lots[min(most - 1, bisect(ends, done + cost / 2))].append(plan)
         done += cost
     return tuple(tuple(lot) for lot in lots if lot)
 
 
-def _built_in_one_text(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
-) -> tuple[Attempt, ...]:
-    """The plans from one run of the compiler; where that fails, each from its own, so that one cannot spoil all."""
-    sources = generate_together(plans, program, groups, hw)
+def _built_from_one_text(plans: tuple[Plan, ...], sources: tuple[KernelSource, ...]) -> tuple[Attempt, ...]:
+    """The plans from one run of the compiler; none where that fails, so that one cannot spoil all."""
+    if len(plans) == 1:
+        return (_compiled(plans[0], sources[0]),)
     try:
         first = compile_source(sources[0])
     except BuildError:
-        return tuple(built(plan, program, groups, hw) for plan in plans)
+        return ()
     return tuple(
         Attempt(plan, source, replace(first, source=source), None, None)
         for plan, source in zip(plans, sources, strict=True)
@@ -119,7 +131,7 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
     The best time so far cuts the slower ones short. The finalists take turns: what disturbs the machine for a while
     then disturbs all of them.
     """
-    arrays = backend.place(random_inputs(program, seed=0))
+    arrays = backend.place(random_inputs(program, seed=0, distinct=DISTINCT_VALUES))
     results = None
     calls: dict[int, Call] = {}
     times: dict[int, Measurement] = {}
@@ -130,14 +142,15 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
         best_s = min((t.min_s for t in times.values()), default=None)
         try:
             call = backend.load(attempt.compiled).bound(arrays, results)
+            if results is None:
+                call()  # the results' memory is fresh, which only the first candidate would pay for
+                results = call.finish()
             times[i] = measure(call, LOOK_S, best_s=best_s)
-            results = results or call.finish()
         except BuildError as failure:
             failures[i] = failure
             continue
         calls[i] = call
-    for i in _finalists(times) * ROUNDS:
-        times[i] = _joined(times[i], measure(calls[i], ROUND_S))
+    _take_turns(_finalists(times), calls, times)
     return tuple(
         replace(attempt, measurement=times.get(i), error=attempt.error or failures.get(i))
         for i, attempt in enumerate(attempts)
@@ -149,6 +162,16 @@ def _finalists(times: dict[int, Measurement]) -> list[int]:
     ordered = sorted(times, key=lambda i: times[i].min_s)[:FINALISTS]
     close = [i for i in ordered if times[i].min_s <= CLOSE * times[ordered[0]].min_s]
     return close if len(close) > 1 else []
+
+
+def _take_turns(finalists: list[int], calls: dict[int, Call], times: dict[int, Measurement]) -> None:
+    """Measures each in every round and joins that to its times."""
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        for i in finalists:
+            times[i] = _joined(times[i], measure(calls[i], ROUND_S))
+        if time.perf_counter() - start > ROUNDS_S:
+            break
 
 
 def _joined(a: Measurement, b: Measurement) -> Measurement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
@@ -18,11 +19,21 @@ from roller_svc.codegen.turns import as_bits, turn_name
 from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
 from roller_svc.codegen.vector_helpers import SCALAR_BYTES
-from roller_svc.codegen.vector_loops import pieces, widest_bytes, with_lanes
+from roller_svc.codegen.vector_loops import (
+    MOST_VECTORS,
+    in_turns,
+    pieces,
+    stored_below,
+    tensors_of,
+    tensors_read,
+    vector_loops,
+    widest_bytes,
+    with_lanes,
+)
 from roller_svc.codegen.vector_places import NotVectorError
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, walk
+from roller_svc.ir.expr import Const, Expr
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
@@ -41,6 +52,9 @@ from roller_svc.ir.schedule import (
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
+INDEX = "long"
+# Of the last routines that were printed: a few programs' with their candidates.
+ROUTINES_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,15 @@ class Above:
 
     checks: int
     routines: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A routine's parameters and body, and the helpers and library functions that they call."""
+
+    text: str
+    helpers: tuple[str, ...]
+    library: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -137,16 +160,19 @@ class CWalk(Walk):
         if (row := with_lanes(loop)) is not None:
             self.storage(row)
             return
+        if (parts := self._parts(loop)) is not None:
+            self.nodes(parts)
+            return
         lines = self._as_vectors(loop)
         if lines is not None:
             for text in lines:
                 self.line(text)
             return
-        for name in _stored_below(loop):
+        for name in stored_below(loop):
             if name in self.registers:
                 raise StaysArrayError(name)
         for node in descend(loop.body):
-            for name in _reads(node):
+            for name in tensors_read(node):
                 if name in self.registers:
                     raise StaysArrayError(name)
         with self.bound(loop):
@@ -156,6 +182,18 @@ class CWalk(Walk):
                     self.nodes(loop.body)
             else:
                 self.nodes(loop.body)
+
+    def _parts(self, loop: Loop) -> tuple[Loop, ...] | None:
+        """A row of many vectors as a loop over some of them at a time; None for others, and for what is no vectors."""
+        if loop.extent <= MOST_VECTORS or any(tensors_of(node) & self.registers.keys() for node in loop.body):
+            return None
+        _, lanes = self._vector_lanes(loop)
+        if loop.extent <= MOST_VECTORS * lanes:
+            return None
+        parts = in_turns(loop, lanes)
+        with self.bound(parts[0]):
+            inner = parts[0].body[0]
+            return parts if isinstance(inner, Loop) and self._as_vectors(inner) is not None else None
 
     def _as_vectors(self, loop: Loop) -> list[str] | None:
         """The loop as vector statements; None where some part has no vector form."""
@@ -193,14 +231,14 @@ class CWalk(Walk):
         for node in loop.body:
             if isinstance(node, Compute):
                 widest = max(widest, widest_bytes(node, loop.var, self.scalar.places[node.tensor].dtype))
-                used = [self.registers[t] for t in (node.tensor, *_reads(node)) if t in self.registers]
+                used = [self.registers[t] for t in (node.tensor, *tensors_read(node)) if t in self.registers]
                 lanes = min([lanes, *used])
         return widest, min(lanes, self.setting.vector_bytes // widest)
 
     def _may_repeat(self, computes: list[Compute]) -> bool:
         """Whether an iteration may run twice: it writes memory that none of them reads."""
         written = {n.tensor for n in computes}
-        read = {tensor for n in computes for tensor in _reads(n)}
+        read = {tensor for n in computes for tensor in tensors_read(n)}
         return not written & read and not any(n.combine for n in computes) and not written & set(self.registers)
 
     def _iteration(self, node: Compute, var: str, value: int) -> str:
@@ -260,32 +298,18 @@ class CWalk(Walk):
             return
         # like the other helpers' names it ends in a type, so that no tensor of a program has it
         result = next(self.scalar.places[p.tensor].dtype for p in found.pointers if p.written)
-        name = self.routines.setdefault(printed, f"{node.name}{len(self.routines)}_{dialects.SHORT[result]}")
+        name = self.routines.setdefault(printed.text, f"{node.name}{len(self.routines)}_{dialects.SHORT[result]}")
         places = [f"{self.scalar.places[p.tensor].identifier} + {self.scalar.index(p.offset)}" for p in found.pointers]
         self.line(f"{name}({', '.join([*places, *(self.scalar.index(n.value) for n in found.numbers)])});")
 
-    def _printed(self, found: Outline) -> str | None:
-        """Parameters and body of the function; None where it would need memory that outlives its call."""
-        names, places, parameters = Names(), dict[str, Place](), list[str]()
-        for p in found.pointers:
-            dtype = self.scalar.places[p.tensor].dtype
-            places[p.name] = Place(names.of(p.name), dtype, (0,))
-            const, restrict = "" if p.written else "const ", "restrict " if p.alone else ""
-            parameters.append(f"{const}{self.dialect.storage_type(dtype)} *{restrict}{names.of(p.name)}")
-        parameters += [f"{self.scalar.index_type} {names.of(n.name)}" for n in found.numbers]
-        ranges = {n.name: n.known for n in found.numbers if n.known is not None}
-        registers: dict[str, int] = {}
-        above = self.scalar
-        scalar = CScalar(
-            self.dialect, names, above.index_type, guard_reads=False, places=places, ranges=ranges,
-            helpers=above.helpers, library=above.library, checks=above.checks, registers=registers,
-        )  # fmt: skip
-        walker = CWalk(
-            self.dialect, names, scalar, setting=self.setting, arrays=self.arrays, registers=registers,
-            prefix=self.prefix,
-        )  # fmt: skip
-        walker.nodes(found.body)
-        return None if walker.statics else f"({', '.join(parameters)}) {{\n" + "\n".join(walker.lines) + "\n}"
+    def _printed(self, found: Outline) -> Printed | None:
+        """Text of the function; None where it would need memory that outlives its call."""
+        dtypes = tuple(self.scalar.places[p.tensor].dtype for p in found.pointers)
+        printed = _routine(found.bare, found.zeros, dtypes, self.setting, self.arrays)
+        if printed is not None:
+            self.scalar.helpers |= dict.fromkeys(printed.helpers)
+            self.scalar.library |= dict.fromkeys(printed.library)
+        return printed
 
     # storage --------------------------------------------------------------------------------------------------------
     def declare(self, storage: Storage) -> None:
@@ -324,7 +348,7 @@ class CWalk(Walk):
 
     def _as_registers(self, storage: Storage) -> bool:
         """Whether vector variables can hold it: a value type, rows of whole vectors, walked by vector loops."""
-        if storage.dtype.is_narrow_float or not _vector_loops(storage):
+        if storage.dtype.is_narrow_float or not vector_loops(storage):
             return False
         return storage.shape[-1] % self._register_lanes(storage) == 0
 
@@ -335,7 +359,7 @@ class CWalk(Walk):
         for node in descend(storage.body):
             if isinstance(node, Storage):
                 self.scalar.places.setdefault(node.tensor, Place(node.tensor, node.dtype, node.shape))
-        for loop in _vector_loops(storage):
+        for loop in vector_loops(storage):
             lanes = min(lanes, self._vector_lanes(loop)[1])
         self.scalar.places = saved
         return lanes
@@ -353,23 +377,27 @@ def _rows(shape: tuple[int, ...]) -> list[list[int]]:
     return rows
 
 
-def _vector_loops(storage: Storage) -> list[Loop]:
-    """The vector loops that read or write it."""
-    return [
-        n for n in descend(storage.body)
-        if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
-        and any(storage.tensor in (x.tensor, *_reads(x)) for x in n.body if isinstance(x, Compute))
-    ]  # fmt: skip
-
-
-def _stored_below(loop: Loop) -> set[str]:
-    return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
-
-
-def _reads(node: Node) -> set[str]:
-    if not isinstance(node, Compute):
-        return set()
-    return {x.tensor for e in (node.value, *node.index) for x in walk(e) if isinstance(x, Load)}
+@lru_cache(ROUTINES_KEPT)
+def _routine(
+    found: Outline, zeros: tuple[str, ...], dtypes: tuple[DType, ...], setting: Setting, arrays: frozenset[str]
+) -> Printed | None:
+    """Text of a function over parameters of those types. `zeros`: the outline's, which compare equal whatever their
+    sign. Candidates and edges share most routines: half of the time of printing is saved."""
+    names, places, parameters = Names(), dict[str, Place](), list[str]()
+    for p, dtype in zip(found.pointers, dtypes, strict=True):
+        places[p.name] = Place(names.of(p.name), dtype, (0,))
+        const, restrict = "" if p.written else "const ", "restrict " if p.alone else ""
+        parameters.append(f"{const}{dialects.C.storage_type(dtype)} *{restrict}{names.of(p.name)}")
+    parameters += [f"{INDEX} {names.of(n.name)}" for n in found.numbers]
+    ranges = {n.name: n.known for n in found.numbers if n.known is not None}
+    scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, places=places, ranges=ranges)
+    walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays)
+    scalar.registers = walker.registers
+    walker.nodes(found.body)
+    if walker.statics:
+        return None
+    text = f"({', '.join(parameters)}) {{\n" + "\n".join(walker.lines) + "\n}"
+    return Printed(text, tuple(scalar.helpers), tuple(scalar.library))
 
 
 def emit_function(
@@ -389,7 +417,7 @@ def _emit(
     arrays: frozenset[str],
 ) -> Function:  # fmt: skip
     names = Names()
-    scalar = CScalar(dialects.C, names, "long", guard_reads=False, places=dict(views))
+    scalar = CScalar(dialects.C, names, INDEX, guard_reads=False, places=dict(views))
     names.reserve(*(p.identifier for p in views.values()))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * above.checks
     walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays, routines=dict(above.routines))

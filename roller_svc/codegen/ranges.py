@@ -73,19 +73,23 @@ def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
 
     Only arithmetic of axes is folded: it is exact, and the axes' values make it small.
     """
-    match expr:
-        case AxisRef(name=name) if name in values:
-            return Const(values[name], expr.dtype)
-        case Op(kind=kind, args=args, dtype=dtype) if not dtype.is_float:
-            new = tuple(fold(a, values) for a in args)
-            known = [a.value for a in new if isinstance(a, Const) and isinstance(a.value, int)]
-            if len(new) == 2 and len(known) == 2 and (result := _value(kind, known[0], known[1])) is not None:
-                least, greatest = dtype.integer_range
-                if least <= result <= greatest:
-                    return Const(result, dtype)
-            return _identity(kind, new) or Op(kind, new, dtype)
-        case _:
-            return expr
+    if isinstance(expr, AxisRef):
+        known = values.get(expr.name)
+        return expr if known is None else Const(known, expr.dtype)
+    if not isinstance(expr, Op) or expr.dtype.is_float:
+        return expr
+    new = tuple([fold(arg, values) for arg in expr.args])
+    if len(new) == 2:
+        x, y = new
+        if isinstance(x, Const) and isinstance(y, Const) and isinstance(x.value, int) and isinstance(y.value, int):
+            result = _value(expr.kind, x.value, y.value)
+            least, greatest = expr.dtype.integer_range
+            if result is not None and least <= result <= greatest:
+                return Const(result, expr.dtype)
+        if (operand := _identity(expr.kind, x, y)) is not None:
+            return operand
+    same = all(a is b for a, b in zip(new, expr.args, strict=True))
+    return expr if same else Op(expr.kind, new, expr.dtype)
 
 
 def _value(kind: OpKind, a: int, b: int) -> int | None:
@@ -108,11 +112,8 @@ def _value(kind: OpKind, a: int, b: int) -> int | None:
             return None
 
 
-def _identity(kind: OpKind, args: tuple[Expr, ...]) -> Expr | None:
+def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:
     """x + 0, x * 1 and the like."""
-    if len(args) != 2:
-        return None
-    a, b = args
     if isinstance(b, Const):
         if b.value == 0 and kind in (OpKind.ADD, OpKind.SUB) and a.dtype is b.dtype:
             return a

@@ -16,7 +16,7 @@ from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.build import add, least, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, walk, with_children
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Prefetch, Storage, Transpose
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Prefetch, Storage, Transpose, descend, expressions
 
 # What stands for an outer part of an index: its terms, each with its factor. None: the constant.
 Terms = dict[Expr | None, int]
@@ -50,6 +50,18 @@ class Outline:
     body: tuple[Node, ...]
     pointers: tuple[Pointer, ...]
     numbers: tuple[Number, ...]
+
+    @property
+    def bare(self) -> Outline:
+        """Without what a call puts in: the same wherever the same is done."""
+        pointers = tuple(replace(p, tensor="", offset=num(0)) for p in self.pointers)
+        return Outline(self.body, pointers, tuple(replace(n, value=num(0)) for n in self.numbers))
+
+    @property
+    def zeros(self) -> tuple[str, ...]:
+        """The zeros in it, in order, with their signs, which == does not see."""
+        found = (x for node in descend(self.body) for expr in expressions(node) for x in walk(expr))
+        return tuple(str(x.value) for x in found if isinstance(x, Const) and x.value == 0)
 
 
 def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) -> Outline | None:

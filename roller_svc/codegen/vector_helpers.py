@@ -7,6 +7,7 @@ the machine has it (the compiler unrolls it and finds the lanes side by side aga
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.codegen.helpers import Helper, helper
@@ -58,6 +59,7 @@ _INTEGER_BODIES = {
 }  # fmt: skip
 
 
+@cache
 def c_helper(name: str) -> Helper:
     """The C helper of that name, of vectors or not."""
     if match := _VECTOR_NAME.fullmatch(name):

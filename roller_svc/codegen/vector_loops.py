@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite
-from roller_svc.ir.schedule import Compute, Loop, Node, Scope, Storage
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute, walk
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, descend
+
+# A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
+MOST_VECTORS = 32
+VECTORS_A_TURN = 4
 
 
 def with_lanes(loop: Loop) -> Storage | None:
@@ -35,6 +40,29 @@ def with_lanes(loop: Loop) -> Storage | None:
     if len(body) != len(storage.body):
         return None
     return replace(storage, shape=(loop.extent,), scope=Scope.REGISTER, body=(replace(loop, body=body),))
+
+
+def in_turns(loop: Loop, lanes: int) -> tuple[Loop, ...]:
+    """A vector loop → a plain loop over several whole vectors a turn, and the rest of the row, which begins early
+    enough for its last vector to reach back."""
+    step = VECTORS_A_TURN * lanes
+    turns = loop.extent // step - (loop.extent % step != 0)
+    turn = f"{loop.var}.turn"
+
+    def part(first: Expr, extent: int) -> Loop:
+        place = {loop.var: add(first, ref(loop.var))}
+
+        def moved(node: Node) -> Node:
+            if not isinstance(node, Compute):
+                return node
+            index = tuple(substitute(i, place) for i in node.index)
+            return replace(node, index=index, value=substitute(node.value, place))
+
+        return replace(loop, extent=extent, body=tuple(moved(node) for node in loop.body))
+
+    whole = Loop(turn, turns, LoopKind.SERIAL, (part(mul(ref(turn), num(step)), step),))
+    rest = loop.extent - turns * step
+    return (whole, part(num(turns * step), rest)) if rest else (whole,)
 
 
 def unconditional(expr: Expr) -> list[Load]:
@@ -85,3 +113,29 @@ def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[t
         found.append((first, size))
         first += size
     return tuple(found)
+
+
+def vector_loops(storage: Storage) -> list[Loop]:
+    """The vector loops that read or write it."""
+    return [
+        n for n in descend(storage.body)
+        if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
+        and any(storage.tensor in (x.tensor, *tensors_read(x)) for x in n.body if isinstance(x, Compute))
+    ]  # fmt: skip
+
+
+def stored_below(loop: Loop) -> set[str]:
+    """Tensors that the loop writes."""
+    return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
+
+
+def tensors_of(node: Node) -> set[str]:
+    """Tensors that a statement writes or reads; none of other nodes."""
+    return {node.tensor, *tensors_read(node)} if isinstance(node, Compute) else set()
+
+
+def tensors_read(node: Node) -> set[str]:
+    """Tensors that a statement reads; none of other nodes."""
+    if not isinstance(node, Compute):
+        return set()
+    return {x.tensor for e in (node.value, *node.index) for x in walk(e) if isinstance(x, Load)}

@@ -166,14 +166,14 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Op(args=args):
             return args
+        case Const() | AxisRef():
+            return ()
         case Load(index=index):
             return index
         case Cast(arg=arg):
             return (arg,)
         case Select(cond=cond, then=then, otherwise=otherwise):
             return (cond, then, otherwise)
-        case _:
-            return ()
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
@@ -221,7 +221,14 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
 
 def axes_of(expr: Expr) -> frozenset[str]:
     """Names of the axes that occur in the expression."""
-    return frozenset(node.name for node in walk(expr) if isinstance(node, AxisRef))
+    names, stack = set[str](), [expr]
+    while stack:  # without walk's generator: printers ask this of every index, again and again
+        node = stack.pop()
+        if isinstance(node, AxisRef):
+            names.add(node.name)
+        else:
+            stack += children(node)
+    return frozenset(names)
 
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:

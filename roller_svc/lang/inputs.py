@@ -32,13 +32,16 @@ class _Demands:
     scatter_indices: set[str] = field(default_factory=set)
 
 
-def random_inputs(program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
-                  ) -> dict[str, Array]:  # fmt: skip
+def random_inputs(
+    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    distinct: int | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """An array for every input.
 
     Floats are uniform in [-1, 1], positive under logarithms and roots, above 1 under acosh. Integers are small,
     divisors not 0, shift counts below the width. Indices lie within the smallest dimension they index, and those of a
     scatter are distinct where there is room. `hints` override by input: `range` [low, high), `values`, `unique`.
+    `distinct`: so many values are drawn for an array without hints, and repeated; drawing takes longer than a kernel.
     """
     rng = np.random.default_rng(seed)
     demands = _demands(program)
@@ -46,11 +49,25 @@ def random_inputs(program: TensorProgram, seed: int, hints: Mapping[str, Mapping
     for name, type_ in program.inputs:
         hint = (hints or {}).get(name, {})
         drawn = _hinted(rng, hint, type_.dtype, type_.shape)
+        total = math.prod(type_.shape)
         if drawn is None:
-            drawn = _drawn(rng, name, type_.dtype, type_.shape, demands)
+            repeats = distinct is not None and distinct < total and name not in demands.scatter_indices
+            shape = (distinct,) if distinct is not None and repeats else type_.shape
+            drawn = _drawn(rng, name, type_.dtype, shape, demands)
         source = DType.FLOAT64 if drawn.dtype.kind == "f" else DType.INT64
         wide = convert(np.asarray(drawn), source, type_.dtype, rounded=False)
-        result[name] = np.ascontiguousarray(narrow(wide, type_.dtype)).reshape(type_.shape)
+        result[name] = _repeated(np.ascontiguousarray(narrow(wide, type_.dtype)), total).reshape(type_.shape)
+    return result
+
+
+def _repeated(values: Array, total: int) -> Array:
+    """So many elements: the values over and over."""
+    if values.size == total:
+        return values
+    result = np.empty(total, values.dtype)
+    for start in range(0, total, values.size):
+        part = result[start : start + values.size]
+        part[:] = values[: part.size]
     return result
 
 

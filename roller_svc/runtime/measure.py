@@ -43,9 +43,10 @@ def measure(
 ) -> Measurement:
     """Median and least time of one call, from at most `repeats` samples and about `budget_s` seconds.
 
-    A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree, or
-    when they are all well above `best_s`, the best time known of another kernel for the same work. A call that runs
-    elsewhere brings its own `stopwatch`, `min_sample_s` and `device_name`; other calls are timed on the host.
+    A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree,
+    when they are all well above `best_s`, the best time known of another kernel for the same work, or when the first
+    call takes all of the budget: it is the sample then. A call that runs elsewhere brings its own `stopwatch`,
+    `min_sample_s` and `device_name`; other calls are timed on the host.
     """
     watch: Stopwatch = getattr(call, "stopwatch", host_stopwatch) if stopwatch is None else stopwatch
     device_name = device_name or getattr(call, "device_name", host_name)()
@@ -53,7 +54,7 @@ def measure(
     first_s = watch(call, 1)  # also the warm-up: page faults, thread pools, clocks
     samples = [first_s]
     spent_s = first_s
-    if not _hopeless(samples, best_s) or spent_s < least_s:
+    if spent_s < least_s or (spent_s < budget_s and not _hopeless(samples, best_s)):
         inner, probed_s = _inner_repeats(lambda times: watch(call, times), first_s, least_s)
         spent_s += probed_s
         samples = []
