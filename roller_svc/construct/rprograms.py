@@ -181,7 +181,9 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
         raise _unfit(group, rules, log)
     if group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group):
         shapes = _with_splits(p, shapes, limit)
-    shapes = [replace(s, pipeline=way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)]
+    shapes = [
+        Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)
+    ]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
     programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))

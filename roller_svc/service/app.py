@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -47,6 +48,7 @@ def create_app(
         queue.resume()
         if ready:
             estimating.start()
+            gc.freeze()  # what is imported stays: no collection need look at it
         yield
         queue.close(lambda: lanes.close(at_once=True))
         estimating.close()
