@@ -201,6 +201,7 @@ def test_measuring_stops_at_the_budget_and_when_hopeless_or_steady() -> None:
         return stopwatch
 
     taken: list[int] = []
+    assert measure(lambda: None, 0.1, 100, stopwatch=clock(0.3, taken)).samples == len(taken) == 1  # all of the budget
     assert measure(lambda: None, 1.0, 100, stopwatch=clock(0.3, taken)).samples <= 4
     assert measure(lambda: None, 100.0, 50, stopwatch=clock(0.01, taken)).samples == 7  # all equal: steady
     assert measure(lambda: None, 100.0, 50, best_s=0.001, stopwatch=clock(0.1, taken)).samples == 1

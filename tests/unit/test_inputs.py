@@ -73,3 +73,11 @@ def test_an_index_type_that_does_not_reach_the_end() -> None:
     arrays = drawn("y[n] = x[i[n]]", x=(F32, (200,)), i=(DType.INT8, (500,)))
     assert arrays["i"].min() >= 0
     assert arrays["i"].max() > 100
+
+
+def test_few_distinct_values_are_repeated_but_places_of_a_scatter_are_not() -> None:
+    types = {"x": TensorType(F32, (60,)), "p": TensorType(I32, (60,)), "d": TensorType(F32, (60,))}
+    arrays = random_inputs(parse("d[p[n]] =. x[n]", types), 1, distinct=7)
+    assert (arrays["x"] == np.resize(arrays["x"][:7], 60)).all()
+    assert len(set(arrays["x"])) == 7
+    assert sorted(arrays["p"]) == list(range(60))

@@ -16,7 +16,7 @@ from roller_svc.generate import generate_together
 from roller_svc.ir.build import add, less, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
@@ -97,6 +97,28 @@ def test_places_and_limits_are_arguments() -> None:
 def test_other_values_are_other_functions() -> None:
     two = Op(OpKind.ADD, (Load("a", (ref("i"),), F32), Const(2.0, F32)), F32)
     assert functions(printed(Routine("copy", (quarter(0),)), Routine("copy", (quarter(0, two),))), "copy") == 2
+
+
+def test_zeros_of_either_sign_are_other_functions() -> None:
+    rows = [Routine("copy", (quarter(0, Const(zero, F32)),)) for zero in (0.0, -0.0)]
+    assert functions(printed(*rows), "copy") == 2
+
+
+@pytest.mark.parametrize("extent", [257, 288, 290, 320, 323])
+def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> None:
+    """AVX2: vectors of 8, four a turn, 32 at most one after the other."""
+    program = parse("b[i] = a[i] * 2.0 + i", {"a": TensorType(F32, (extent,))})
+    twice = Op(OpKind.MUL, (Load("a", (ref("i"),), F32), Const(2.0, F32)), F32)
+    value = Op(OpKind.ADD, (twice, Cast(ref("i"), F32)), F32)
+    row = Loop("i", extent, LoopKind.VECTOR, (Compute("b", (ref("i"),), value),))
+    buffers = tensors_in_memory(program, program.types, ())
+    part = Part((ScheduleTree("row", (row,)),), (*program.inputs, ("b", program.types["b"])))
+    source = emit("row", (part,), buffers, AVX2, "")
+    assert source.text.count("i_turn++") == 1
+    assert source.text.count("*(vf32x8 *)(b") <= 4 + 5
+    arrays = random_inputs(program, seed=3)
+    want = evaluate(program, arrays)
+    assert agrees(program, CpuModule(compile_source(source)).run(arrays), want).ok
 
 
 def test_what_a_condition_keeps_from_being_read_stays_in_place() -> None:
