@@ -124,9 +124,11 @@ class _Blocked:
         b = self.lies[1]
         if self.steps > 1 or b.constant or self._packing_of_b.along is None:
             return False
-        rows = self.program.block[self.view.m.name]
-        panels = rows // self.program.thread[self.view.m.name]
-        return packs_beside(panels, rows * self.kc * self.view.dtype.bytes, b.tensor_bytes, self.hw)
+        block, thread = self.program.block, self.program.thread
+        m, n, size = self.view.m.name, self.view.n.name, self.view.dtype.bytes
+        return packs_beside(
+            block[m] // thread[m], block[m] * self.kc * size, thread[n] * size, b.tensor_bytes, self.hw
+        )  # fmt: skip
 
     @property
     def along_rows(self) -> bool:

@@ -115,7 +115,8 @@ def _packs_beside(p: Problem, s: _Sizes) -> bool:
     if s.steps > 1 or not plain or p.b.constant or lie(p, p.b, p.n) is not Lie.ALONG_PANEL:
         return False
     panels = -(-s.rows // s.mr)
-    return packs_beside(panels, panels * s.mr * s.kc * p.elem_bytes, p.b.total_bytes, p.machine.hw)
+    of_a, of_b = panels * s.mr * s.kc * p.elem_bytes, s.nr * p.elem_bytes
+    return packs_beside(panels, of_a, of_b, p.b.total_bytes, p.machine.hw)
 
 
 def _along_rows(p: Problem, s: _Sizes) -> bool:

@@ -90,8 +90,8 @@ def test_operands_lie_along_panels_or_across_them(a: str, b: str, then: str) -> 
         ((37, 45, 1024), (6, 16, 18, 48, 300)),  # A packed, for its rows are a page apart
         ((13, 8, 200), (13, 8, 13, 8, 64)),  # one vector
         ((9, 100, 31), (1, 32, 3, 64, 31)),  # one row at a time
-        ((37, 45, 67), (6, 16, 42, 48, 67)),  # B packed by A's first panel, both ragged
-        ((13, 40, 20), (6, 16, 12, 48, 20)),  # the same, the last task's first panel being one row
+        ((37, 45, 67), (4, 24, 40, 48, 67)),  # B packed by A's first panel, both ragged
+        ((9, 60, 20), (4, 24, 8, 72, 20)),  # the same, the last task's first panel being one row
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -130,12 +130,13 @@ def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_pac
 @pytest.mark.parametrize(
     ("extents", "tiles", "b", "is_beside"),
     [
-        ((72, 96, 60), (6, 16, 72, 96, 60), "[k, n]", True),
-        ((72, 96, 60), (6, 16, 72, 96, 60), "[n, k]", False),  # it must be turned
-        ((72, 96, 60), (6, 16, 72, 96, 30), "[k, n]", False),  # sums would come and go between steps
-        ((78, 96, 60), (6, 16, 78, 96, 60), "[k, n]", False),  # one panel of A too many
-        ((12, 20480, 1024), (6, 16, 12, 96, 1024), "[k, n]", False),  # more than the last cache keeps near
-        ((72, 96, 1024), (6, 16, 72, 96, 1024), "[k, n]", False),  # L2 does not hold the rows of A
+        ((48, 96, 60), (4, 24, 48, 96, 60), "[k, n]", True),
+        ((48, 96, 60), (4, 24, 48, 96, 60), "[n, k]", False),  # it must be turned
+        ((48, 96, 60), (4, 24, 48, 96, 30), "[k, n]", False),  # sums would come and go between steps
+        ((52, 96, 60), (4, 24, 52, 96, 60), "[k, n]", False),  # one panel of A too many
+        ((48, 96, 60), (6, 16, 48, 96, 60), "[k, n]", False),  # pieces of a line
+        ((12, 20480, 1024), (4, 24, 12, 96, 1024), "[k, n]", False),  # more than the last cache keeps near
+        ((48, 96, 1200), (4, 24, 48, 96, 1200), "[k, n]", False),  # L2 does not hold the rows of A
     ],
 )
 def test_the_first_panel_of_a_packs_a_b_that_is_near(
@@ -151,7 +152,7 @@ def test_the_first_panel_of_a_packs_a_b_that_is_near(
 
 
 def test_a_packed_panel_stands_behind_an_epilogue_too() -> None:
-    check(program_of((37, 45, 67), then=RELU), (6, 16, 42, 48, 67))
+    check(program_of((37, 45, 67), then=RELU), (4, 24, 40, 48, 67))
 
 
 def test_short_rows_are_asked_for_ahead() -> None:
