@@ -34,7 +34,7 @@ from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
 from roller_svc.lower.micro_kernel_cpu import LANE, ROW, VECTOR, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packed_weights import PACKED, PackedWeights
-from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace, Slide, image_space
+from roller_svc.perf.image_tile import ImageSpace, Slide, image_space
 
 SUMS, TURNED = ".sums", ".turned"
 LINE_BYTES = 64
@@ -54,7 +54,7 @@ def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     block, thread = program.block.as_dict(), program.thread.as_dict()
     depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
     lanes = program.unit.shape[-1]
-    pixels = image.window(block, thread, depth, WINDOW_OF_L2 * hw.block_level.capacity_bytes)
+    pixels = image.window(block, thread, depth, hw.block_level.capacity_bytes)
     tile = tuple(thread[slide.pixel.name] for slide in image.slides)
     staged = ImageWindow(image, factor, view.dtype, pixels, tile, depth, lanes)
     wide = thread[image.filters.name]

@@ -14,7 +14,7 @@ from roller_svc.perf.cpu_contraction import (
     kernel_cycles,
     source_bandwidth,
 )
-from roller_svc.perf.image_tile import WINDOW_OF_L2, ImageSpace
+from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
@@ -75,17 +75,13 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     )
 
 
-def _window_room_bytes(mach: Machine) -> float:
-    return WINDOW_OF_L2 * mach.hw.block_level.capacity_bytes
-
-
 def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
     lanes = p.machine.unit.shape[-1]
     places = {axis.name: i for i, axis in enumerate(p.space.axes)}
     names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
     block, thread = (dict(zip(places, tile, strict=True)) for tile in (launch.block, launch.thread))
     depth = image.depth if image.channels is None else min(image.depth, block[image.channels.name])
-    window = image.window(block, thread, depth, _window_room_bytes(p.machine))
+    window = image.window(block, thread, depth, p.machine.hw.block_level.capacity_bytes)
     pixels = math.prod(thread[name] for name in names)
     filters = thread[image.filters.name]
     extents = [min(w, p.extents[places[name]]) for name, w in zip(names, window, strict=True)]
