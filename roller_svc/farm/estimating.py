@@ -68,7 +68,8 @@ class _Batch:
     def __init__(self, works: Sequence[Work]) -> None:
         self.found: Outcomes = [[] for _ in works]
         self._works = works
-        self._waiting = deque(range(len(works)))
+        # long programs first, so that nobody has one left when all else is done
+        self._waiting = deque(sorted(range(len(works)), key=lambda i: -len(works[i].program.statements)))
         self._lock = threading.Lock()
 
     def taken(self, most: int) -> tuple[int, ...]:
