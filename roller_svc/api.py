@@ -209,10 +209,15 @@ class _Held:
     constants: Mapping[str, object]
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        return self.runner.run({**arrays, **self.constants}, out)
+        return self.runner.run(self._whole(arrays), out)
 
     def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
-        return self.runner.bound({**arrays, **self.constants}, out)
+        return self.runner.bound(self._whole(arrays), out)
+
+    def _whole(self, arrays: Mapping[str, object]) -> dict[str, object]:
+        if twice := sorted(self.constants.keys() & arrays.keys()):
+            raise ArgumentError(f"{twice[0]} is a constant, and is there already", code="unknown-argument")
+        return {**arrays, **self.constants}
 
 
 def compile(  # noqa: PLR0913 - the name and the options that interface.md gives it

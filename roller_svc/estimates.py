@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,9 @@ from roller_svc.lang.input_types import tensor_types
 from roller_svc.memo import Memo
 from roller_svc.pipeline import Estimated, estimate_program
 
-PROGRAMS_MOST = 2048  # that a memo keeps parsed, at some 20 KB each
-OUTCOMES_MOST = 16_384  # that it keeps, of one program on one device each, at some 3 KB
+# What a memo keeps: characters of programs' texts, a dozen bytes each when parsed; devices; and characters of outcomes,
+# of one program on one device each, as JSON, several bytes each as values.
+PROGRAMS_MOST, SPECS_MOST, OUTCOMES_MOST = 4 << 20, 256, 32 << 20
 
 TextKey = tuple[str, tuple[tuple[str, TensorType], ...], tuple[str, ...] | None]
 
@@ -98,7 +100,7 @@ class Estimates:
     def __init__(self, compute: Callable[[Sequence[Work]], list[list[Json]]] = outcomes) -> None:
         self._compute = compute
         self._programs: Memo[TextKey, Named] = Memo(PROGRAMS_MOST)
-        self._specs: Memo[str, tuple[HardwareSpec, str]] = Memo(PROGRAMS_MOST)
+        self._specs: Memo[str, tuple[HardwareSpec, str]] = Memo(SPECS_MOST)
         self._outcomes: Memo[OutcomeKey, Json] = Memo(OUTCOMES_MOST)
 
     def answers(self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
@@ -139,7 +141,7 @@ class Estimates:
         for group, found in zip(groups, self._compute(works), strict=True):
             for one, outcome in zip(group, found, strict=True):
                 known[one.key] = outcome
-                self._outcomes.put(one.key, outcome)
+                self._outcomes.put(one.key, outcome, len(json.dumps(outcome)))
         return known
 
     def _program(self, item: Item) -> Named:
@@ -147,7 +149,7 @@ class Estimates:
         if (known := self._programs.get(key)) is not None:
             return known
         program = _parsed(key)
-        self._programs.put(key, named := Named(program, digest(program)))
+        self._programs.put(key, named := Named(program, digest(program)), 256 + len(key[0]))
         return named
 
     def _spec(self, target: str | HardwareSpec) -> tuple[HardwareSpec, str]:

@@ -49,7 +49,7 @@ def generate_together(
             named = group if len(plans) == 1 else replace(group, name=f"choice{len(made)}_{group.name}")
             found: list[Part] = []
             for piece, its_tiles, extra in _pieces(named, tiles, hw):
-                part, rooms = _part(piece, its_tiles, program, hw)
+                part, rooms = _part(_with_constants(piece, named, program), its_tiles, program, hw)
                 found.append(part)
                 workspace.extend((*((t, types[t]) for t, _ in part.views if t in types), *extra, *rooms))
             made[group.name, tiles] = tuple(found)
@@ -69,12 +69,25 @@ def generate_together(
     return tuple(_only(whole, each) for each in programs) if len(plans) > 1 else (whole,)
 
 
+def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgram) -> KernelGroup:
+    """A piece of a group told what stays the same: all that it reads, where the group as a whole does."""
+    if _stays(whole, program):
+        return replace(piece, constants=frozenset(name for name, _ in piece.inputs))
+    return replace(piece, constants=whole.constants & {name for name, _ in piece.inputs})
+
+
+def _stays(group: KernelGroup, program: TensorProgram) -> bool:
+    """Whether what a group writes follows from constants alone, and is nobody's result."""
+    outputs = {o.tensor for o in program.outputs}
+    return 0 < len(group.constants) == len(group.inputs) and not outputs & {name for name, _ in group.stored}
+
+
 def _part(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec) -> tuple[Part, Workspaces]:
     """A group's launches, what it makes of constants alone in launches of their own, and room for that."""
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
     if hw.family is not Family.CPU or not group.constants:
         return Part(trees, views), ()
-    if len(group.constants) == len(group.inputs) and not {o.tensor for o in program.outputs} & {t for t, _ in views}:
+    if _stays(group, program):
         return Part((), views, prepares=trees), ()
     found = [prepared(tree, group.constants) for tree in trees]
     rooms = tuple(room for each in found for room in each.workspaces)

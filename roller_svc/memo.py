@@ -12,26 +12,32 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """For pure functions, and safe for threads: two may compute one result at once, and put either."""
+    """For pure functions, and safe for threads: two may compute one result at once, and put either. `most`: the sum of
+    the weights of what is kept."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: OrderedDict[K, V] = OrderedDict()
+        self._weight = 0
+        self._known: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: K) -> V | None:
         with self._lock:
-            value = self._known.get(key)
-            if value is not None:
-                self._known.move_to_end(key)
-            return value
-
-    def put(self, key: K, value: V) -> None:
-        with self._lock:
-            self._known[key] = value
+            known = self._known.get(key)
+            if known is None:
+                return None
             self._known.move_to_end(key)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+            return known[0]
+
+    def put(self, key: K, value: V, weight: int = 1) -> None:
+        with self._lock:
+            if key in self._known:
+                self._weight -= self._known.pop(key)[1]
+            self._known[key] = value, weight
+            self._weight += weight
+            while self._weight > self._most:
+                _, (_, gone) = self._known.popitem(last=False)
+                self._weight -= gone
 
     def __len__(self) -> int:
         return len(self._known)

@@ -148,7 +148,8 @@ class _Outliner:
         if limit is not None and not self._is_inner(limit):
             known = range_of(limit, self.scalar.ranges)
             tight = known is not None and known[1] <= loop.extent
-            limit = self._number(limit if tight else least(num(loop.extent), limit), (0, loop.extent))
+            below = None if known is None else (min(0, known[0]), loop.extent)
+            limit = self._number(limit if tight else least(num(loop.extent), limit), below)
         elif limit is not None:
             limit = self._expr(limit)
         return replace(loop, limit=limit, body=self._below(self.inner, loop.var, loop.body))

@@ -24,9 +24,9 @@ class Estimating:
     A process that dies or overruns leaves its programs to the caller.
     """
 
-    def __init__(self, helpers: int, timeout_s: float) -> None:
+    def __init__(self, helpers: int, timeout_s: float, memory_bytes: int | None = None) -> None:
         self._helpers = helpers
-        self._lanes: ThreadLanes[tuple[Work, ...], Outcomes] = ThreadLanes(outcomes, timeout_s)
+        self._lanes: ThreadLanes[tuple[Work, ...], Outcomes] = ThreadLanes(outcomes, timeout_s, memory_bytes)
         self._threads = ThreadPoolExecutor(max(1, helpers), thread_name_prefix="estimating")
 
     def start(self) -> None:
@@ -43,7 +43,8 @@ class Estimating:
         while chunk := batch.taken(1):
             batch.done(chunk, outcomes(batch.works(chunk)))
         for one in helping:
-            one.result()
+            if not one.cancel():  # one that waits behind another batch has nothing left to do here
+                one.result()
         while chunk := batch.taken(1):  # what a helper gave back
             batch.done(chunk, outcomes(batch.works(chunk)))
         return batch.found

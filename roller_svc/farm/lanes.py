@@ -180,6 +180,7 @@ def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | N
     """A worker's life: tasks in, answers out, until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    gc.collect()
     gc.freeze()  # what is imported stays: no collection need look at it
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

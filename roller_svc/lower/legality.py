@@ -179,7 +179,8 @@ class _Checker:
         for expr in window.index:
             self._reads(expr)
         self.written.add(storage.tensor)
-        if any(isinstance(n, Compute | Transpose) and n.tensor == storage.tensor for n in descend(storage.body)):
+        writers = [n for n in descend(storage.body) if isinstance(n, Compute | Transpose | JoinLanes)]
+        if any(node.tensor == storage.tensor for node in writers):
             self._record(window.tensor, window.index, is_write=True)
 
     def _inside(self, node: Branch | Routine) -> None:

@@ -14,6 +14,7 @@ from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import (
     Compute,
+    JoinLanes,
     Let,
     Loop,
     LoopKind,
@@ -47,11 +48,6 @@ def prepared(tree: ScheduleTree, constants: frozenset[str]) -> Prepared:
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
             found = _moved(found, node, constants)
     return found
-
-
-def reads_only(tree: ScheduleTree, constants: frozenset[str]) -> bool:
-    """Whether all that a tree reads from memory is among `constants`."""
-    return _read(tree.body) <= _rooms(tree.body) | constants
 
 
 def _moved(found: Prepared, storage: Storage, constants: frozenset[str]) -> Prepared:
@@ -93,10 +89,14 @@ class _Site:
 
 
 def _site(nodes: Nodes, room: str, constants: frozenset[str]) -> _Site | None:
-    """None unless one place fills the room, from constants alone, and nobody outside of that place reads it."""
-    writers = [node for node in nodes if room in _written((node,))]
-    if writers and all(_is_filled_from(constants, node, room) for node in writers):
-        return _Site((), tuple(writers), tuple(node for node in nodes if node not in writers))
+    """None unless one place fills the room, from constants alone, and nobody reads it before or outside of that."""
+    writers = tuple(node for node in nodes if room in _written((node,)))
+    if all(_is_filled_from(constants, node, room) for node in writers) and _read(writers) & constants:
+        last = max(i for i, node in enumerate(nodes) if node in writers)
+        before = tuple(node for node in nodes[:last] if node not in writers)
+        if room in _read(before):
+            return None
+        return _Site((), writers, tuple(node for node in nodes if node not in writers))
     wrapper = writers[0] if len(writers) == 1 else None
     if not isinstance(wrapper, Loop | Let | Storage):
         return None
@@ -108,8 +108,9 @@ def _site(nodes: Nodes, room: str, constants: frozenset[str]) -> _Site | None:
 
 
 def _is_filled_from(constants: frozenset[str], node: Node, room: str) -> bool:
+    """A sum that grows in the room is none: what it was before may be another iteration's."""
     inside = _rooms((node,))
-    return _written((node,)) <= inside | {room} and _read((node,)) <= inside | {room} | constants
+    return _written((node,)) <= inside | {room} and _read((node,)) <= inside | constants
 
 
 def _kept(site: _Site) -> tuple[Wrapper, ...]:
@@ -142,7 +143,7 @@ def _rooms(nodes: Nodes) -> set[str]:
 
 
 def _written(nodes: Nodes) -> set[str]:
-    return {node.tensor for node in descend(nodes) if isinstance(node, Compute | Transpose)}
+    return {node.tensor for node in descend(nodes) if isinstance(node, Compute | Transpose | JoinLanes)}
 
 
 def _read(nodes: Nodes) -> set[str]:

@@ -48,11 +48,13 @@ def bind(
     arrays: Mapping[str, object],
     out: Mapping[str, object] | None = None,
     alignment_bytes: int = ALIGNMENT_BYTES,
+    held: Iterable[Array] = (),
 ) -> Binding:
     """Memory for every input and output among `buffers`; raises ArgumentError where an array does not fit.
 
     An input is used where it lies when it is dense, native and aligned, else copied. An array in `out` is written
-    where it lies when it is also writeable and shares no byte with another array of the call, else copied to.
+    where it lies when it is also writeable and shares no byte with another array of the call or one that is `held`,
+    else copied to.
     """
     signature = tuple(buffers)
     inputs = [b for b in signature if b.role is Role.INPUT]
@@ -61,7 +63,7 @@ def bind(
     check_names("argument", [b.name for b in inputs], arrays, complete=True)
     check_names("output", [b.name for b in outputs], out, complete=False)
     memory: dict[str, Array] = {}
-    given: list[Array] = []
+    given: list[Array] = list(held)
     for buffer in inputs:
         array = _checked(buffer, arrays[buffer.name], "argument")
         given.append(array)

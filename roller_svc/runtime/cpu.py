@@ -45,8 +45,9 @@ class CpuModule:
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
         binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
+        blocks = (self.workspace(), self._own("prepared", self.source.prepared))
         for prepare in (True, False):
-            CpuCall(self, binding, (self.workspace(),), self.launches(prepare=prepare))()
+            CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
         return binding.finish()
 
     def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
@@ -66,10 +67,16 @@ class CpuModule:
         return tuple((entry, launch) for entry, launch in pairs if launch.prepares == prepare)
 
     def workspace(self) -> _Block:
-        """Every workspace buffer: one block for each thread, kept for its next call."""
-        block: _Block | None = getattr(self._scratch, "block", None)
+        """What a call needs of its own: one block for each thread, kept for its next call."""
+        prepared = self.source.prepared
+        return self._own("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
+
+    def _own(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
+        """This thread's block of that name."""
+        block: _Block | None = getattr(self._scratch, name, None)
         if block is None:
-            block = self._scratch.block = _Block(self.source.buffers_of(Role.WORKSPACE))
+            block = _Block(buffers)
+            setattr(self._scratch, name, block)
         return block
 
 
@@ -94,7 +101,7 @@ class PreparedCpu:
 
     def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
-        binding = bind(self._others, arrays, out, self._module.alignment_bytes)
+        binding = bind(self._others, arrays, out, self._module.alignment_bytes, self._constants.values())
         whole = replace(binding, memory=self._constants | binding.memory)
         blocks = (self._module.workspace(), self._block)
         return CpuCall(self._module, whole, blocks, self._module.launches(prepare=False))

@@ -109,6 +109,8 @@ def _check_references(source: KernelSource) -> None:
         raise Damaged("two buffers have one symbol")
     if not source.launches:
         raise Damaged("there is no launch")
+    if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):
+        raise Damaged(f"constants that are no inputs: {sorted(unknown)}")
     for launch in source.launches:
         if unknown := {*launch.args, *launch.zeroed}.difference(symbols):
             raise Damaged(f"{launch.name} uses buffers that are not there: {sorted(unknown)}")

@@ -40,19 +40,20 @@ def create_app(
     store = Store(Path(settings.store))
     queue = JobQueue(store, builder or lanes.call, digest, workers=settings.workers, length=settings.queue_length)
     # beside the thread that asks: as many processes at work in all as there are for builds
-    estimating = Estimating(settings.workers - 1, settings.build_timeout_s)
+    estimating = Estimating(settings.workers - 1, settings.build_timeout_s, settings.worker_memory_bytes)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        queue.resume()
         if ready:
-            estimating.start()
+            gc.collect()
             gc.freeze()  # what is imported stays: no collection need look at it
+            estimating.start()
+        queue.resume()
         yield
         queue.close(lambda: lanes.close(at_once=True))
-        estimating.close()
         compute.shutdown(wait=True, cancel_futures=True)
+        estimating.close()
 
     app = FastAPI(title="roller-svc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.roller = State(settings, store, queue, compute, Estimates(estimating.outcomes))

@@ -17,6 +17,8 @@ from roller_svc.wire import EstimateBody, EstimatesAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
+PLANS_EACH = 10  # that the largest request may ask for
+
 
 @router.post("/estimates", response_model=EstimatesAnswer, responses={422: {"model": Problem}})
 async def estimates(body: EstimateBody, request: Request) -> Response:
@@ -28,6 +30,11 @@ async def estimates(body: EstimateBody, request: Request) -> Response:
             f"{count} estimates asked for, {state.settings.items_most} are the most", code="too-many-items"
         )
     top_k = checked_top_k(body.top_k)
+    plans_most = PLANS_EACH * state.settings.items_most
+    if count * top_k > plans_most:
+        raise ArgumentError(
+            f"{count} estimates of {top_k} plans asked for, {plans_most} plans are the most", code="too-many-items"
+        )
     items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
     loop = asyncio.get_running_loop()
     content = await loop.run_in_executor(state.compute, _content, state.estimates, items, body.targets, top_k)
