@@ -45,16 +45,22 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_example_prints_what_it_says(tmp_path: Path) -> None:
-    (example,) = blocks("python")
+def printed(example: str, folder: Path) -> list[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", example], cwd=folder, env=env, capture_output=True, text=True, check=True
     )
-    shape, bound, same = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
+    first, constants = blocks("python")
+    shape, bound, same = printed(first, tmp_path)
     assert shape == "(512, 384) 256.0"
     assert re.fullmatch(r"\w+ [1-9]\d*", bound)
     assert same == "True"
+    # the second goes on from the first's imports
+    assert printed("import numpy as np\nimport roller_svc\n" + constants, tmp_path) == ["2560.0"]
 
 
 def test_the_curl_lines_work(tmp_path: Path) -> None:
