@@ -10,10 +10,10 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
 from roller_svc.codegen.horizontal import HORIZONTAL, horizontal_name, horizontal_needs
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.preamble import Function
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.routines import Outline, outline
-from roller_svc.codegen.scalar import Place
 from roller_svc.codegen.threads import parameter
 from roller_svc.codegen.turns import as_bits, turn_name
 from roller_svc.codegen.vector import register_name, vector_type

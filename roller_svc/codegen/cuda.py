@@ -12,8 +12,9 @@ from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import AMPERE, instruction
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import Range, fold, range_of
-from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, loads_of, walk

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.congruences import Congruence, Known, Lanes, congruence
-from roller_svc.codegen.scalar import Place
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.build import num, ref
 from roller_svc.ir.dtype import DType

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen import c, cuda, threads
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.preamble import Function, preamble
-from roller_svc.codegen.scalar import Place
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of, walk

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.dialect import SHORT, Dialect
+from roller_svc.codegen.functions import LIBRARY, NEEDS_LIBRARY, OURS, OURS_INTEGER
 from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import div, mod, mul, num
@@ -28,70 +30,10 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.kernel import RuntimeCheck
 
-# Shared memory answers a quarter warp of 16-byte accesses at once: eight groups of four banks.
-CHUNK_BYTES, BANK_GROUPS = 16, 8
-# functions that both C's math library and CUDA have under one name, with f for float
-LIBRARY = {
-    OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
-    OpKind.LOG10: "log10", OpKind.LOG1P: "log1p", OpKind.SQRT: "sqrt", OpKind.SIN: "sin", OpKind.COS: "cos",
-    OpKind.TAN: "tan", OpKind.ASIN: "asin", OpKind.ACOS: "acos", OpKind.ATAN: "atan", OpKind.SINH: "sinh",
-    OpKind.COSH: "cosh", OpKind.TANH: "tanh", OpKind.ASINH: "asinh", OpKind.ACOSH: "acosh", OpKind.ATANH: "atanh",
-    OpKind.ERF: "erf", OpKind.RFLOOR: "floor", OpKind.RCEIL: "ceil", OpKind.ROUND: "rint", OpKind.TRUNC: "trunc",
-    OpKind.FMAX: "fmax", OpKind.FMIN: "fmin", OpKind.POW: "pow", OpKind.FMOD: "fmod", OpKind.REMAINDER: "remainder",
-    OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
-}  # fmt: skip
-# helpers of ours, both for floats and integers
-OURS = {
-    OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
-    OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
-    OpKind.SOFTPLUS: "softplus", OpKind.ISINF: "isinf",
-}  # fmt: skip
-_OURS_INTEGER = {
-    OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
-    OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
-}  # fmt: skip
 # integers up to here have no gaps between them: two to the number of significant bits
 _EXACT_INTEGERS = {
     DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8,
 }  # fmt: skip
-_NEEDS_LIBRARY = {
-    "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
-    "isinf": ("fabs",),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one.
-
-    `swizzled`: element c of row r of the last dimension lies where element c xor mask(r) would.
-    """
-
-    identifier: str
-    dtype: DType
-    shape: tuple[int, ...]
-    pad: int = 0
-    swizzled: bool = False
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        strides, step = [], 1
-        for d in range(len(self.shape) - 1, -1, -1):
-            strides.append(step)
-            step *= self.shape[d] + (self.pad if d == len(self.shape) - 1 else 0)
-        return tuple(reversed(strides))
-
-    @property
-    def swizzle(self) -> tuple[int, int, int]:
-        """(rows that share a mask, masks, elements of a 16-byte chunk): mask(r) = r / rows % masks * chunk.
-
-        Eight consecutive rows then have their chunk c in eight different groups of four banks, whatever the row's
-        length: the masks permute the largest power of two of chunks, up to eight, that a row is made of.
-        """
-        chunk = CHUNK_BYTES // self.dtype.bytes
-        chunks = self.shape[-1] // chunk
-        masks = min(BANK_GROUPS, chunks & -chunks)
-        return BANK_GROUPS // masks, masks, chunk
 
 
 @dataclass(slots=True)
@@ -407,8 +349,8 @@ class Scalar:
                 return self._wrapping(Op(OpKind.ADD, (product, op.args[2]), op.dtype), [self.value(product), args[2]])
             case OpKind.CLIP:
                 return self._clip(args, op.dtype)
-            case kind if kind in _OURS_INTEGER:
-                return f"{self.ours(_OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
+            case kind if kind in OURS_INTEGER:
+                return f"{self.ours(OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
             case kind if kind in OURS:
                 return f"{self.ours(OURS[kind], op.dtype)}({', '.join(args)})"
             case _:
@@ -438,7 +380,7 @@ class Scalar:
 
     # helpers --------------------------------------------------------------------------------------------------------
     def ours(self, base: str, dtype: DType) -> str:
-        for function in _NEEDS_LIBRARY.get(base, ()):
+        for function in NEEDS_LIBRARY.get(base, ()):
             self.library_function(function, dtype)
         if base == "pow":
             self.library_function("pow", DType.FLOAT64)

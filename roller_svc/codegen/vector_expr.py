@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.codegen.dialect import SHORT
-from roller_svc.codegen.scalar import LIBRARY, OURS, Place
+from roller_svc.codegen.functions import LIBRARY, OURS
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.streaming import is_streamable
 from roller_svc.codegen.vector_helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED
 from roller_svc.codegen.vector_loops import unconditional

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import fold, range_of
-from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.ir.affine import affine
 from roller_svc.ir.build import num

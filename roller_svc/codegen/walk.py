@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.dialect import Dialect
 from roller_svc.codegen.names import Names
+from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import fold, range_of
-from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.scalar import Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, num
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind

@@ -34,10 +34,10 @@ from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
 from roller_svc.lower.micro_kernel_cpu import LANE, ROW, VECTOR, MicroKernel, Start, Steps, Tile
 from roller_svc.lower.packed_weights import PACKED, PackedWeights
+from roller_svc.lower.packing_cpu import LINE_BYTES
 from roller_svc.perf.image_tile import ImageSpace, Slide, image_space
 
 SUMS, TURNED = ".sums", ".turned"
-LINE_BYTES = 64
 
 
 def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:

@@ -25,6 +25,7 @@ from roller_svc.ir.schedule import (
     Storage,
 )
 from roller_svc.lower.micro_kernel_cpu import SCARCE_REGISTERS
+from roller_svc.lower.packing_cpu import LINE_BYTES
 from roller_svc.lower.rows import (
     RowReads,
     converted,
@@ -34,7 +35,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.lower.window_planes import LANE, LINE_BYTES, MAX_HINTS, Ahead, StagedSum, ahead_of, along, over
+from roller_svc.lower.window_planes import LANE, MAX_HINTS, Ahead, StagedSum, ahead_of, along, over
 from roller_svc.perf.plane_layout import Layout, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 

@@ -13,13 +13,13 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, rewrite, substitute
 from roller_svc.ir.program import Combine, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage
+from roller_svc.lower.packing_cpu import LINE_BYTES
 from roller_svc.lower.rows import acc_name, wrapped
 from roller_svc.perf.plane_layout import LINE, Dimension, Layout
 from roller_svc.perf.plane_tile import Plane, WindowedSum
 
 LANE, STEP = ".lane", ".step"
 UNROLLED = 200  # vector operations written out: more compile slowly and run no faster
-LINE_BYTES = 64  # of the caches: hints are one a line
 MAX_HINTS = 16  # of a line of a plane; longer ones are what the core's own prefetchers are good at
 UNROLLED_COPY = 256  # elements copied by statements written out
 

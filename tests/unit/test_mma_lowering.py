@@ -16,7 +16,8 @@ from roller_svc.backends import emulated
 from roller_svc.codegen import dialect
 from roller_svc.codegen.cuda import emit_function
 from roller_svc.codegen.names import Names
-from roller_svc.codegen.scalar import Place, Scalar
+from roller_svc.codegen.place import Place
+from roller_svc.codegen.scalar import Scalar
 from roller_svc.construct.partition import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.generate import generate
