@@ -71,15 +71,9 @@ def generate_together(
 
 def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgram) -> KernelGroup:
     """A piece of a group told what stays the same: all that it reads, where the group as a whole does."""
-    if _stays(whole, program):
+    if whole.stays(program.outputs):
         return replace(piece, constants=frozenset(name for name, _ in piece.inputs))
     return replace(piece, constants=whole.constants & {name for name, _ in piece.inputs})
-
-
-def _stays(group: KernelGroup, program: TensorProgram) -> bool:
-    """Whether what a group writes follows from constants alone, and is nobody's result."""
-    outputs = {o.tensor for o in program.outputs}
-    return 0 < len(group.constants) == len(group.inputs) and not outputs & {name for name, _ in group.stored}
 
 
 def _part(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec) -> tuple[Part, Workspaces]:
@@ -87,7 +81,7 @@ def _part(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: Hardw
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
     if hw.family is not Family.CPU or not group.constants:
         return Part(trees, views), ()
-    if _stays(group, program):
+    if group.stays(program.outputs):
         return Part((), views, prepares=trees), ()
     found = [prepared(tree, group.constants) for tree in trees]
     rooms = tuple(room for each in found for room in each.workspaces)

@@ -90,14 +90,14 @@ def partition_of(
 
 def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> Iterator[KernelGroup]:
     """Each group told which of its inputs stay the same: the program's constants and what is made of them alone."""
-    constants, outputs = set(program.constants), {o.tensor for o in program.outputs}
+    constants = set(program.constants)
     for group in groups:
         stay = frozenset(name for name, _ in group.inputs if name in constants)
         accesses = tuple(replace(a, constant=a.tensor in stay) for a in group.space.accesses)
-        yield replace(group, constants=stay, space=replace(group.space, accesses=accesses))
-        written = {name for name, _ in group.stored}
-        if stay and len(stay) == len(group.inputs) and not written & outputs:
-            constants |= written
+        told = replace(group, constants=stay, space=replace(group.space, accesses=accesses))
+        if told.stays(program.outputs):
+            constants |= {name for name, _ in told.stored}
+        yield told
 
 
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:

@@ -10,7 +10,7 @@ from enum import Enum
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
-from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
+from roller_svc.ir.program import Axis, AxisKind, Output, StatementKind, TensorExpr, TensorType
 
 # Number of a block's tile along n: an axis of what is computed for each of those tiles.
 COLUMN_TILE = "n.block"
@@ -244,6 +244,11 @@ class KernelGroup:
         if self.kind is not GroupKind.CONTRACTION:
             return None
         return next((s for s in self.statements[1:] if s.kind is StatementKind.REDUCE), None)
+
+    def stays(self, outputs: Collection[Output]) -> bool:
+        """Whether all that the group writes follows from constants alone, and is none of the program's `outputs`."""
+        written = {name for name, _ in self.stored}
+        return 0 < len(self.constants) == len(self.inputs) and written.isdisjoint(o.tensor for o in outputs)
 
     @property
     def anchor(self) -> TensorExpr:
