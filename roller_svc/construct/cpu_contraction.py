@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.perf.cpu_contraction import CONFLICT, kernel_cycles, rows_collide, straight, tiles_cycles
+from roller_svc.perf.cpu_contraction import kernel_cycles, rows_collide, straight, tiles_cycles
 from roller_svc.perf.cpu_tile import COLUMNS_OF_L2
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -150,7 +150,7 @@ class CpuContraction:
         m, n = at(thread, p.m), at(thread, p.n)
         cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.extent(p.k))
         collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
-        return cycles * (CONFLICT if collides else 1.0), 1 / m + 1 / n
+        return cycles * (p.machine.costs.contraction.conflict if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
         """In how many blocks an axis is cut: for all cores, or for some of them, the others along another axis."""

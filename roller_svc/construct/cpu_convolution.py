@@ -11,7 +11,7 @@ from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.cpu_contraction import CALL_CYCLES, kernel_cycles
+from roller_svc.perf.cpu_contraction import kernel_cycles
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.problem import Problem
@@ -49,10 +49,10 @@ class CpuConvolution:
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Least cycles for the whole problem, edges included, of all that registers hold."""
-        fitting = [t for t in self._register_tiles() if not self._register_rule(t)]
-        return sorted(fitting, key=self._kernel_time)[:MAX_BASES] or list(grown.border)
+        return sorted(self.register_tiles(), key=self._kernel_time)[:MAX_BASES] or list(grown.border)
 
-    def _register_tiles(self) -> list[Tile]:
+    def register_tiles(self) -> list[Tile]:
+        """All that registers hold."""
         p, image = self.problem, self.image
         width = p.machine.unit.shape[-1]
         last, extent = self._pixels[-1], p.extents[self._pixels[-1]]
@@ -64,10 +64,11 @@ class CpuConvolution:
         else:
             wide = [r for r in range(1, 15) if r <= image.filters.extent]
             along = [width * v for v in VECTORS if width * (v - 1) < extent]
-        return [
+        tiles = [
             replaced(replaced(replaced(self._smallest, p.n, f), second, b), last, a)
             for f, a, b in itertools.product(wide, along, across)
         ]
+        return [t for t in tiles if not self._register_rule(t)]
 
     @property
     def _pixels(self) -> tuple[int, ...]:
@@ -99,8 +100,9 @@ class CpuConvolution:
     def _kernel_time(self, thread: Tile) -> tuple[float, int]:
         p = self.problem
         rows, vectors = self._shape(thread)
+        each, costs = kernel_cycles(p.machine, rows, vectors), p.machine.costs.convolution
         calls = math.prod(-(-p.extents[i] // thread[i]) for i in (*self._pixels, *(() if p.n is None else (p.n,))))
-        cycles = calls * (self.image.depth * self.image.taps * kernel_cycles(p.machine, rows, vectors) + CALL_CYCLES)
+        cycles = calls * (self.image.depth * self.image.taps * each + costs.call_cycles)
         return cycles, -rows * vectors
 
     # tasks ----------------------------------------------------------------------------------------------------------

@@ -22,24 +22,8 @@ from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Operand, Problem
 from roller_svc.perf.terms import Costs, Launch
 
-CALL_CYCLES = 40.0  # one micro-kernel call: loop, pointers, the pipeline filling up
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
-GATHER_CYCLES = 3.0  # moving one element that its neighbours do not accompany
-LOOKUP_CYCLES = 4.0  # the same where its place is looked up in tables, for an axis of several fused ones
-WINDOW_CYCLES = 2.0  # more for each dimension that a window slides over: a sum and a guard
-COPY_CYCLES = 1.5  # one vector from memory to a panel
-TURN_CYCLES = 3.0  # one vector of a block that is transposed: its shuffles, its store
-SCATTER_CYCLES = 1.5  # storing one element of C whose place is looked up
-START_CYCLES = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
-# Of a cycle for each load of a step beyond those that 8 x 48 has for its multiply-adds, and of the time that B's row
-# takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
-LOAD_COST, FREE_LOADS, L2_STREAM = 0.2, 0.45, 0.15
-CONFLICT = 1.6  # 14 rows 16 KiB apart took so much longer than 8
-TASK_CYCLES = 600.0  # taking a task and its addresses
-EDGE_CYCLES = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
-BESIDE = 0.3  # of packing that is left at least where it is done beside a sweep of multiply-adds
-HIDDEN = 0.5  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +41,7 @@ class _Sizes:
 
 def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     """Micro-kernel ports + call and C update + packing + edges, for the core with the most tasks."""
-    mach = p.machine
+    mach, costs = p.machine, p.machine.costs.contraction
     sizes = _sizes(p, launch)
     kernel = _kernel(p, sizes)
     update = _update(p, sizes)
@@ -66,11 +50,11 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     waves = -(-launch.grid // mach.cores)
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
     busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
-    parts = (kernel, update, packing, store + TASK_CYCLES)
+    parts = (kernel, update, packing, store + costs.task_cycles)
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
     names = ("compute", "update", "packing", "task")
     return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + 0.1 * memory,
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
         parts=(*((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)), ("dram", memory)),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
@@ -106,7 +90,8 @@ def _kernel(p: Problem, s: _Sizes) -> float:
         streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
     else:
         streamed, sweeps = block_of_b, float(-(-s.rows // at_once))
-    return cycles + HIDDEN * s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
+    arrival = s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
+    return cycles + mach.costs.contraction.exposed * arrival
 
 
 def _packs_beside(p: Problem, s: _Sizes) -> bool:
@@ -129,38 +114,40 @@ def _l2_bytes(p: Problem) -> int:
 
 def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:
     """Calls of the micro-kernel for rows x columns of C in register tiles, less high and wide ones at the edges."""
-    lanes = p.machine.unit.shape[-1]
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     cycles = 0.0
     for height, down in _cut(extents[0], tile[0]):
         for width, across in _cut(extents[1], tile[1]):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
-            each += LOAD_COST * max(0.0, height + vectors - FREE_LOADS * height * vectors)
-            each += L2_STREAM * width * p.elem_bytes / p.machine.staged_bytes_per_cycle
-            cycles += down * across * (steps * CALL_CYCLES + depth * each)
+            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * height * vectors)
+            each += costs.l2_exposed * width * p.elem_bytes / p.machine.staged_bytes_per_cycle
+            cycles += down * across * (steps * costs.call_cycles + depth * each)
     return cycles
 
 
 def _update(p: Problem, s: _Sizes) -> float:
     """C, from registers to memory, a line's old contents coming first; between steps to the cache that holds the task's
     tile and back."""
-    mach = p.machine
+    mach, exposed = p.machine, p.machine.costs.contraction.exposed
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
-        return vectors + (HIDDEN if _along_rows(p, s) or _packs_beside(p, s) else 1.0) * 2 * tile_bytes / all_of_it
-    return s.steps * (2 * vectors + HIDDEN * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
+        return vectors + (exposed if _along_rows(p, s) or _packs_beside(p, s) else 1.0) * 2 * tile_bytes / all_of_it
+    return s.steps * (2 * vectors + exposed * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
 
 
 def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
     micro-kernel: a core's own prefetchers follow the rows."""
+    costs = p.machine.costs.contraction
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
     if _packs_beside(p, s):
-        b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), BESIDE * b)
+        b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
-        return b + HIDDEN * _arrival_cycles(p, p.a, launch.block) * (CONFLICT if rows_collide(p, s.mr) else 1.0)
+        slower = costs.conflict if rows_collide(p, s.mr) else 1.0
+        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block) * slower
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
@@ -180,13 +167,13 @@ def _row_bytes(p: Problem) -> int:
 
 
 def _store(p: Problem, s: _Sizes) -> float:
-    lanes = p.machine.unit.shape[-1]
-    each = SCATTER_CYCLES * s.columns if _members(p, p.n) > 1 else 2.0 * -(-s.columns // lanes)
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
+    each = costs.scatter_cycles * s.columns if _members(p, p.n) > 1 else 2.0 * -(-s.columns // lanes)
     tensors = len(p.rest.tensors)
     if tensors > 1 or _members(p, p.n) > 1 or _members(p, p.m) > 1:
         return s.rows * each * max(1, tensors)
     edge = s.columns % s.nr
-    return s.steps * s.rows * EDGE_CYCLES * -(-edge // lanes) if edge % lanes else 0.0
+    return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
@@ -198,8 +185,9 @@ def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
 def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
     """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element. Panels
     of a constant are there, and only come from memory."""
+    costs = p.machine.costs.contraction
     if operand.constant:
-        return HIDDEN * operand.moved_bytes(block) / _source_bandwidth_of(p, operand)
+        return costs.exposed * operand.moved_bytes(block) / _source_bandwidth_of(p, operand)
     lanes = p.machine.unit.shape[-1]
     along, deep = _at(block, panel_axis), _at(block, p.k)
     panels = -(-along // size)
@@ -207,15 +195,15 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     for tensor in operand.tensors:
         match lie(p, operand, panel_axis):
             case Lie.ALONG_PANEL:
-                cycles += COPY_CYCLES * panels * -(-size // lanes) * deep
+                cycles += costs.copy_cycles * panels * -(-size // lanes) * deep
             case Lie.ALONG_K:
                 turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
-                cycles += TURN_CYCLES / 2 * panels * turned * -(-deep // lanes)
+                cycles += costs.turn_cycles / 2 * panels * turned * -(-deep // lanes)
             case Lie.APART if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
-                cycles += (LOOKUP_CYCLES + WINDOW_CYCLES * windows) * along * deep
+                cycles += (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
             case Lie.APART:
-                cycles += GATHER_CYCLES * along * deep
+                cycles += costs.gather_cycles * along * deep
     return cycles + _arrival_cycles(p, operand, block)
 
 
@@ -223,7 +211,7 @@ def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:
     """One block of an operand from memory, or from the cache that holds all of it, run by run."""
     runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
     moved = sum(tensor.moved_bytes(block) for tensor in operand.tensors)
-    return moved / _source_bandwidth_of(p, operand) + START_CYCLES * runs
+    return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
 
 
 def _source_bandwidth_of(p: Problem, operand: Operand) -> float:

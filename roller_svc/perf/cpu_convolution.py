@@ -6,34 +6,14 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.cpu_contraction import (
-    CALL_CYCLES,
-    HIDDEN,
-    LOAD_PORTS,
-    TASK_CYCLES,
-    kernel_cycles,
-    source_bandwidth,
-)
+from roller_svc.perf.cpu_contraction import LOAD_PORTS, kernel_cycles, source_bandwidth
 from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-# Cycles of one element, or of one vector, on Skylake-SP.
-COPY_CYCLES = 1.0  # a vector from memory to the window
-DEAL_CYCLES = 3.0  # the same of every other element
-TILE_CYCLES = 1.5  # a tile of a row: its loop, its addresses
-GATHER_CYCLES = 2.5  # an element whose neighbours do not accompany it
-TURN_CYCLES = 6.0  # a vector of sums turned, from room to room
-STORE_CYCLES = 2.0  # a vector of results, through the epilogue
-ELEMENT_CYCLES = 1.0  # an element of a vector that is cut short
-ROW_CYCLES = 6.0  # a row of the window or of results: its loop, its addresses
-TAP_LOOP_CYCLES = 3.0  # one pass of the innermost loop over taps: counters that are set again
-ACROSS_LINES_CYCLES = 0.4  # a vector of pixels that a tap has moved across two cache lines
-BUSY_PORTS, CROWDED = 0.8, 1.2  # loads for that share of the multiply-adds' time delay some of those
+BUSY_PORTS = 0.8  # loads for that share of the multiply-adds' time delay some of those
 PANEL_OF_L1, PANELS_OF_L2 = 0.7, 0.6  # what a panel, and all of them, may fill to be found there again
-L2_STREAM = 0.25  # of the time that rows of a panel take from the second cache, what the micro-kernel does not hide
-L2_BESIDE = 0.3  # of the second cache's bandwidth, what there is beside a micro-kernel: 16 bytes a cycle, as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +34,7 @@ class _Sizes:
 
 def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, summed over what a task does."""
-    mach = p.machine
+    mach, costs = p.machine, p.machine.costs.convolution
     sizes = _sizes(p, image, launch)
     kernel = _kernel(p, image, sizes)
     staging = sizes.windows * sizes.steps * _staging(p, image, sizes)
@@ -63,11 +43,11 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     update = _update(p, image, sizes)
     waves = -(-launch.grid // mach.cores)
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (kernel, update, staging + packing, results + TASK_CYCLES)
+    parts = (kernel, update, staging + packing, results + costs.task_cycles)
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
     names = ("compute", "update", "packing", "task")
     return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + 0.3 * memory,
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
         parts=(*((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)), ("dram", memory)),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
@@ -101,19 +81,19 @@ def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
 
 def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     """All calls of the micro-kernel."""
-    mach = p.machine
+    mach, costs = p.machine, p.machine.costs.convolution
     depth = image.depth * image.taps
     row = kernel_cycles(mach, s.rows, s.vectors)
     if (s.rows + s.vectors) / LOAD_PORTS > BUSY_PORTS * row:
-        row *= CROWDED
+        row *= costs.crowded
     if not image.along_filters and image.slides[-1].taps > 1:
-        row += ACROSS_LINES_CYCLES * s.vectors
+        row += costs.across_lines_cycles * s.vectors
     inner = image.slides[-1].taps
-    row += TAP_LOOP_CYCLES / inner if inner > 1 else 0.0
+    row += costs.tap_loop_cycles / inner if inner > 1 else 0.0
     near, far = _streamed_bytes(p, image, s)
     l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
-    row = max(row + L2_STREAM * (near / l2 + far / l3), near / (L2_BESIDE * l2) + far / l3)
-    return s.windows * s.panels * s.calls * (s.steps * CALL_CYCLES + depth * row)
+    row = max(row + costs.l2_exposed * (near / l2 + far / l3), near / (costs.l2_beside * l2) + far / l3)
+    return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
 
 
 def _streamed_bytes(p: Problem, image: ImageSpace, s: _Sizes) -> tuple[int, int]:
@@ -132,40 +112,43 @@ def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     """Sums to and from their room, once a step."""
     mach, lanes = p.machine, p.machine.unit.shape[-1]
     vectors = s.windows * s.panels * s.calls * s.rows * s.vectors
+    moving = mach.costs.convolution.sum_cycles * vectors
     if s.steps == 1:
-        return vectors * 1.0
+        return moving
     held = vectors * lanes * p.elem_bytes
-    return s.steps * (2.0 * vectors + 2 * held / (_held_at(mach, held) / mach.clock_hz))
+    return s.steps * (2.0 * moving + 2 * held / (_held_at(mach, held) / mach.clock_hz))
 
 
 def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
-    lanes = p.machine.unit.shape[-1]
+    costs = p.machine.costs.convolution
     last, pixels = image.slides[-1], s.window[-1]
     rows = math.prod(slide.reach(n) for slide, n in zip(image.slides[:-1], s.window[:-1], strict=True))
     if image.channels_last:
         rows *= last.reach(pixels)
-        return rows * (ROW_CYCLES + _run_cycles(s.channels, lanes, COPY_CYCLES))
+        return rows * (costs.row_cycles + _run_cycles(p, s.channels, costs.copy_cycles))
     length = last.reach(pixels)
     source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
     moved = length * max(1, image.step) * p.elem_bytes / source
-    return rows * s.channels * (ROW_CYCLES + _row_cycles(image, s, length, lanes) + moved)
+    return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
 
 
-def _row_cycles(image: ImageSpace, s: _Sizes, length: int, lanes: int) -> float:
+def _row_cycles(p: Problem, image: ImageSpace, s: _Sizes, length: int) -> float:
     """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
     overlaps the one before it."""
+    costs = p.machine.costs.convolution
     apart = image.step * image.phases(image.slides[-1])
     if apart not in (1, 2):
-        return GATHER_CYCLES * length
-    each = COPY_CYCLES if apart == 1 else DEAL_CYCLES
+        return costs.gather_cycles * length
+    each = costs.copy_cycles if apart == 1 else costs.deal_cycles
     if not image.tiles_apart:
-        return _run_cycles(length, lanes, each)
-    vectors, rest = divmod(s.tile, lanes)
-    return length / s.tile * (TILE_CYCLES + each * (vectors + 2 * (rest > 0)))
+        return _run_cycles(p, length, each)
+    vectors, rest = divmod(s.tile, p.machine.unit.shape[-1])
+    return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
 
 
-def _run_cycles(length: int, lanes: int, each: float) -> float:
-    return each * (length // lanes) + ELEMENT_CYCLES * min(length % lanes, 6)
+def _run_cycles(p: Problem, length: int, each: float) -> float:
+    lanes = p.machine.unit.shape[-1]
+    return each * (length // lanes) + p.machine.costs.convolution.element_cycles * min(length % lanes, 6)
 
 
 def _image_bytes(p: Problem) -> int:
@@ -173,34 +156,34 @@ def _image_bytes(p: Problem) -> int:
 
 
 def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
-    lanes = p.machine.unit.shape[-1]
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
     filters = s.vectors * lanes if image.along_filters else s.rows
-    each = GATHER_CYCLES
+    each = costs.gather_cycles
     if image.weights_contiguous:
         each = 2.0 / lanes
     elif image.weights_along_k and image.along_filters and not image.channels_last:
-        each = TURN_CYCLES / lanes
+        each = costs.turn_cycles / lanes
     count = s.panels * filters * s.channels * image.taps
     source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
     if any(operand.constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
-        return count * HIDDEN * p.elem_bytes / source
+        return count * costs.weights_exposed * p.elem_bytes / source
     return count * (each + p.elem_bytes / source)
 
 
 def _results(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     """One window and panel: rows of neighbouring results, turned where vectors are of filters and results are not."""
-    lanes = p.machine.unit.shape[-1]
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
     statements = max(1, len(p.rest.tensors))
     filters = min(s.vectors * lanes if image.along_filters else s.rows, image.filters.extent)
     pixels = math.prod(s.window)
     if image.filters_last:
-        return pixels * (ROW_CYCLES + _run_cycles(filters, lanes, STORE_CYCLES * statements))
+        return pixels * (costs.row_cycles + _run_cycles(p, filters, costs.store_cycles * statements))
     rows = pixels // s.window[-1] * filters
-    cycles = rows * _run_cycles(s.window[-1], lanes, STORE_CYCLES * statements)
+    cycles = rows * _run_cycles(p, s.window[-1], costs.store_cycles * statements)
     if not image.along_filters:
-        return cycles + rows * ROW_CYCLES
+        return cycles + rows * costs.row_cycles
     blocks = pixels // s.window[-1] * -(-s.window[-1] // lanes) * s.vectors
-    return cycles + blocks * lanes * TURN_CYCLES + rows * 2.0
+    return cycles + blocks * lanes * costs.turn_cycles + rows * 2.0
 
 
 def _held_at(mach: Machine, task_bytes: int) -> float:

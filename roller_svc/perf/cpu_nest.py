@@ -9,35 +9,27 @@ from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-TASK_CYCLES = 600.0
-OPERATION_CYCLES = 0.5  # one vector operation: two ports
-LOAD_CYCLES = 0.5  # one vector load that hits L1
-GATHER_CYCLES = 1.2  # one element of a vector that is no run in memory
-HORIZONTAL_CYCLES = 12.0  # joining the lanes of one vector
 JUMPS = 64  # steps from which a strided walk is more than a window
 PAGE_BYTES = 4096  # prefetchers do not cross it
-JUMPS_IN_FLIGHT = 4.0
-ONE_OF_TWO = 0.65
-LOOP_CYCLES = 2.0  # counter, branch, addresses: what a loop's start and step cost a vector
 
 
 def cpu_nest(p: Problem, launch: Launch) -> Costs:
     """Operations + loads + memory + joining lanes + tasks, for the core with the most tasks."""
-    mach = p.machine
+    mach, costs = p.machine, p.machine.costs.nest
     padded = _padded_points(p, launch)
     vector = max(launch.lanes, math.prod(launch.thread))
     vectors = padded / vector
     unit_vectors = -(-vector // mach.unit.shape[-1]) if vector > 1 else 1
     flops = p.space.flops / (p.outer_points * p.inner_points)
-    compute = vectors * (flops * OPERATION_CYCLES * unit_vectors + LOOP_CYCLES)
+    compute = vectors * (flops * costs.operation_cycles * unit_vectors + costs.loop_cycles)
     loads = sum(_access_cycles(p, t, launch, vector, vectors, unit_vectors) for t in p.touched.accesses)
-    joins = p.outer_points * HORIZONTAL_CYCLES * math.log2(launch.lanes) / 2 if launch.lanes > 1 else 0.0
+    joins = p.outer_points * costs.horizontal_cycles * math.log2(launch.lanes) / 2 if launch.lanes > 1 else 0.0
     waves = -(-launch.grid // mach.cores)
     # tasks are handed out as cores become free: with many, only the last ones leave cores idle
     uneven = max(waves * mach.cores / launch.grid, 1.0)
     share = uneven / mach.cores
     loads += sum(_jump_cycles(p, t, launch, vectors) for t in p.touched.reads)
-    seconds = [mach.seconds(c * share) for c in (compute, loads, joins, launch.grid * TASK_CYCLES)]
+    seconds = [mach.seconds(c * share) for c in (compute, loads, joins, launch.grid * costs.task_cycles)]
     memory = _memory_s(p, launch)
     return Costs(
         core_s=sum(seconds) + memory,
@@ -64,13 +56,14 @@ def _access_cycles(
     p: Problem, tensor: AccessFootprint, launch: Launch, vector: int, vectors: float, unit_vectors: int
 ) -> float:  # noqa: PLR0913 - the two counts are the caller's, computed once
     """Moving one tensor between L1 and registers: whole vectors, broadcasts, or element by element."""
+    costs = p.machine.costs.nest
     moves = tensor.walks_reduced or p.inner_points == 1
     repeats = vectors if moves else vectors / max(1, p.inner_points / max(1, launch.lanes))
     if vector == 1 or p.vector is None or p.vector not in tensor.axes:
-        return repeats * LOAD_CYCLES
+        return repeats * costs.load_cycles
     if tensor.strides.get(p.vector) == 1:
-        return repeats * LOAD_CYCLES * unit_vectors
-    return repeats * GATHER_CYCLES * vector
+        return repeats * costs.load_cycles * unit_vectors
+    return repeats * costs.gather_cycles * vector
 
 
 def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
@@ -84,7 +77,7 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors: f
     for cache in p.machine.caches:
         if tensor.bytes(p.extents) <= cache.total_bytes // 2:
             latency = cache.latency_cycles
-    return vectors * latency / JUMPS_IN_FLIGHT
+    return vectors * latency / p.machine.costs.nest.jumps_in_flight
 
 
 def _memory_s(p: Problem, launch: Launch) -> float:
@@ -100,7 +93,9 @@ def _memory_s(p: Problem, launch: Launch) -> float:
         moved -= written * (1 - 1 / mach.dram.streamed_write_gain)
     # one core alone does not reach the whole device's bandwidth: of a shared DRAM, about two thirds of it
     alone = mach.cores / launch.grid
-    return moved / bandwidth * max(1.0, alone if bandwidth > mach.dram.bandwidth_bytes_per_s else ONE_OF_TWO * alone)
+    if bandwidth <= mach.dram.bandwidth_bytes_per_s:
+        alone *= mach.costs.nest.alone
+    return moved / bandwidth * max(1.0, alone)
 
 
 def _bandwidth(mach: Machine, total_bytes: int) -> float:

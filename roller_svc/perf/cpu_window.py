@@ -12,19 +12,14 @@ from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-TASK_CYCLES = 600.0
-LINE_CYCLES = 6.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
-STEP_CYCLES = 6.0  # a step of the run
 PORTS = 2.0  # vector operations, and loads, a cycle
-JOIN_CYCLES = {Combine.SUM: 0.5, Combine.PROD: 0.5, Combine.MAX: 1.5, Combine.MIN: 1.5}  # NaN takes more than a maximum
 LINE_BYTES = 64
-SHUFFLED_CYCLES = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
-ONE_OF_TWO = 0.65  # of all cores' memory bandwidth that one reaches
 
 
 def cpu_window(p: Problem, launch: Launch) -> Costs:
     """Cycles of the core with the most tasks; memory takes its time on top, for staging waits for it."""
     mach, space = p.machine, p.planes
+    costs = mach.costs.window
     if space is None:
         raise InvariantError("the program has no windows")
     planes = math.prod(min(b, a.extent) for a, b in zip(space.leading, launch.block, strict=False))
@@ -34,13 +29,13 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
         fill = found.elements / mach.unit.shape[-1] * len(one.planes)
         parts = (staging_cycles(mach, one, found), tap_cycles(mach, one, found), line_cycles(mach, found))
         cycles = [c + planes * part for c, part in zip(cycles, (*parts, 0.0), strict=True)]
-        cycles[3] += fill + TASK_CYCLES
+        cycles[3] += fill + costs.task_cycles
     waves = -(-launch.grid // mach.cores)
     uneven = waves * mach.cores / launch.grid
     share = launch.grid * uneven / mach.cores
     seconds = [mach.seconds(c * share) for c in cycles]
     memory = p.compulsory_bytes / _bandwidth(mach, p.compulsory_bytes)
-    memory *= max(1.0, ONE_OF_TWO * mach.cores / launch.grid)
+    memory *= max(1.0, costs.alone * mach.cores / launch.grid)
     return Costs(
         core_s=sum(seconds) + memory,
         core_stage=None,
@@ -55,19 +50,19 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
 
 def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     """Copying one plane: what is inside, line by line, in as many parts as the last dimension has phases."""
-    lanes, last = mach.unit.shape[-1], found.dims[-1]
+    lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
         inside = [min(d.places, high - low) for d, (low, high) in zip(found.dims, plane.inside, strict=True)]
         vectors = last.phases * -(-inside[-1] // (lanes * last.phases))
-        each = 2.0 if last.phases == 1 else SHUFFLED_CYCLES * min(last.phases, lanes)
-        cycles += math.prod(inside[:-1]) * (LINE_CYCLES + vectors * each)
+        each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
+        cycles += math.prod(inside[:-1]) * (costs.line_cycles + vectors * each)
     return cycles
 
 
 def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     """The run over one plane: operations against loads, the loads of unaligned vectors counted by lines of memory."""
-    lanes, rows = mach.unit.shape[-1], found.rows
+    lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
     vectors = found.width // lanes
     below = found.dims[-2].slide if len(found.dims) > 1 else None
     lines = 1
@@ -77,18 +72,18 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     crossing = 1.0 + lanes * one.statement.accumulator.bytes / LINE_BYTES
     loads = columns * lines * vectors * crossing * len(one.planes)
     scalars = one.taps if one.body.dtype and len(one.statement.reads_tensors) > len(one.planes) else 0
-    combine = one.statement.combine or Combine.SUM
-    work = one.taps * rows * vectors * JOIN_CYCLES[combine]
-    each = max(work, (loads + scalars) / PORTS) + 0.1 * min(work, loads / PORTS)
+    extreme = one.statement.combine in (Combine.MAX, Combine.MIN)
+    work = one.taps * rows * vectors * (costs.extreme_cycles if extreme else costs.sum_cycles)
+    each = max(work, (loads + scalars) / PORTS) + costs.overlap_leak * min(work, loads / PORTS)
     runs = math.prod(d.block for d in found.dims[:-2])
-    return runs * found.run_steps * (each + rows * vectors + STEP_CYCLES)
+    return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
 
 
 def line_cycles(mach: Machine, found: Layout) -> float:
     """Results from the run to where they belong."""
-    width = found.dims[-1].block
+    width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(d.block for d in found.dims[:-1])
-    return lines * (LINE_CYCLES + 2.0 * -(-width // mach.unit.shape[-1]))
+    return lines * (costs.line_cycles + costs.staged_cycles * -(-width // mach.unit.shape[-1]))
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:

@@ -17,6 +17,7 @@ from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_convolution import cpu_convolution
+from roller_svc.perf.cpu_costs import COSTS, CpuCosts
 from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
@@ -83,6 +84,11 @@ class Model:
         """
         return self.timed(program, compiled).estimate()
 
+    def with_costs(self, costs: CpuCosts) -> Model:
+        """The same group with other constants of CPUs; nothing that is prepared depends on them."""
+        p = self.problem
+        return Model(replace(p, machine=replace(p.machine, costs=costs)))
+
     def timed(self, program: RProgram, compiled: Resources | None = None) -> Timed:
         """The same before it is written out: ranking needs the seconds of many and the estimates of few."""
         p = self.problem
@@ -103,9 +109,11 @@ class Model:
         return _costs(self.problem, _launch(self.problem, program)).needs
 
 
-def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factors | None = None) -> Model:
+def model(
+    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factors | None = None, costs: CpuCosts = COSTS
+) -> Model:
     """Prepare the model of a group's space. A matrix unit's needs the operands of the contraction, `factors`."""
-    return Model(problem(space, hw, unit, factors))
+    return Model(problem(space, hw, unit, factors)).with_costs(costs)
 
 
 def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> Estimate:
