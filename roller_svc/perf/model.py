@@ -84,6 +84,18 @@ class Model:
         """
         return self.timed(program, compiled).estimate()
 
+    @property
+    def cpu_family(self) -> str:
+        """Which part of `CpuCosts` a CPU's estimates of this group rest on."""
+        p = self.problem
+        if p.planes is not None:
+            return "window"
+        if p.layout is not None:
+            return "layout"
+        if p.image is not None:
+            return "convolution"
+        return "contraction" if p.is_contraction else "nest"
+
     def with_costs(self, costs: CpuCosts) -> Model:
         """The same group with other constants of CPUs; nothing that is prepared depends on them."""
         p = self.problem
