@@ -161,7 +161,7 @@ def _built(task: BuildOurs) -> Built:
     try:
         want = interpreter.sampled(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
     except ArgumentError:
-        want = {out.name: _about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
+        want = {out.name: about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
         proven = False
     else:
         proven = True
@@ -172,7 +172,7 @@ def _built(task: BuildOurs) -> Built:
     return Built(build_s, model_s, len(report.attempts), proven, want)
 
 
-def _about(array: NDArray[Any], dtype: DType) -> Value:
+def about(array: NDArray[Any], dtype: DType) -> Value:
     """Elements of a result, with a margin that rounding stays within."""
     at = np.unique(np.linspace(0, array.size - 1, CHECKED_ELEMENTS, dtype=np.int64))
     wide = array.reshape(-1)[at].astype(np.float64)

@@ -47,6 +47,11 @@ def sampled(call: Callable[[], object], sample_s: float = SAMPLE_S) -> Sample:
         start = time.perf_counter()
         call()
         calls = max(1, round(sample_s / max(time.perf_counter() - start, 1e-7)))
+    return timed(call, calls)
+
+
+def timed(call: Callable[[], object], calls: int) -> Sample:
+    """So many calls."""
     waited, stolen = waiting_s(), stolen_s()
     start = time.perf_counter()
     for _ in range(calls):

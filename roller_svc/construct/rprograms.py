@@ -89,7 +89,7 @@ def rank_units(
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
     roofs: list[tuple[Roof, ...]] = []
-    for unit, view in itertools.product(units.taken, _views(group, hw)):
+    for unit, view in itertools.product(units.taken, views(group, hw)):
         p = prepared(view, hw, unit, footprints)
         roofs.append(roofline(p))
         least_s = p.floor_s + hw.limits.launch_overhead_s
@@ -119,7 +119,7 @@ def _candidates(timed: list[Timed]) -> tuple[Candidate, ...]:
     return tuple(Candidate(t.program, t.estimate()) for t in timed)
 
 
-def _views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+def views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """The group, and on a CPU its readings as a convolution."""
     if hw.family is not Family.CPU:
         return (group,)
@@ -174,7 +174,7 @@ def prepared(
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
-    rules = _rules(group, p)
+    rules = rules_for(group, p)
     log = Log(MAX_VISITS)
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
@@ -186,11 +186,12 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     ]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
-    programs = tuple(_rprogram(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
+    programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
-def _rules(group: KernelGroup, p: Problem) -> Rules:
+def rules_for(group: KernelGroup, p: Problem) -> Rules:
+    """The rules of the group's family on the problem's unit; NoCandidateError where there are none."""
     unit = p.machine.unit
     if unit.kind is UnitKind.MMA and p.is_contraction:
         return MmaContraction(p)
@@ -278,7 +279,7 @@ def _unfit(group: KernelGroup, rules: Rules, log: Log) -> NoCandidateError:
     said = ", ".join(sorted(log.rejections))
     least = LEAST_STAGES if p.machine.unit.kind is UnitKind.MMA else PLAIN.stages
     for block, base in rules.fallback():
-        smallest = _rprogram(p, Shape(block, base, pipeline=Pipeline(least)))
+        smallest = rprogram_of(p, Shape(block, base, pipeline=Pipeline(least)))
         needs = Model(p).needs(smallest)
         if over := overruns(needs, p.machine.hw) if needs is not None else ():
             said = f"{tile_text(smallest)} on {p.machine.unit.name} takes {' and '.join(over)}"
@@ -294,7 +295,8 @@ def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:
     return [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)] if split else shapes
 
 
-def _rprogram(p: Problem, shape: Shape) -> RProgram:
+def rprogram_of(p: Problem, shape: Shape) -> RProgram:
+    """The same tiles with names."""
     touched = p.touched
     block, thread = touched.rtile(shape.block), touched.rtile(shape.base.thread)
     way = shape.pipeline

@@ -1,0 +1,171 @@
+"""Cases on this CPU: the plans that the model puts first and random ones, built and timed in turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.cpu import pinned
+from roller_svc.bench.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
+from roller_svc.bench.model_worker import Answer, Describe, Hold, Task, TimeKernel, work
+from roller_svc.bench.sampling import Sample
+from roller_svc.bench.trial_plans import trial_plans
+from roller_svc.construct.shared import Shared
+from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.farm.lanes import Lane
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.report import Attempt, Plan
+from roller_svc.selection import built_for_trial
+
+Json = dict[str, Any]
+
+ROUNDS = 7
+LEAST_ROUNDS = 5
+# A case's samples take no longer than this, but for LEAST_ROUNDS.
+CASE_S = 6.0
+# A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
+SLOW, SLOW_ROUNDS = 3.0, 2
+# Samples that others disturbed are taken again, so often for a whole case.
+MOST_REPEATED = 30
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`top` plans that the model puts first and `sample` random ones, drawn with `seed`, for so many threads."""
+
+    target: str = "local"
+    threads: int = 1
+    top: int = 10
+    sample: int = 10
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Worker:
+    """The process that times, on cores of its own; one that died or was stopped is started again for its next task."""
+
+    target: str
+    threads: int
+    _lane: Lane[Task, Answer] = field(default_factory=lambda: Lane(work, _TIMEOUT_S))
+
+    def start(self) -> HardwareSpec:
+        """The spec of its cores; ArgumentError where there are too few."""
+        cores = sorted(os.sched_getaffinity(0))[-self.threads :]
+        if len(cores) < self.threads:
+            raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
+        with pinned(cores):
+            spec = self._lane.call(Describe(self.target))
+        if not isinstance(spec, HardwareSpec):
+            raise InvariantError("the worker answered something else")
+        return spec
+
+    def ask(self, task: Task) -> Answer:
+        try:
+            return self._lane.call(task)
+        except (FarmError, KernelTimeoutError, InvariantError):
+            self._lane.close(at_once=True)
+            self.start()
+            raise
+
+    def close(self) -> None:
+        self._lane.close(at_once=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds a call of every accepted sample, a list for each candidate, in turns; and how many were taken again."""
+
+    seconds: tuple[tuple[float, ...], ...]
+    repeated: int
+
+
+def measured_case(case: BenchCase, settings: Settings, hw: HardwareSpec, worker: Worker) -> Json:
+    """One row: the case's candidates with what the model expects of them and what they took, or its `error`."""
+    try:
+        program = case.program()
+        trial = trial_plans(program, hw, settings.top, settings.sample, f"{settings.seed} {case.id}")
+        start = time.perf_counter()
+        attempts = built_for_trial(trial.plans, program, trial.groups, hw)
+        build_s = time.perf_counter() - start
+        errors, turns = _timed(case, attempts, worker)
+    except RollerError as failure:
+        return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
+    rows = [
+        _candidate(plan, error, seconds) | {"drawn": number >= len(trial.ranked)}
+        | {"kernels": tiles_of(plan, trial.groups, hw)}
+        for number, (plan, error, seconds) in enumerate(zip(trial.plans, errors, turns.seconds, strict=True))
+    ]  # fmt: skip
+    return {"id": case.id, "cls": case.cls, "error": None, "build_s": build_s, "repeated": turns.repeated,
+            "candidates": rows}  # fmt: skip
+
+
+def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
+    """The case with those of its candidates that were timed, in the order of the row, as today's model sees them.
+
+    Raises ArgumentError where the row's tiles are no tiles of the program any more.
+    """
+    groups = Shared(case.program()).groups(hw)
+    timed = [c for c in row["candidates"] if c["error"] is None]
+    return FitCase(
+        case.id, case.cls, tuple(MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, c["min_s"]) for c in timed)
+    )
+
+
+def in_turns(count: int, take: Callable[[int], Sample]) -> Turns:
+    """Rounds of one sample each; those far from the best leave early, and a disturbed sample is taken again as long as
+    there are repetitions left."""
+    seconds: list[list[float]] = [[] for _ in range(count)]
+    repeated, start = 0, time.perf_counter()
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S:
+            break
+        best_s = min((min(s) for s in seconds if s), default=0.0)
+        for i, taken in enumerate(seconds):
+            if number >= SLOW_ROUNDS and min(taken) > SLOW * best_s:
+                continue
+            sample = take(i)
+            while sample.is_disturbed and repeated < MOST_REPEATED:
+                repeated += 1
+                sample = take(i)
+            taken.append(sample.seconds)
+    return Turns(tuple(tuple(s) for s in seconds), repeated)
+
+
+def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tuple[list[RollerError | None], Turns]:
+    """Of each attempt what was wrong with it, if anything, and its samples, none where something was."""
+    errors: list[RollerError | None] = [attempt.error for attempt in attempts]
+    kernels = [(i, a.compiled) for i, a in enumerate(attempts) if a.compiled is not None]
+    answer = worker.ask(Hold(case, tuple(kernel for _, kernel in kernels)))
+    if not isinstance(answer, tuple):
+        raise InvariantError("the worker answered something else")
+    for (i, _), error in zip(kernels, answer, strict=True):
+        errors[i] = error
+    right = [(i, number) for number, (i, _) in enumerate(kernels) if errors[i] is None]
+
+    def take(position: int) -> Sample:
+        sample = worker.ask(TimeKernel(right[position][1]))
+        if not isinstance(sample, Sample):
+            raise InvariantError("the worker answered something else")
+        return sample
+
+    turns = in_turns(len(right), take)
+    by_attempt = {i: seconds for (i, _), seconds in zip(right, turns.seconds, strict=True)}
+    return errors, Turns(tuple(by_attempt.get(i, ()) for i in range(len(attempts))), turns.repeated)
+
+
+def _candidate(plan: Plan, error: RollerError | None, seconds: Sequence[float]) -> Json:
+    estimate = plan.estimate
+    return {
+        "predicted_s": estimate.seconds,
+        "stages": {stage.name: stage.seconds for stage in estimate.stages},
+        "min_s": min(seconds, default=None),
+        "median_s": statistics.median(seconds) if seconds else None,
+        "samples": len(seconds),
+        "error": None if error is None else f"{error.code}: {error.message}",
+    }
