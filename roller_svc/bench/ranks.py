@@ -1,17 +1,18 @@
-"""Predicted and published times → how far apart they are, and whether they are in the same order."""
+"""Predicted times and those that others took → how far apart they are, and whether they are in the same order."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 LEAST_RANKED = 3  # two values are always in order or in reverse
 
 
 def median_abs_log_ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """The median of |ln(predicted / published)|: 0.1 is a tenth off."""
-    return statistics.median(abs(math.log(predicted / published)) for predicted, published in pairs)
+    """The median of |ln(predicted / taken)|: 0.1 is a tenth off."""
+    return statistics.median(abs(math.log(predicted / taken)) for predicted, taken in pairs)
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -24,4 +25,4 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+    return [(bisect_left(ordered, value) + bisect_right(ordered, value) - 1) / 2 for value in values]

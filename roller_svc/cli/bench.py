@@ -15,9 +15,7 @@ from roller_svc import hardware
 from roller_svc.bench import lint
 from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.construct import bench_construct
-from roller_svc.bench.published import TARGET, bench_published
-from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
-from roller_svc.cli import cpu_bench, progress, show
+from roller_svc.cli import cpu_bench, model_bench, progress, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError, RollerError
@@ -29,12 +27,6 @@ from roller_svc.toolchain.sass import disassembler
 TARGETS = ("nvidia-v100-sxm2", "nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "local")
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "public.json"
 
-MODEL_COLUMNS = (
-    "class", "cases", "median |log ratio|", "ROLLER's roofline", "peaks' roofline", "Spearman", "within uncertainty",
-)  # fmt: skip
-TILE_COLUMNS = (
-    "class", "cases", "median |log ratio|", "Spearman", "our top 10 within its estimate", "within its time",
-)  # fmt: skip
 LINT_COLUMNS = (
     "target", "kernels", "unspilled", "C75xx", "on tensor cores", "compile median", "p95", "findings", "errors",
 )  # fmt: skip
@@ -61,14 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
     machine_code.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
 
-    model = kinds.add_parser("model", help="what the model expects beside published times", allow_abbrev=False)
-    model.add_argument("--published", metavar="FILE", required=True, help="operators with the times others measured")
-    model.add_argument(
-        "--target", default=TARGET, metavar="ID",
-        help="the device (default: %(default)s); for nvidia-k80 and amd-mi50 each published tile is estimated",
-    )  # fmt: skip
-    model.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
-
+    model_bench.add_arguments(
+        kinds.add_parser("model", help="what the model expects beside times that were taken", allow_abbrev=False)
+    )
     cpu_bench.add_arguments(
         kinds.add_parser("cpu", help="our kernels beside numpy's and torch's calls on this CPU", allow_abbrev=False)
     )
@@ -85,7 +72,7 @@ def execute(options: argparse.Namespace) -> int:
         case "cpu":
             return cpu_bench.execute(options)
         case "model":
-            results, shown = _model(Path(options.published), options.target)
+            return model_bench.execute(options)
         case "lint":
             results = _lint(options)
             shown = show.table(LINT_COLUMNS, _lint_rows(results))
@@ -148,33 +135,6 @@ def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
         (target, len(one["cases"]), *(show.duration(one[key]) for key in ("median_s", "p99_s", "max_s")))
         for target, one in results["targets"].items()
     ]
-
-
-def _model(published: Path, target: str) -> tuple[dict[str, Any], str]:
-    """The results, and their table: of tiles where the file has them for the device, else of the best times."""
-    if target in COLUMNS:
-        results = bench_tiles(published, target)
-        return results, show.table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
-    results = bench_published(published, target)
-    return results, show.table(MODEL_COLUMNS, [_model_row(*named) for named in _by_class(results)])
-
-
-def _by_class(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [("overall", results["overall"]), *results["classes"].items()]
-
-
-def _model_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
-    logs = (one["median_abs_log_ratio"], one["rooflines"]["artifact"], one["rooflines"]["peaks"])
-    return name, one["cases"], *(f"{log:.3f}" for log in logs), _correlation(one), f"{one['within_uncertainty']:.0%}"
-
-
-def _tile_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
-    shares = (f"{one[key]:.0%}" for key in ("top10_within_estimate", "top10_within_published"))
-    return name, one["cases"], f"{one['median_abs_log_ratio']:.3f}", _correlation(one), *shares
-
-
-def _correlation(one: dict[str, Any]) -> str:
-    return "-" if one["spearman"] is None else f"{one['spearman']:.3f}"
 
 
 def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:

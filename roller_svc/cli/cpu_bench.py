@@ -21,7 +21,7 @@ from roller_svc.cli import show
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.action import generator_digest
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.settings import settings
 
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "cpu_bench.json"
@@ -31,14 +31,10 @@ Json = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the CPU benchmark's, in a checkout")
+    add_cases(parser)
     parser.add_argument("--target", default="local", metavar="ID", help="a CPU that is this one or a part of it")
     parser.add_argument(
         "--threads", type=int, action="append", default=[], metavar="N", help="cores to use; may be repeated (1)"
-    )
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="classes, or what ids begin with; may be repeated"
     )
     parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
@@ -46,6 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers", default=",".join(DEFAULT_PEERS), metavar="NAMES",
         help=f"of {','.join(PEERS)} (%(default)s); '' for none",
     )  # fmt: skip
+    add_run(parser)
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Which cases are measured."""
+    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the CPU benchmark's, in a checkout")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="classes, or what ids begin with; may be repeated"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """How a long measurement shares a machine and is gone on with."""
     parser.add_argument(
         "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
     )
@@ -56,10 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
     chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
-    hw = hardware.load(chosen.target)
-    if hw.family is not Family.CPU:
-        raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
-    cases = _chosen(options)
+    hw = cpu_target(chosen.target)
+    cases = chosen_cases(options)
     journals: list[Journal] = []
     turnstile = Turnstile(Path(options.lock) if options.lock else None)
     document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
@@ -76,6 +84,14 @@ def execute(options: argparse.Namespace) -> int:
     else:
         print(_text(document))
     return 0
+
+
+def cpu_target(target: str) -> HardwareSpec:
+    """The spec of a CPU; ArgumentError where the target is none."""
+    hw = hardware.load(target)
+    if hw.family is not Family.CPU:
+        raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
+    return hw
 
 
 def _measured(
@@ -117,7 +133,8 @@ def _journal(options: argparse.Namespace, document: Json, threads: int) -> Journ
     return Journal(settings().store / "bench" / f"cpu-{run}.jsonl", keep=options.resume)
 
 
-def _chosen(options: argparse.Namespace) -> list[BenchCase]:
+def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
+    """The cases that `add_cases` lets through."""
     path = Path(options.cases) if options.cases else CASES
     if not path.is_file():
         raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")

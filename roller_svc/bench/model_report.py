@@ -1,0 +1,76 @@
+"""Measured candidates of cases → the model's figures, as it is shipped and as it is fitted, in one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.measured_plans import FitCase
+from roller_svc.bench.model_cpu import fit_case
+from roller_svc.bench.regret import JudgedCase, case_json, judgement
+from roller_svc.bench.two_folds import as_shipped, by_halves
+from roller_svc.errors import ArgumentError
+from roller_svc.hardware import from_mapping
+from roller_svc.ir.hardware import HardwareSpec
+
+Json = dict[str, Any]
+
+
+def read_measurements(path: Path) -> Json:
+    """The document of an earlier run."""
+    try:
+        document: Json = json.loads(path.read_text(encoding="utf-8"))
+        if {"machine", "settings", "hardware", "cases"} <= document.keys():
+            return document
+        problem = "other fields"
+    except (OSError, ValueError, AttributeError) as failure:
+        problem = str(failure)
+    raise ArgumentError(f"{path}: no measurements of candidates: {problem}", code="unreadable-file",
+                        hint="roller bench model --json writes such a file")  # fmt: skip
+
+
+def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
+    """The document with its rows judged: `overall` and `classes` with constants fitted to the other half of the rows,
+    `as_shipped` the same with today's; each row gets both, each of its candidates `predicted_s` and `fitted_s`."""
+    hw = from_mapping(document["hardware"])
+    rows = [row for row in document["cases"] if row["id"] in cases]
+    found = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
+    timed = [case for case in found.values() if isinstance(case, FitCase) and case.plans]
+    shipped, halves = as_shipped(timed, hw), by_halves(timed, hw)
+    by_id = {one.id: (one, other) for one, other in zip(shipped, halves.cases, strict=True)}
+    return {
+        **{key: document[key] for key in ("machine", "settings")},
+        **judgement(halves.cases),
+        "as_shipped": judgement(shipped),
+        "constants": [asdict(costs) for costs in halves.constants],
+        "hardware": document["hardware"],
+        "cases": [_row(row, found[row["id"]], by_id.get(row["id"])) for row in rows],
+    }
+
+
+def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
+    """The row as today's model sees it, or why it does not count."""
+    if row["error"]:
+        return str(row["error"])
+    try:
+        return fit_case(row, case, hw)
+    except ArgumentError as stale:
+        return f"{stale.code}: {stale.message}"
+
+
+def _row(row: Json, found: FitCase | str, judged: tuple[JudgedCase, JudgedCase] | None) -> Json:
+    if isinstance(found, str) or judged is None:
+        return row | {"error": found if isinstance(found, str) else "no candidate could be timed"}
+    shipped, fitted = judged
+    timed = iter(zip(shipped.pairs, fitted.pairs, strict=True))
+    candidates = []
+    for candidate in row["candidates"]:
+        if candidate["error"] is None:
+            (predicted_s, _), (fitted_s, _) = next(timed)
+            candidate = candidate | {"predicted_s": predicted_s, "fitted_s": fitted_s}
+        candidates.append(candidate)
+    return row | case_json(fitted) | {"as_shipped": case_json(shipped), "candidates": candidates}

@@ -1,0 +1,170 @@
+"""roller bench model: what the model expects beside times that others published, or that this CPU takes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from roller_svc import hardware
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.cpu import Turnstile
+from roller_svc.bench.cpu_report import machine
+from roller_svc.bench.model_cpu import Settings, Worker, measured_case
+from roller_svc.bench.model_report import read_measurements, report
+from roller_svc.bench.published import TARGET, bench_published
+from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
+from roller_svc.cli import cpu_bench, show
+from roller_svc.cli import options as common
+from roller_svc.cli.journal import Journal
+from roller_svc.farm.action import generator_digest
+from roller_svc.settings import settings
+
+PUBLISHED_COLUMNS = (
+    "class", "cases", "median |log ratio|", "ROLLER's roofline", "peaks' roofline", "Spearman", "within uncertainty",
+)  # fmt: skip
+TILE_COLUMNS = (
+    "class", "cases", "median |log ratio|", "Spearman", "our top 10 within its estimate", "within its time",
+)  # fmt: skip
+MEASURED_COLUMNS = (
+    "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
+    "top-1 regret", "p90", "worst", "top-10 regret",
+)  # fmt: skip
+Json = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    default = Settings()
+    parser.add_argument("--published", metavar="FILE", help="operators with times that others measured")
+    parser.add_argument(
+        "--target", metavar="ID",
+        help=f"a CPU that is this one or a part of it ({default.target}); with --published the device ({TARGET}), of"
+        " nvidia-k80 and amd-mi50 each published tile is estimated",
+    )  # fmt: skip
+    cpu_bench.add_cases(parser)
+    parser.add_argument("--threads", type=int, default=default.threads, metavar="N", help="cores to use (%(default)s)")
+    parser.add_argument(
+        "--top", type=int, default=default.top, metavar="K",
+        help="plans to time that the model puts first (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sample", type=int, default=default.sample, metavar="N", help="random plans to time beside (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of the random plans (%(default)s)")
+    parser.add_argument(
+        "--measurements", metavar="FILE", help="judge what an earlier run measured (its --json); measure nothing"
+    )
+    cpu_bench.add_run(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    if options.published:
+        results, shown = _published(Path(options.published), options.target or TARGET)
+    else:
+        cases = {case.id: case for case in cpu_bench.chosen_cases(options)}
+        measured = Path(options.measurements) if options.measurements else None
+        results = report(read_measurements(measured) if measured else _measured(cases.values(), options), cases)
+        shown = _text(results)
+    if options.json:
+        show.as_json(results)
+    else:
+        print(shown)
+    return 0
+
+
+def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json:
+    """The document of the cases' measured candidates; a row stands in the journal as soon as it is there."""
+    common.check_positive(options, "threads", "top", "every")
+    chosen = Settings(options.target or Settings().target, options.threads, options.top, options.sample, options.seed)
+    shipped = cpu_bench.cpu_target(chosen.target)
+    document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
+    journal = _journal(options, document)
+    known = journal.rows()
+    worker, turnstile = Worker(chosen.target, chosen.threads), Turnstile(Path(options.lock) if options.lock else None)
+    try:
+        turnstile.enter()
+        hw = worker.start()
+        if known:
+            hw = hardware.from_mapping(known[0]["hardware"])
+        else:
+            journal.add([{"hardware": hardware.to_mapping(hw)}])
+        done = {row["id"]: row for row in known[1:]}
+        for number, case in enumerate(cases, 1):
+            if case.id in done:
+                continue
+            turnstile.enter()
+            done[case.id] = measured_case(case, chosen, hw, worker)
+            journal.add([done[case.id]])
+            print(f"[{number} of {len(cases)}] {_line(done[case.id])}", file=sys.stderr, flush=True)
+    finally:
+        turnstile.close()
+        worker.close()
+    journal.drop()
+    return document | {"hardware": hardware.to_mapping(hw), "cases": [done[case.id] for case in cases]}
+
+
+def _journal(options: argparse.Namespace, document: Json) -> Journal:
+    """The spec, then the rows that are done: of the same command on the same machine with the same generator."""
+    parts = [options.cases, options.every, options.only, document["settings"], document["machine"]["cpu"]]
+    run = hashlib.sha256(json.dumps([*parts, generator_digest()]).encode()).hexdigest()[:32]
+    return Journal(settings().store / "bench" / f"model-{run}.jsonl", keep=options.resume)
+
+
+def _line(row: Json) -> str:
+    if row["error"]:
+        return f"{row['id']} {row['cls']}: {row['error']}"
+    failed = sum(candidate["error"] is not None for candidate in row["candidates"])
+    best = min((c["min_s"] for c in row["candidates"] if c["min_s"] is not None), default=None)
+    return f"{row['id']} {row['cls']}: {len(row['candidates'])} candidates, {failed} failed, best {show.duration(best)}"
+
+
+def _text(document: Json) -> str:
+    on = f"{document['machine']['cpu']}, {document['settings']['threads']} threads, {document['machine']['date']}"
+    parts = [on]
+    for title, found in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
+        rows = [_measured_row(name, one) for name, one in _by_class(found)]
+        parts += [f"\n{title}", show.table(MEASURED_COLUMNS, rows)]
+    parts += [f"{row['id']}: {row['error']}" for row in document["cases"] if row["error"]]
+    return "\n".join(parts)
+
+
+def _measured_row(name: str, one: Json) -> tuple[object, ...]:
+    logs = (one["median_abs_log_ratio"], one["chosen_median_abs_log_ratio"])
+    regrets = (one[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
+    return (
+        name, one["cases"], one["plans"], *map(_three_places, logs), _three_places(one["spearman"]),
+        _three_places(one["spearman_within"]), *map(show.share, regrets), show.share(one["top10_regret_mean"]),
+    )  # fmt: skip
+
+
+def _published(published: Path, target: str) -> tuple[Json, str]:
+    """The results, and their table: of tiles where the file has them for the device, else of the best times."""
+    if target in COLUMNS:
+        results = bench_tiles(published, target)
+        return results, show.table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
+    results = bench_published(published, target)
+    return results, show.table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
+
+
+def _by_class(results: Json) -> list[tuple[str, Json]]:
+    return [("overall", results["overall"]), *results["classes"].items()]
+
+
+def _published_row(name: str, one: Json) -> tuple[object, ...]:
+    logs = (one["median_abs_log_ratio"], one["rooflines"]["artifact"], one["rooflines"]["peaks"])
+    within = f"{one['within_uncertainty']:.0%}"
+    return name, one["cases"], *(f"{log:.3f}" for log in logs), _three_places(one["spearman"]), within
+
+
+def _tile_row(name: str, one: Json) -> tuple[object, ...]:
+    shares = (f"{one[key]:.0%}" for key in ("top10_within_estimate", "top10_within_published"))
+    return name, one["cases"], f"{one['median_abs_log_ratio']:.3f}", _three_places(one["spearman"]), *shares
+
+
+def _three_places(found: float | None) -> str:
+    return "-" if found is None else f"{found:.3f}"
