@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,11 +20,12 @@ SCHEMA = 1  # of the manifests; raise it when what they hold changes
 def action_digest(request: BuildRequest) -> str:
     """sha256:<hex>. Parsing happens here: an expression that is wrong raises its InputError."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    # The spec's content, not its name: a spec that is edited is another device. Never a measurement.
+    # The spec's content, not its name: a spec that is edited is another device. Never a measurement, and not those
+    # that a spec's figures come from.
     parts = {
         "schema": SCHEMA,
         "program": canonical.to_json(program),
-        "hardware": hardware.to_mapping(spec_of(request)),
+        "hardware": hardware.to_mapping(replace(spec_of(request), measured=())),
         "top_k": request.top_k,
         "select": request.select.value,
         "runtime": request.runtime.value,

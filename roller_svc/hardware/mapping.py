@@ -12,6 +12,7 @@ from roller_svc.errors import SpecError
 from roller_svc.hardware.schema import (
     LevelModel,
     LimitsModel,
+    MeasuredModel,
     Problem,
     SourceModel,
     SpecModel,
@@ -25,6 +26,7 @@ from roller_svc.ir.hardware import (
     Family,
     HardwareSpec,
     Limits,
+    Measured,
     MemoryLevel,
     Scope,
     Source,
@@ -38,6 +40,7 @@ _MODEL_AT: dict[str, type[BaseModel]] = {
     "units": UnitModel,
     "limits": LimitsModel,
     "sources": SourceModel,
+    "measured": MeasuredModel,
 }
 _WORDS = {"extra_forbidden": "unknown field", "missing": "missing"}
 
@@ -102,6 +105,7 @@ def spec_of(spec: SpecModel) -> HardwareSpec:
         sources=tuple(Source(tuple(s.fields), s.text, s.assumed) for s in spec.sources),
         vector_bytes=spec.vector_bytes,
         isa=tuple(spec.isa),
+        measured=tuple(Measured(**one.model_dump()) for one in spec.measured),
     )
 
 
@@ -151,6 +155,7 @@ def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
         "units": [_unit_mapping(unit) for unit in spec.units],
         "limits": {field: getattr(spec.limits, field) for field in LimitsModel.model_fields},
         "sources": [{"fields": list(s.fields), "text": s.text, "assumed": s.assumed} for s in spec.sources],
+        "measured": [{field: getattr(m, field) for field in MeasuredModel.model_fields} for m in spec.measured],
     }
 
 

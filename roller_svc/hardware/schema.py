@@ -20,6 +20,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 _SEGMENT = r"([a-z0-9_]+\*?|\*)[a-z0-9_]*"  # one * at most: matching stays linear
 Pattern = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}(\.{_SEGMENT}){{0,2}}$", max_length=100)]
+Sample = Annotated[float, Field(gt=0, le=1e18)]
 Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
 
 GPU_LEVELS = ("dram", "l2", "shared", "register")
@@ -94,6 +95,19 @@ class SourceModel(_Strict):
     assumed: bool = False
 
 
+class MeasuredModel(_Strict):
+    name: Name
+    unit: Literal["s", "Hz", "1/s", "bytes/s"]
+    cores: Annotated[int, Field(ge=1, le=1_000_000)]
+    min: Sample
+    median: Sample
+    max: Sample
+    quiet: Sample
+    samples: Annotated[int, Field(ge=1, le=1_000_000)]
+    how: Annotated[str, StringConstraints(min_length=1, max_length=400)]
+    figure: Pattern | None = None
+
+
 class SpecModel(_Strict):
     id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)]
@@ -109,6 +123,7 @@ class SpecModel(_Strict):
     units: Annotated[list[UnitModel], Field(min_length=1, max_length=40)]
     limits: LimitsModel
     sources: Annotated[list[SourceModel], Field(max_length=32)] = []
+    measured: Annotated[list[MeasuredModel], Field(max_length=256)] = []
 
     @field_validator("arch")
     @classmethod
@@ -148,7 +163,8 @@ def unsourced(spec: SpecModel) -> tuple[str, ...]:
 
 def implausible(spec: SpecModel) -> list[Problem]:
     """What no single field shows: order, names that must exist, parts larger than their whole."""
-    return [*_identity(spec), *_levels(spec), *_tile_levels(spec), *_units(spec), *_limits(spec), *_sources(spec)]
+    parts = (_identity, _levels, _tile_levels, _units, _limits, _sources, _measured)
+    return [problem for part in parts for problem in part(spec)]
 
 
 def _identity(spec: SpecModel) -> list[Problem]:
@@ -244,3 +260,15 @@ def _sources(spec: SpecModel) -> list[Problem]:
         for pattern in source.fields
         if not any(covers(pattern, path) for path in known)
     ]
+
+
+def _measured(spec: SpecModel) -> list[Problem]:
+    known = set(figures(spec))
+    problems: list[Problem] = []
+    for index, one in enumerate(spec.measured):
+        path = f"measured.{index}"
+        if not (one.min <= one.median <= one.max and one.min <= one.quiet <= one.max):
+            problems.append((f"{path}.median", "min, median and max must be in this order, and quiet between them"))
+        if one.figure is not None and one.figure not in known:
+            problems.append((f"{path}.figure", f"{one.figure} is no figure of this spec"))
+    return problems

@@ -1,8 +1,8 @@
 """Nouns ↔ plain JSON data: one strict codec for every frozen dataclass, and the digest that names a noun.
 
-A dataclass is an object with exactly its fields, plus "node" with the class's name where the field may hold several
-classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text; infinities and NaN are the
-strings "inf", "-inf", "nan". Decoding accepts what encoding gives and nothing else.
+A dataclass is an object with exactly the fields that it is compared by, plus "node" with the class's name where the
+field may hold several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text;
+infinities and NaN are the strings "inf", "-inf", "nan". Decoding accepts what encoding gives and nothing else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def digest(noun: object) -> str:
 @cache
 def _field_types(cls: type) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls) if f.init}
+    return {f.name: hints[f.name] for f in fields(cls) if f.init and f.compare}
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
@@ -128,6 +128,24 @@ class Source:
     assumed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One micro-benchmark on so many cores: the least, the median and the most of its samples, in `unit`: seconds
+    ("s"), or a rate. `quiet`: what it gives where nothing else runs, as far as the samples tell. `figure`: the field of
+    the spec that was taken from it, None where none was."""
+
+    name: str
+    unit: str
+    cores: int
+    min: float
+    median: float
+    max: float
+    quiet: float
+    samples: int
+    how: str
+    figure: str | None = None
+
+
 def covers(pattern: str, path: str) -> bool:
     """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
     return _pattern(pattern).match(path) is not None
@@ -160,6 +178,8 @@ class HardwareSpec:
     sources: tuple[Source, ...] = ()
     vector_bytes: int = 16  # widest load or store of one thread
     isa: tuple[str, ...] = ()  # CPU features in the compiler's names: avx2, fma, avx512f, ...
+    # how figures were found: specs that differ in nothing else are equal, and so is all that is made for them
+    measured: tuple[Measured, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         names = [level.name for level in self.levels]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from roller_svc import hardware
-from roller_svc.hardware.schema import LevelModel, LimitsModel, SourceModel, SpecModel, UnitModel
+from roller_svc.hardware.schema import LevelModel, LimitsModel, MeasuredModel, SourceModel, SpecModel, UnitModel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -18,6 +18,7 @@ SECTIONS = {
     "### `units`": UnitModel,
     "### `limits`": LimitsModel,
     "### `sources`": SourceModel,
+    "### `measured`": MeasuredModel,
 }
 
 

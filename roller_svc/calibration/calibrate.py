@@ -1,0 +1,50 @@
+"""A spec → the same with what the machine at hand measures. What a CPU's figures mean stands in docs/hardware.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from roller_svc import toolchain
+from roller_svc.calibration.cpu import CpuKernels, probes
+from roller_svc.calibration.samples import sampled
+from roller_svc.calibration.spec import figure_of, with_figures
+from roller_svc.hardware.detect import probe
+from roller_svc.ir.hardware import HardwareSpec, Measured
+from roller_svc.ir.kernel import Language
+from roller_svc.version import __version__
+
+SECONDS = 8.0
+
+
+def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
+    """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds.
+
+    Raises BuildError where nothing compiles for the spec, LaunchError where it does not run here.
+    """
+    spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
+    measured = measured_on(spec, seconds)
+    return with_figures(spec, measured, _provenance(spec, measured))
+
+
+def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
+    """Every micro-benchmark of a CPU, on one core and on all of the spec's, with the figures that they stand for."""
+    start = time.perf_counter()
+    every = probes(CpuKernels(hw, hw.num_cores))
+    found = sampled(every, seconds - (time.perf_counter() - start))
+    all_cores = {one.name for one in found if one.cores == hw.num_cores}
+    return tuple(
+        replace(one, figure=figure_of(one.name, hw) if one.cores == hw.num_cores or one.name not in all_cores else None)
+        for one in found
+    )
+
+
+def _provenance(hw: HardwareSpec, measured: Sequence[Measured]) -> str:
+    compiler = toolchain.tool_version(Language.C, hw.arch).partition(": ")[2]
+    return (
+        f"Measured {datetime.now(UTC).date()} on {probe().model_name}, {hw.num_cores} of its cores, by roller "
+        f"{__version__} with {compiler}: the median of the faster half of {measured[0].samples} samples, which "
+        "`measured` has; registers' bandwidth is three operands for each multiply-add."
+    )

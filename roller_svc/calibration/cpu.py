@@ -1,0 +1,232 @@
+"""A CPU → the probes that measure it: clock, multiply-adds, bandwidths and latencies of levels, threads, packing.
+
+The C kernels are compiled for the spec's instructions and vector registers, and run on as many threads as it has cores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.calibration import kernels
+from roller_svc.calibration.samples import Probe
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
+from roller_svc.runtime.binding import aligned_empty
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_source
+
+CACHES = ("l1", "l2", "l3")
+DRAM = "dram"
+SAMPLE_S = 0.003  # a thousand times what a call costs
+# A working set in DRAM: so many times the last level, which keeps a part of what is streamed through it.
+_BEYOND_CACHES = 4
+_DRAM_BYTES_MOST = 512 << 20  # for all threads
+_PIECE_BYTES = 16 << 20  # of it, for all threads, in one sample
+_SHAPE = 5
+_VECTORS_BEFORE = 1000  # rounds of multiply-adds before each piece of the clock's chain: some microseconds
+_CALLS = 200  # of an empty region, one after the other
+_PACKED_ROWS = 256  # a block's rows, as deep as a step along k
+_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes turned"}
+
+
+def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
+    """Bytes of one thread for each level: half of what it has of a cache, and well beyond the last."""
+    levels = [level for level in reversed(hw.levels) if level.name in CACHES]
+    result = [(v.name, v.capacity_bytes // (2 * threads if v.name == "l3" else 2)) for v in levels]
+    dram = min(_BEYOND_CACHES * levels[-1].capacity_bytes, _DRAM_BYTES_MOST) // threads
+    page = kernels.PAGE_BYTES
+    return [*((name, size // page * page) for name, size in result), (DRAM, dram // page * page)]
+
+
+def _pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
+    """What one thread touches of these in a sample."""
+    *caches, (dram, size) = working_sets(hw, threads)
+    piece = min(_PIECE_BYTES // threads, size // 4)
+    return [*caches, (dram, piece // kernels.PAGE_BYTES * kernels.PAGE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one repetition of a function is done on. `own`: the rest of its shape. `warm`: repetitions that are not
+    timed. `pieces`: where each sample begins, where it is once over memory that no cache has; None: all at `start`."""
+
+    threads: int
+    own: tuple[int, int] = (0, 0)
+    start: int = 0
+    warm: int = 1
+    pieces: Iterator[int] | None = None
+
+
+class Timer:
+    """Calls of a function: seconds of one repetition, from as many as take about SAMPLE_S."""
+
+    def __init__(self, call: Callable[[], None], shape: NDArray[np.int64], work: Work) -> None:
+        """`shape` is the array that the call reads."""
+        self.call, self._shape, self._work = call, shape, work
+        self.repeats = 1
+
+    def __call__(self) -> float:
+        work = self._work
+        if work.pieces is not None:
+            self._shape[2] = next(work.pieces)
+            return self._seconds(1)
+        self._seconds(work.warm)
+        while (seconds := self._seconds(self.repeats)) < SAMPLE_S / 2:
+            self.repeats = max(self.repeats + 1, min(100 * self.repeats, round(self.repeats * SAMPLE_S / seconds)))
+        return seconds / self.repeats
+
+    def _seconds(self, repeats: int) -> float:
+        self._shape[1] = repeats
+        start = time.perf_counter()
+        self.call()
+        return time.perf_counter() - start
+
+
+class CpuKernels:
+    """The micro-benchmarks of one spec, compiled, on one block of memory. Raises BuildError where nothing compiles for
+    the spec, LaunchError where it does not run here."""
+
+    def __init__(self, hw: HardwareSpec, cores: int) -> None:
+        self.hw, self.cores = hw, cores
+        names = kernels.names()
+        compiled = compile_source(_source(hw, names))
+        chased = dict(working_sets(hw, 1))
+        piece = cores * dict(_pieces(hw, cores))[DRAM]
+        # of all probes together: what one has touched is no longer in a cache when it comes round again
+        self._pieces = cycle(range(0, chased[DRAM] - piece + 1, piece))
+        self._lines = {level: size // kernels.LINE_BYTES for level, size in chased.items()}
+        # caches have memory of their own: what they hold must not be met again as if it were far
+        held = {threads: max(size for _, size in working_sets(hw, threads)[:-1]) for threads in (1, cores)}
+        near = max(threads * (size + kernels.PAGE_BYTES) for threads, size in held.items())
+        parts = [chased[DRAM] + kernels.PAGE_BYTES * (cores + 1), near, *chased.values()]
+        self._near, *starts = accumulate(parts[:-1])
+        self._starts = dict(zip(chased, starts, strict=True))
+        self.memory = aligned_empty((sum(parts),), np.dtype(np.uint8))
+        self.memory.fill(0)
+        self._modules = {name: CpuModule(_only(compiled, name, self.memory.size)) for name in names}
+        for level, lines in self._lines.items():
+            self.timer("link_lines", Work(1, (lines, 0), self._starts[level])).call()
+
+    def timer(self, name: str, work: Work) -> Timer:
+        shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
+        call = self._modules[name].bound({"shape": shape}, {"memory": self.memory})
+        return Timer(call, shape, work)
+
+    def streamed(self, name: str, threads: int, level: str, own: tuple[int, int]) -> Timer:
+        """On that level's working set; what is in DRAM piece after piece."""
+        return self.timer(name, Work(threads, own, self._near, pieces=self._pieces if level == DRAM else None))
+
+    def latency(self, level: str) -> Timer:
+        """One step through that level's working set, which is where it belongs when time begins."""
+        lines, start = self._lines[level], self._starts[level]
+        return self.timer("follow_lines", Work(1, (lines, 0), start, warm=1 if level == DRAM else lines))
+
+
+def probes(cpu: CpuKernels) -> tuple[Probe, ...]:
+    """All micro-benchmarks, those of one core first: a change in the number of threads costs some microseconds."""
+    found: list[Probe] = []
+    for cores in sorted({1, cpu.cores}):
+        found += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_packings(cpu, cores)]
+        found += _latencies(cpu) if cores == 1 else []
+        found += _threads(cpu, cores)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    seconds: Callable[[], float]
+    amount: float
+
+    def __call__(self) -> float:
+        return self.amount / self.seconds()
+
+
+def _clock(cpu: CpuKernels, cores: int) -> Probe:
+    timer = cpu.timer("clock_adds", Work(cores, (0, _VECTORS_BEFORE)))
+    seconds = cpu.memory[: 512 * cores].view(np.float64)[::64]
+
+    def sample() -> float:
+        timer()
+        return kernels.ADDS * timer.repeats / float(np.max(seconds))
+
+    return Probe("clock", "Hz", cores, "dependent additions, one a clock, between multiply-adds of vectors", sample)
+
+
+def _rates(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+    for dtype in kernels.MULTIPLIED:
+        name, lanes = kernels.multiply_name(dtype), cpu.hw.vector_bytes // dtype.bytes
+        flops = kernels.CHAINS * 2 * lanes * cores
+        how = f"{kernels.CHAINS} chains of multiply-adds of {lanes} {dtype.value} in registers"
+        yield Probe(name, "1/s", cores, how, _Rate(cpu.timer(name, Work(cores)), flops))
+    if cores == 1:
+        name = kernels.multiply_name(DType.FLOAT32) + "_chain"
+        yield Probe(name, "s", 1, "one multiply-add of float32 vectors after the other", cpu.timer(name, Work(1)))
+
+
+def _streams(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+    for level, size in _pieces(cpu.hw, cores):
+        for way, how in kernels.WAYS_TOLD.items():
+            if way in kernels.BEYOND_CORE and level in ("l1", "l2"):
+                continue
+            seconds = cpu.streamed(way, cores, level, (size // cpu.hw.vector_bytes, 0))
+            yield Probe(f"{way}_{level}", "bytes/s", cores, how, _Rate(seconds, size * cores))
+
+
+def _latencies(cpu: CpuKernels) -> Iterator[Probe]:
+    for level, size in working_sets(cpu.hw, 1):
+        how = f"lines of {size >> 10} KiB followed in random order, misses of the TLB included"
+        yield Probe(f"latency_{level}", "s", 1, how, cpu.latency(level))
+
+
+def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+    empty = cpu.timer("enter_region", Work(cores))
+
+    def launched() -> float:
+        start = time.perf_counter()
+        for _ in range(_CALLS):
+            empty.call()
+        return (time.perf_counter() - start) / _CALLS
+
+    yield Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launched)
+    if cores > 1:
+        yield Probe("barrier", "s", cores, "a barrier of all threads", cpu.timer("meet", Work(cores)))
+    counted = cpu.timer("count_together", Work(cores))
+    yield Probe("atomic", "s", cores, "an atomic addition to one place, all cores at once", lambda: counted() / cores)
+
+
+def _packings(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+    wide = kernels.PANEL_VECTORS * cpu.hw.vector_bytes // 4
+    for level, size in _pieces(cpu.hw, cores):
+        apart = (size // (4 * _PACKED_ROWS) // wide - 1) * wide
+        if apart <= 0:
+            continue
+        for name, how in _PACKINGS.items():
+            seconds = cpu.streamed(name, cores, level, (apart, _PACKED_ROWS))
+            amount = 4 * _PACKED_ROWS * apart * cores
+            yield Probe(f"{name}_{level}", "bytes/s", cores, f"{how}, from {level}", _Rate(seconds, amount))
+
+
+def _only(compiled: CompiledKernel, name: str, memory_bytes: int) -> CompiledKernel:
+    """The same binary with one of its functions to launch."""
+    launches = (LaunchSpec(name, ("memory", "shape")),)
+    shape, memory = compiled.source.buffers
+    buffers = (shape, replace(memory, shape=(memory_bytes,)))
+    return replace(compiled, source=replace(compiled.source, launches=launches, buffers=buffers))
+
+
+def _source(hw: HardwareSpec, names: tuple[str, ...]) -> KernelSource:
+    buffers = (
+        Buffer("shape", "shape", Role.INPUT, DType.INT64, (_SHAPE,)),
+        Buffer("memory", "memory", Role.OUTPUT, DType.UINT8, (1,)),
+    )
+    wide = (f"-mprefer-vector-width={8 * hw.vector_bytes}",) if hw.arch.prefix == "x86-64-v" else ()
+    launches = tuple(LaunchSpec(name, ("memory", "shape")) for name in names)
+    text = kernels.kernels_text(hw)
+    return KernelSource("calibration", Language.C, hw.arch, text, buffers, launches, (), ("-fopenmp", *wide))

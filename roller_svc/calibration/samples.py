@@ -1,0 +1,68 @@
+"""Micro-benchmarks → samples of each, taken in rounds over all of them, → least, median and most.
+
+A neighbour on the same physical core, or on the same memory, slows everything for seconds. Rounds spread the samples
+of one micro-benchmark over all the time there is, so that such seconds do not fall on one of them alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.ir.hardware import Measured
+
+ROUNDS_LEAST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One micro-benchmark. `sample` gives its value once, in `unit`: seconds ("s") or a rate; `how` says in a few words
+    what is measured."""
+
+    name: str
+    unit: str
+    cores: int
+    how: str
+    sample: Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Series:
+    probe: Probe
+    values: list[float] = field(default_factory=list)
+
+
+def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
+    """Rounds over all probes for about so many seconds, three at least."""
+    series = [_Series(probe) for probe in probes]
+    start = time.perf_counter()
+    rounds = 0
+    while rounds < ROUNDS_LEAST or (time.perf_counter() - start) * (rounds + 1) / rounds < seconds:
+        for one in series:
+            one.values.append(one.probe.sample())
+        rounds += 1
+    return tuple(_measured(one) for one in series)
+
+
+def _measured(series: _Series) -> Measured:
+    probe, values = series.probe, series.values
+    return Measured(
+        name=probe.name,
+        unit=probe.unit,
+        cores=probe.cores,
+        min=min(values),
+        median=statistics.median(values),
+        max=max(values),
+        quiet=_quiet(values, is_time=probe.unit == "s"),
+        samples=len(values),
+        how=probe.how,
+    )
+
+
+def _quiet(values: Sequence[float], *, is_time: bool) -> float:
+    """The median of the faster half. Others make a machine slower, never faster; the very fastest sample may be one of
+    a clock that is raised for moments."""
+    ranked = sorted(values, reverse=not is_time)
+    return statistics.median(ranked[: (len(ranked) + 1) // 2])

@@ -1,0 +1,88 @@
+"""Measurements of a CPU → its spec with measured figures, and where each of them comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from roller_svc.calibration import kernels
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source
+
+# The micro-benchmark of each level's bandwidth: what a good kernel does there. A core's own caches are read as panels
+# are by a micro-kernel; beyond them hints run ahead, as in generated kernels; DRAM is read and written, as in a map.
+BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_ahead_l3", "dram": "copy_ahead_dram"}
+CLOCK, LAUNCH, STREAMED = "clock", "launch", "copy_streamed_dram"
+_FMA_LATENCY = f"{kernels.multiply_name(DType.FLOAT32)}_chain"
+_OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
+_DIGITS = 4
+
+CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
+GAIN_FIGURE = "levels.dram.streamed_write_gain"
+
+
+def figure_of(name: str, hw: HardwareSpec) -> str | None:
+    """The field of the spec that a micro-benchmark on all of its cores is taken for."""
+    figures = {CLOCK: CLOCK_FIGURE, LAUNCH: LAUNCH_FIGURE, _FMA_LATENCY: "levels.register.latency_s"}
+    figures |= {probe: f"levels.{level}.bandwidth_bytes_per_s" for level, probe in BANDWIDTH_OF.items()}
+    figures |= {f"latency_{level}": f"levels.{level}.latency_s" for level in BANDWIDTH_OF}
+    figures |= {kernels.multiply_name(unit.in_dtype): f"units.{unit.name}.flops_per_s" for unit in hw.units}
+    return figures.get(name)
+
+
+def with_figures(hw: HardwareSpec, measured: Sequence[Measured], provenance: str) -> HardwareSpec:
+    """The spec with every figure that was measured; the vendor's peaks, which say nothing of this machine, left out."""
+    all_cores = {one.name: one.quiet for one in measured if one.cores == hw.num_cores}
+    alone = {one.name: one.quiet for one in measured if one.cores == 1}
+    values = {name: _rounded(value) for name, value in (alone | all_cores).items()}
+    found = replace(
+        hw,
+        clock_hz=values[CLOCK],
+        levels=_in_order(tuple(_level(level, values) for level in hw.levels)),
+        units=tuple(_unit(unit, values) for unit in hw.units),
+        limits=replace(hw.limits, launch_overhead_s=values[LAUNCH]),
+        measured=tuple(measured),
+    )
+    return replace(found, sources=_sources(found, provenance))
+
+
+def _level(level: MemoryLevel, values: Mapping[str, float]) -> MemoryLevel:
+    if level.name not in BANDWIDTH_OF:
+        rate = values[kernels.multiply_name(DType.FLOAT32)] / 2 * _OPERAND_BYTES
+        latency = values[_FMA_LATENCY]
+    else:
+        rate, latency = values[BANDWIDTH_OF[level.name]], values[f"latency_{level.name}"]
+    gain = streamed_write_gain(values) if level.name == "dram" else level.streamed_write_gain
+    return replace(
+        level, bandwidth_bytes_per_s=rate, latency_s=latency, peak_bandwidth_bytes_per_s=None, streamed_write_gain=gain
+    )
+
+
+def streamed_write_gain(values: Mapping[str, float]) -> float:
+    """What stores past the caches are faster than others by, from two copies, each of them half reads: their seconds
+    are (1 + 1 / gain) / 2 of each other. Within what a spec may hold."""
+    seconds = values[BANDWIDTH_OF["dram"]] / values[STREAMED]
+    return _rounded(min(10.0, 1 / max(0.1, 2 * seconds - 1)))
+
+
+def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
+    rate = values.get(kernels.multiply_name(unit.in_dtype))
+    return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None)
+
+
+def _in_order(levels: tuple[MemoryLevel, ...]) -> tuple[MemoryLevel, ...]:
+    """No level further away than the one outside of it: so near are they that samples of them may cross."""
+    found = [levels[0]]
+    for level in levels[1:]:
+        found.append(replace(level, latency_s=min(level.latency_s, found[-1].latency_s)))
+    return tuple(found)
+
+
+def _sources(hw: HardwareSpec, provenance: str) -> tuple[Source, ...]:
+    fields = sorted({one.figure for one in hw.measured if one.figure is not None})
+    measured = Source((*fields, GAIN_FIGURE, "levels.register.bandwidth_bytes_per_s"), provenance)
+    return (measured, *(s for s in hw.sources if not set(s.fields) <= set(measured.fields)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
