@@ -31,6 +31,8 @@ STEP = 0.02  # of a constant's logarithm, for a derivative
 ROUNDS, ENOUGH = 15, 1e-4  # rounds at most, and the share of the loss that a round must gain for another one
 DAMPING = (0.0, 0.01, 0.1, 1.0, 10.0)  # tried in turn, until the loss falls
 
+SHARED = "memory"  # the family of constants that all others rest on too
+
 Vector = NDArray[np.float64]
 Constant = tuple[str, str]  # a family of kernels and one of its constants
 
@@ -116,7 +118,7 @@ class _Fit:
         costs = self.costs(theta)
         found = np.empty(len(self.measured.choices)) if known is None else known.copy()
         for i, choice in enumerate(self.measured.choices):
-            if known is None or choice.family == family:
+            if known is None or family in (choice.family, SHARED):
                 found[i] = choice.seconds(costs)
         return found
 
@@ -181,7 +183,7 @@ def _bounded_step(system: NDArray[np.float64], downhill: Vector, theta: Vector) 
 
 def _constants(measured: Measured, start: CpuCosts) -> tuple[Constant, ...]:
     """Of the families that were measured, in the order of the table."""
-    families = {choice.family for choice in measured.choices}
+    families = {SHARED} | {choice.family for choice in measured.choices}
     return tuple(
         (family.name, constant.name)
         for family in fields(start)

@@ -37,6 +37,7 @@ from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.mma_contraction import LEAST_STAGES
 from roller_svc.perf.model import Model, Timed
+from roller_svc.perf.nest_work import passes
 from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.roofline import roofline
@@ -170,7 +171,8 @@ def prepared(
     p = problem(group.space, hw, unit, operands(group) if is_staged else None, footprints)
     if hw.family is not Family.CPU:
         return p
-    return replace(p, planes=plane_space(group), layout=layout_space(group, hw))
+    walked = () if p.is_contraction else passes(group)
+    return replace(p, planes=plane_space(group), layout=layout_space(group, hw), passes=walked)
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:

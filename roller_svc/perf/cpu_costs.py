@@ -99,15 +99,30 @@ class LayoutCosts:
 
 @dataclass(frozen=True, slots=True)
 class NestCosts:
-    """Of loop nests (`cpu_nest.py`)."""
+    """Of loop nests (`cpu_nest.py`), cycles of a whole vector register's worth."""
 
     task_cycles: float = TASK_CYCLES
     operation_cycles: float = 0.5  # one vector operation: two ports
-    load_cycles: float = 0.5  # one vector load that hits L1
+    extreme_cycles: float = 1.5  # a maximum or minimum that a NaN wins
+    quotient_cycles: float = 10.0  # a division or a root: vdivps of 512 bits, Agner Fog's tables for Skylake-X
+    exponential_cycles: float = 9.0  # e^x: about 17 operations
+    function_cycles: float = 20.0  # longer polynomials, integer divisions
+    join_latency_cycles: float = 4.0  # one value joined to an accumulator, before the next can be
+    load_cycles: float = 0.5  # one vector load or store that hits L1
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
-    horizontal_cycles: float = 12.0  # joining the lanes of one vector
-    loop_cycles: float = 2.0  # counter, branch, addresses: what a loop's start and step cost a vector
+    tail_cycles: float = 4.0  # one element at the end of a row that fills no vector
+    horizontal_cycles: float = 3.0  # lanes of a vector joined, each time that half of them are left
+    loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
+    overlap_leak: float = 0.4  # of the shorter of the core's work and what memory moves
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCosts:
+    """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
+
+    held: float = 0.75  # of a cache that holds what a call leaves for the next
+    written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
 
 
@@ -120,6 +135,7 @@ class CpuCosts:
     window: WindowCosts = WindowCosts()
     layout: LayoutCosts = LayoutCosts()
     nest: NestCosts = NestCosts()
+    memory: MemoryCosts = MemoryCosts()
 
 
 COSTS = CpuCosts()

@@ -16,6 +16,7 @@ from roller_svc.perf.machine import Machine, machine
 from roller_svc.perf.map_tile import MapSpace, is_map, map_space
 from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, feeds
+from roller_svc.perf.nest_work import Pass
 from roller_svc.perf.plane_tile import PlaneSpace
 from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_step import Step as SimtStep
@@ -94,6 +95,7 @@ class Problem:
     image: ImageSpace | None = None  # of a contraction that is seen as a convolution
     planes: PlaneSpace | None = None  # of a windowed reduction on a CPU
     layout: LayoutSpace | None = None  # of maps that a CPU turns
+    passes: tuple[Pass, ...] = ()  # of a nest on a CPU
 
     @property
     def extents(self) -> Tile:
@@ -168,7 +170,7 @@ def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
     it all."""
     if not mach.simt:
         for cache in reversed(mach.caches):
-            if compulsory_bytes <= cache.total_bytes // 2:
+            if compulsory_bytes <= cache.total_bytes:
                 return cache.name, cache.bytes_per_s
     return mach.dram.name, mach.dram.bandwidth_bytes_per_s
 

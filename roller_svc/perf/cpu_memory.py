@@ -1,0 +1,43 @@
+"""Where a CPU finds data that it walks through again and again, and what a byte from there costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller_svc.perf.machine import Cache, Machine
+
+
+def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
+    """Of one byte read on so many cores, which share what they all walk through from call to call."""
+    return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes, mach.cores))
+
+
+def own_byte_seconds(mach: Machine, own_bytes: float) -> float:
+    """The same of one core that walks again through what it alone has walked through before; nothing in L1, from where
+    loads are counted by themselves."""
+    found = _found(mach, own_bytes, 1)
+    first = mach.caches[-1]
+    return sum(share * _byte_seconds(mach, cache, mach.cores) * mach.cores for share, cache in found if cache != first)
+
+
+def _found(mach: Machine, walked_bytes: float, cores: int) -> Iterator[tuple[float, Cache | None]]:
+    """Which share of the bytes is where, the innermost cache first; None is DRAM. A cache that drops what was used
+    longest ago would have everything or nothing; real ones, with other data in them, have less and less from where
+    that limit is, and nothing of what is twice as much."""
+    costs, known = mach.costs.memory, 0.0
+    for cache in reversed(mach.caches):
+        room = costs.held * (cache.total_bytes if cores > 1 else cache.bytes_per_core)
+        share = min(1.0, max(0.0, 2 * room / max(1.0, walked_bytes) - 1))
+        if share > known:
+            yield share - known, cache
+            known = share
+    if known < 1.0:
+        yield 1.0 - known, None
+
+
+def _byte_seconds(mach: Machine, cache: Cache | None, cores: int) -> float:
+    """Cores have equal parts of a cache's bandwidth; of memory's, few of them reach more than theirs."""
+    at_work = min(1.0, cores / mach.cores)
+    if cache is not None:
+        return 1 / (cache.bytes_per_s * at_work)
+    return 1 / (mach.dram.bandwidth_bytes_per_s * min(1.0, at_work / mach.costs.memory.alone))

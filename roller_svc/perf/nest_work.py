@@ -1,0 +1,107 @@
+"""Statements of a nest → what each does at one of its points, counted by what a CPU's vector operations cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, children
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.joint import JointKind, joints
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr
+
+_FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
+_EXTREMES = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
+_QUOTIENTS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
+_EXPONENTIALS = frozenset({OpKind.EXP, OpKind.EXP2, OpKind.SIGMOID, OpKind.SILU, OpKind.TANH, OpKind.EXPM1})
+_SIMPLE = frozenset({
+    OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.SQUARE, OpKind.FMA, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.SHL,
+    OpKind.SHR, OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE, OpKind.LAND, OpKind.LOR,
+    OpKind.BITAND, OpKind.BITOR, OpKind.BITXOR, OpKind.BITNOT, OpKind.FLOOR, OpKind.CEIL, OpKind.RFLOOR, OpKind.RCEIL,
+    OpKind.ROUND, OpKind.TRUNC, OpKind.SIGN, OpKind.ISNAN, OpKind.ISINF,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Operations at one point, on values that change from one point of a vector, or step of its loop, to the next."""
+
+    simple: int = 0
+    extremes: int = 0
+    quotients: int = 0  # divisions and roots
+    exponentials: int = 0
+    functions: int = 0  # the other ones that are polynomials, and integer divisions
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.simple + other.simple, self.extremes + other.extremes, self.quotients + other.quotients,
+            self.exponentials + other.exponentials, self.functions + other.functions,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One statement, walked over all its points. `joins`: how a reduction joins values, each after the one before it.
+    `tensors`: what it reads, and what it writes."""
+
+    points: int
+    counts: Counts
+    joins: Combine | None
+    tensors: frozenset[str]
+
+
+def passes(group: KernelGroup) -> tuple[Pass, ...]:
+    """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's."""
+    vector = next((a for a in group.space.axes if a.name == group.space.vector_axis), None)
+    along = {m.name for m in vector.members} if vector is not None else set()
+    outer = {a.name for a in group.outer}
+    with_first = {j.second.output for j in joints(group.statements) if j.kind is JointKind.PLACE}
+    known: set[Expr] = set()
+    found = []
+    for statement in group.statements:
+        if statement.output in with_first:
+            continue
+        inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
+        counts = sum((_cost(e, statement, inner) for e in _changing(statement.body, along | inner, known)), Counts())
+        joins = statement.combine if statement.kind is StatementKind.REDUCE else None
+        tensors = frozenset((statement.output, *statement.reads_tensors))
+        found.append(Pass(statement.points, counts, joins, tensors))
+    return tuple(found)
+
+
+def _changing(expr: Expr, moving: set[str], known: set[Expr]) -> Iterator[Expr]:
+    """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
+    computed once and kept. `known` grows."""
+    if isinstance(expr, Load) or not _reads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
+        return
+    if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
+        known.add(expr)
+    yield expr
+    for child in children(expr):
+        yield from _changing(child, moving, known)
+
+
+def _reads(expr: Expr) -> bool:
+    return isinstance(expr, Load) or any(_reads(child) for child in children(expr))
+
+
+def _cost(expr: Expr, statement: TensorExpr, inner: set[str]) -> Counts:
+    match expr:
+        case Op(kind=kind) if kind in _FREE:
+            return Counts()
+        case Op(kind=OpKind.DIV, args=(_, divisor)) if inner and inner.isdisjoint(axes_of(divisor)):
+            return Counts(simple=1)  # the divisor is the row's: a product with its reciprocal
+        case Op(kind=kind) if kind in _QUOTIENTS:
+            return Counts(quotients=2 if kind is OpKind.RSQRT else 1)
+        case Op(kind=kind) if kind in _EXTREMES:
+            return Counts(extremes=1)
+        case Op(kind=kind) if kind in _EXPONENTIALS:
+            return Counts(exponentials=1)
+        case Op(kind=kind):
+            return Counts(simple=1) if kind in _SIMPLE else Counts(functions=1)
+        case Select() | Cast(implicit=False):
+            return Counts(simple=1)
+        case Cast(arg=arg):
+            return Counts(simple=int(arg.dtype.compute is not expr.dtype.compute))
+        case _:
+            return Counts()
