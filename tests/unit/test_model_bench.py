@@ -1,0 +1,230 @@
+"""The model judged by measuring: which plans are tried, in which turns, how they are kept, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.measured_plans import plan_of, tiles_of
+from roller_svc.bench.model_cpu import (
+    AGREE,
+    LEAST_ROUNDS,
+    MOST_REPEATED,
+    MOST_ROUNDS,
+    SLOW,
+    SLOW_ROUNDS,
+    fit_case,
+    in_turns,
+)
+from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here, work
+from roller_svc.bench.sampling import Sample
+from roller_svc.bench.trial_plans import trial_plans
+from roller_svc.cli import main
+from roller_svc.construct import rank_units
+from roller_svc.construct.random_tiles import random_rprograms
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.pipeline import ranked_groups
+from roller_svc.selection import built_for_trial
+
+F32 = "float32"
+PRODUCT = BenchCase(
+    "product", "gemm", "C[m, n] +=! A[m, k] * B[k, n]",
+    {"A": {"dtype": F32, "shape": [96, 40]}, "B": {"dtype": F32, "shape": [40, 80]}}, None,
+)  # fmt: skip
+CONVOLUTION = BenchCase(
+    "convolution", "conv",
+    "Y[n, f, h, w] +=! X[n, c, h + r, w + s] * W[f, c, r, s] where r in 3, s in 3, h in 12, w in 12",
+    {"X": {"dtype": F32, "shape": [1, 8, 14, 14]}, "W": {"dtype": F32, "shape": [16, 8, 3, 3]}}, None,
+)  # fmt: skip
+SOFTMAX = BenchCase(
+    "softmax", "softmax",
+    "M[a] >=! X[a, c]; E[a, c] = (X[a, c] - M[a]).call(`exp`); S[a] +=! E[a, c]; Y[a, c] = E[a, c] / S[a]",
+    {"X": {"dtype": F32, "shape": [512, 96]}}, ("Y",),
+)  # fmt: skip
+TWO = BenchCase(
+    "two", "fused", "H[m, n] +=! A[m, k] * B[k, n]; C[m, j] +=! H[m, n] * D[n, j]",
+    {"A": {"dtype": F32, "shape": [64, 32]}, "B": {"dtype": F32, "shape": [32, 64]},
+     "D": {"dtype": F32, "shape": [64, 48]}}, ("C",),
+)  # fmt: skip
+QUIET, DISTURBED = Sample(1.0, 1, 0.0, 0.0), Sample(1.0, 1, 0.5, 0.0)
+
+
+@pytest.fixture(scope="module")
+def hw() -> Any:
+    return hardware.load("local")
+
+
+@pytest.mark.parametrize("case", [PRODUCT, CONVOLUTION, SOFTMAX, TWO], ids=lambda case: case.id)
+def test_drawn_plans_are_new_and_the_same_for_the_same_seed(case: BenchCase, hw: Any) -> None:
+    program = case.program()
+    trial = trial_plans(program, hw, 4, 6, "7")
+    tiles = [tuple(c.program for c in plan.choices) for plan in trial.plans]
+    assert len(set(tiles)) == len(tiles)
+    assert 1 <= len(trial.ranked) <= 4
+    assert 1 <= len(trial.drawn) <= 6
+    assert trial.plans == trial_plans(program, hw, 4, 6, "7").plans
+    first = trial.ranked[0].choices
+    for plan in trial.drawn:
+        assert sum(mine.program != its.program for mine, its in zip(plan.choices, first, strict=True)) == 1
+
+
+def test_another_seed_draws_other_plans(hw: Any) -> None:
+    program = PRODUCT.program()
+    assert trial_plans(program, hw, 2, 5, "1").drawn != trial_plans(program, hw, 2, 5, "2").drawn
+
+
+def test_random_tiles_reach_what_construction_leaves_out(hw: Any) -> None:
+    """Construction builds blocks from the three best register tiles only."""
+    (group,), _, _ = ranked_groups(PRODUCT.program(), hw, 1)
+    _, construction = rank_units(group, hw, 1)
+    kept = {program.thread for program in construction.programs}
+    drawn = random_rprograms(group, hw, 30, random.Random(1))
+    assert len({program.thread for program in drawn} - kept) > len(kept)
+
+
+@pytest.mark.parametrize("case", [PRODUCT, CONVOLUTION, SOFTMAX, TWO], ids=lambda case: case.id)
+def test_tiles_are_kept_exactly(case: BenchCase, hw: Any) -> None:
+    trial = trial_plans(case.program(), hw, 3, 5, "3")
+    for plan in trial.plans:
+        kept = json.loads(json.dumps(tiles_of(plan, trial.groups, hw)))
+        assert plan_of(kept, trial.groups, hw) == plan
+
+
+@pytest.mark.parametrize(
+    "change", [{"reading": 9}, {"unit": "abacus"}, {"thread": {"m": 5}}, {"lanes": 0}, {"block": None}], ids=str
+)
+def test_tiles_that_fit_no_more_are_refused(change: dict[str, Any], hw: Any) -> None:
+    trial = trial_plans(PRODUCT.program(), hw, 1, 0, "")
+    (kernel,) = tiles_of(trial.ranked[0], trial.groups, hw)
+    with pytest.raises(ArgumentError, match="do not fit") as refused:
+        plan_of([kernel | change], trial.groups, hw)
+    assert refused.value.code == "stale-measurements"
+
+
+class Script:
+    """Seconds of each candidate's samples, in order; the last one again and again."""
+
+    def __init__(self, *seconds: list[float]) -> None:
+        self.seconds = seconds
+        self.asked: list[int] = []
+
+    def take(self, number: int) -> Sample:
+        before = self.asked.count(number)
+        self.asked.append(number)
+        known = self.seconds[number]
+        return replace(QUIET, seconds=known[min(before, len(known) - 1)])
+
+
+def test_candidates_take_turns_and_slow_ones_leave() -> None:
+    script = Script([1.0], [SLOW * 1.1], [SLOW * 0.9])
+    turns = in_turns(3, script.take)
+    assert script.asked[: 3 * SLOW_ROUNDS] == [0, 1, 2] * SLOW_ROUNDS
+    assert [len(taken) for taken in turns.seconds] == [LEAST_ROUNDS, SLOW_ROUNDS, LEAST_ROUNDS]
+
+
+def test_a_candidate_is_timed_until_its_two_least_samples_agree() -> None:
+    falling = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.0, 1.0 * AGREE]
+    turns = in_turns(2, Script([1.0], falling).take)
+    assert turns.seconds[1] == tuple(falling)
+    never = [2.0 * 0.9**n for n in range(40)]
+    assert len(in_turns(1, Script(never).take).seconds[0]) == MOST_ROUNDS
+
+
+def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
+    answers = [DISTURBED] * (MOST_REPEATED + 1) + [QUIET] * LEAST_ROUNDS
+    turns = in_turns(1, lambda _: answers.pop(0))
+    assert turns.repeated == MOST_REPEATED
+    assert (len(turns.seconds[0]), len(answers)) == (LEAST_ROUNDS, 1)
+
+
+def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
+    program = PRODUCT.program()
+    assert work(Describe("local")) == hw
+    trial = trial_plans(program, hw, 2, 1, "0")
+    kernels = [a.compiled for a in built_for_trial(trial.plans, program, trial.groups, hw) if a.compiled is not None]
+    other = replace(PRODUCT, expression="C[m, n] +=! A[m, k] * B[k, n] * B[k, n]")
+    wrong_trial = trial_plans(other.program(), hw, 1, 0, "0")
+    (wrong,) = built_for_trial(wrong_trial.plans, other.program(), wrong_trial.groups, hw)
+    assert wrong.compiled is not None
+    right, *_, error = errors = work(Hold(PRODUCT, (*kernels, wrong.compiled)))  # type: ignore[misc]
+    assert errors[:-1] == (None,) * len(kernels)
+    assert right is None
+    assert error.code == "wrong-answer"
+    assert work(TimeKernel(0)).seconds > 0  # type: ignore[union-attr]
+
+
+def test_a_smaller_target_gets_this_machines_cores() -> None:
+    spec, local = spec_here("cpu-x86-avx2"), hardware.detect_local()
+    assert (spec.id, spec.vector_bytes) == ("cpu-x86-avx2", 32)
+    assert (spec.num_cores, spec.clock_hz) == (local.num_cores, local.clock_hz)
+
+
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "cases.json"
+    cases = [
+        {"id": c.id, "cls": c.cls, "expr": c.expression, "inputs": c.inputs, "out_meta": c.outputs}
+        for c in (PRODUCT, SOFTMAX, BenchCase("broken", "gemm", "C[m] = D[m]", PRODUCT.inputs, None))
+    ]
+    file.write_text(json.dumps({"cases": cases}), encoding="utf-8")
+    return file
+
+
+def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--top", "2", "--sample", "2", "--json"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    document = json.loads(text)
+    rows = {row["id"]: row for row in document["cases"]}
+    assert "unknown-name" in rows["broken"]["error"]
+    assert document["overall"]["cases"] == 2
+    assert set(document["classes"]) == set(document["as_shipped"]["classes"]) == {"gemm", "softmax"}
+    for name in ("spearman", "top1_regret_mean", "top1_regret_p90", "top10_regret_mean", "median_abs_log_ratio"):
+        assert {name} <= document["overall"].keys() & document["classes"]["gemm"].keys()
+    for row in (rows["product"], rows["softmax"]):
+        timed = [c for c in row["candidates"] if c["error"] is None]
+        assert row["best_s"] == min(c["min_s"] for c in timed)
+        shipped = min(timed, key=lambda c: c["predicted_s"])
+        assert row["as_shipped"]["top1_regret"] == pytest.approx(shipped["min_s"] / row["best_s"] - 1)
+        fitted = min(timed, key=lambda c: c["fitted_s"])
+        assert row["top1_regret"] == pytest.approx(fitted["min_s"] / row["best_s"] - 1)
+    kept = tmp_path / "measured.json"
+    kept.write_text(text, encoding="utf-8")
+    assert main([*command, "--measurements", str(kept)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["overall"] == document["overall"]
+    assert main([*command[:-1], "--measurements", str(kept), "--only", "softmax"]) == 0
+    shown = capsys.readouterr().out
+    assert "softmax" in shown
+    assert "gemm" not in shown
+
+
+def test_measurements_that_are_none_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    for content in ('{"cases": []}', "[]", "{"):
+        file.write_text(content, encoding="utf-8")
+        assert main(["bench", "model", "--cases", str(corpus(tmp_path)), "--measurements", str(file)]) == 2
+        assert "no measurements of candidates" in capsys.readouterr().err
+
+
+def test_only_cpus_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "model", "--cases", str(corpus(tmp_path)), "--target", "nvidia-h200-sxm"]) == 2
+    assert "no CPU" in capsys.readouterr().err
+
+
+def test_stale_rows_are_said_and_not_counted(hw: Any) -> None:
+    row = {"candidates": [{"error": None, "kernels": [], "min_s": 1.0}]}
+    with pytest.raises(ArgumentError, match="do not fit"):
+        fit_case(row, PRODUCT, hw)
+
+
+def test_kernels_are_held_only_for_a_known_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.bench.model_worker._state.hardware", None)
+    with pytest.raises(InvariantError, match="no spec"):
+        work(Hold(PRODUCT, ()))
