@@ -39,13 +39,15 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`top` plans that the model puts first and `sample` random ones, drawn with `seed`, for so many threads."""
+    """`top` plans that the model puts first and `sample` random ones, drawn with `seed`, for so many threads.
+    `calibrate`: the model works with figures measured at the start, else with the spec as it is shipped."""
 
     target: str = "local"
     threads: int = 1
     top: int = 10
     sample: int = 10
     seed: int = 0
+    calibrate: bool = True
 
 
 @dataclass(slots=True)
@@ -56,13 +58,13 @@ class Worker:
     threads: int
     _lane: Lane[Task, Answer] = field(default_factory=lambda: Lane(work, _TIMEOUT_S))
 
-    def start(self) -> HardwareSpec:
+    def start(self, *, calibrate: bool) -> HardwareSpec:
         """The spec of its cores; ArgumentError where there are too few."""
         cores = sorted(os.sched_getaffinity(0))[-self.threads :]
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
-            spec = self._lane.call(Describe(self.target))
+            spec = self._lane.call(Describe(self.target, calibrate))
         if not isinstance(spec, HardwareSpec):
             raise InvariantError("the worker answered something else")
         return spec
@@ -72,7 +74,7 @@ class Worker:
             return self._lane.call(task)
         except (FarmError, KernelTimeoutError, InvariantError):
             self._lane.close(at_once=True)
-            self.start()
+            self.start(calibrate=False)  # what it answers is not used: the spec stays what it was
             raise
 
     def close(self) -> None:

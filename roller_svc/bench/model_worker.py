@@ -12,6 +12,7 @@ from roller_svc.backends import Call, backend_for
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu_worker import about, inputs_of
 from roller_svc.bench.sampling import Sample, sampled, settle, timed
+from roller_svc.calibration import calibrated
 from roller_svc.errors import BuildError, InvariantError, RollerError, WrongAnswerError
 from roller_svc.hardware.detect import localised, probe
 from roller_svc.ir.hardware import HardwareSpec
@@ -25,9 +26,11 @@ SAMPLE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """The spec of the cores that this process may use: `local`, or what a smaller target has of them."""
+    """The spec of the cores that this process may use: `local`, or what a smaller target has of them. `measure`: with
+    figures measured here in place of shipped ones."""
 
     target: str
+    measure: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,9 @@ _state = _State()
 def work(task: Task) -> Answer:
     """One task's answer."""
     match task:
-        case Describe(target=target):
-            _state.hardware = spec_here(target)
+        case Describe(target=target, measure=measure):
+            shipped = spec_here(target)
+            _state.hardware = calibrated(shipped) if measure else shipped
             return _state.hardware
         case Hold():
             return _held(task)

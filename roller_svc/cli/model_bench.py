@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of the random plans (%(default)s)")
     parser.add_argument(
+        "--uncalibrated", action="store_true", help="take the spec as it is shipped; measure no figures first"
+    )
+    parser.add_argument(
         "--measurements", metavar="FILE", help="judge what an earlier run measured (its --json); measure nothing"
     )
     cpu_bench.add_run(parser)
@@ -80,7 +83,10 @@ def execute(options: argparse.Namespace) -> int:
 def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json:
     """The document of the cases' measured candidates; a row stands in the journal as soon as it is there."""
     common.check_positive(options, "threads", "top", "every")
-    chosen = Settings(options.target or Settings().target, options.threads, options.top, options.sample, options.seed)
+    target = options.target or Settings().target
+    chosen = Settings(
+        target, options.threads, options.top, options.sample, options.seed, calibrate=not options.uncalibrated
+    )
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = _journal(options, document)
@@ -88,7 +94,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json
     worker, turnstile = Worker(chosen.target, chosen.threads), Turnstile(Path(options.lock) if options.lock else None)
     try:
         turnstile.enter()
-        hw = worker.start()
+        hw = worker.start(calibrate=chosen.calibrate and not known)
         if known:
             hw = hardware.from_mapping(known[0]["hardware"])
         else:

@@ -146,7 +146,7 @@ def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
 
 def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
     program = PRODUCT.program()
-    assert work(Describe("local")) == hw
+    assert work(Describe("local", measure=False)) == hw
     trial = trial_plans(program, hw, 2, 1, "0")
     kernels = [a.compiled for a in built_for_trial(trial.plans, program, trial.groups, hw) if a.compiled is not None]
     other = replace(PRODUCT, expression="C[m, n] +=! A[m, k] * B[k, n] * B[k, n]")
@@ -177,7 +177,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--top", "2", "--sample", "2", "--json"]
+    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--top", "2", "--sample", "2",
+               "--uncalibrated", "--json"]  # fmt: skip
     assert main(command) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
