@@ -26,9 +26,9 @@ from roller_svc.bench.cpu_worker import (
     Task,
     work,
 )  # fmt: skip
-from roller_svc.bench.limits import Limits
 from roller_svc.bench.peers import DEFAULT_PEERS
 from roller_svc.bench.sampling import Sample
+from roller_svc.calibration.limits import Limits
 from roller_svc.errors import (
     ArgumentError,
     FarmError,

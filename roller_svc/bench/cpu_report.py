@@ -13,7 +13,7 @@ from typing import Any
 
 from roller_svc import toolchain
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.limits import Limits
+from roller_svc.calibration.limits import Limits
 from roller_svc.errors import RollerError
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram

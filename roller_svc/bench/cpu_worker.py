@@ -15,9 +15,9 @@ from roller_svc import hardware
 from roller_svc.ask import build_request
 from roller_svc.backends import backend_for
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.limits import Limits, measured_limits
 from roller_svc.bench.peers import PeerLibrary, library_of
 from roller_svc.bench.sampling import Sample, sampled, settle
+from roller_svc.calibration.limits import Limits, measured_limits
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram

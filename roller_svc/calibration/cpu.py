@@ -45,7 +45,24 @@ def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
     return [*((name, size // page * page) for name, size in result), (DRAM, dram // page * page)]
 
 
-def _pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
+def _cached(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
+    """Working sets that stay in caches, and of the last one parts and all of it: how much of it there really is."""
+    last = next(level.capacity_bytes for level in hw.levels if level.name in CACHES)
+    quarters = [(f"{n}_quarters", n * last // (4 * threads)) for n in (1, 3, 4)]
+    page = kernels.PAGE_BYTES
+    return [*working_sets(hw, threads)[:-1], *((name, size // page * page) for name, size in quarters)]
+
+
+def _chased(hw: HardwareSpec) -> dict[str, int]:
+    """Bytes whose lines are followed for a latency. Of the last cache a part, by far more than the one within it has:
+    all of it is hardly ever one core's own."""
+    sets = dict(working_sets(hw, 1))
+    caches = [level.capacity_bytes for level in hw.levels if level.name in CACHES]
+    last = next(level.name for level in hw.levels if level.name in CACHES)
+    return sets | {last: min(sets[last], max(4 * caches[1], sets[last] // 4))}
+
+
+def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
     """What one thread touches of these in a sample."""
     *caches, (dram, size) = working_sets(hw, threads)
     piece = min(_PIECE_BYTES // threads, size // 4)
@@ -89,6 +106,17 @@ class Timer:
         return time.perf_counter() - start
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of what one repetition does, in one sample."""
+
+    seconds: Callable[[], float]
+    amount: float
+
+    def __call__(self) -> float:
+        return self.amount / self.seconds()
+
+
 class CpuKernels:
     """The micro-benchmarks of one spec, compiled, on one block of memory. Raises BuildError where nothing compiles for
     the spec, LaunchError where it does not run here."""
@@ -97,22 +125,20 @@ class CpuKernels:
         self.hw, self.cores = hw, cores
         names = kernels.names()
         compiled = compile_source(_source(hw, names))
-        chased = dict(working_sets(hw, 1))
-        piece = cores * dict(_pieces(hw, cores))[DRAM]
+        chased = _chased(hw)
+        far = dict(working_sets(hw, 1))[DRAM]
+        piece = cores * dict(pieces(hw, cores))[DRAM]
         # of all probes together: what one has touched is no longer in a cache when it comes round again
-        self._pieces = cycle(range(0, chased[DRAM] - piece + 1, piece))
-        self._lines = {level: size // kernels.LINE_BYTES for level, size in chased.items()}
+        self._pieces = cycle(range(0, far - piece + 1, piece))
         # caches have memory of their own: what they hold must not be met again as if it were far
-        held = {threads: max(size for _, size in working_sets(hw, threads)[:-1]) for threads in (1, cores)}
+        held = {threads: max(size for _, size in _cached(hw, threads)) for threads in (1, cores)}
         near = max(threads * (size + kernels.PAGE_BYTES) for threads, size in held.items())
-        parts = [chased[DRAM] + kernels.PAGE_BYTES * (cores + 1), near, *chased.values()]
-        self._near, *starts = accumulate(parts[:-1])
-        self._starts = dict(zip(chased, starts, strict=True))
+        parts = [far + kernels.PAGE_BYTES * (cores + 1), near, *chased.values()]
+        self._near, chase, *starts = accumulate(parts)
+        self._chased = dict(zip(chased, (chase, *starts), strict=False))
         self.memory = aligned_empty((sum(parts),), np.dtype(np.uint8))
-        self.memory.fill(0)
+        self.memory[:chase].fill(0)
         self._modules = {name: CpuModule(_only(compiled, name, self.memory.size)) for name in names}
-        for level, lines in self._lines.items():
-            self.timer("link_lines", Work(1, (lines, 0), self._starts[level])).call()
 
     def timer(self, name: str, work: Work) -> Timer:
         shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
@@ -123,9 +149,14 @@ class CpuKernels:
         """On that level's working set; what is in DRAM piece after piece."""
         return self.timer(name, Work(threads, own, self._near, pieces=self._pieces if level == DRAM else None))
 
+    def rate(self, way: str, threads: int, level: str, size: int) -> Rate:
+        """Bytes a second of reading, writing or copying `size` bytes of that level with each thread."""
+        return Rate(self.streamed(way, threads, level, (size // self.hw.vector_bytes, 0)), size * threads)
+
     def latency(self, level: str) -> Timer:
-        """One step through that level's working set, which is where it belongs when time begins."""
-        lines, start = self._lines[level], self._starts[level]
+        """One step through lines of that level's, which are where they belong when time begins."""
+        lines, start = _chased(self.hw)[level] // kernels.LINE_BYTES, self._chased[level]
+        self.timer("link_lines", Work(1, (lines, 0), start)).call()
         return self.timer("follow_lines", Work(1, (lines, 0), start, warm=1 if level == DRAM else lines))
 
 
@@ -133,19 +164,11 @@ def probes(cpu: CpuKernels) -> tuple[Probe, ...]:
     """All micro-benchmarks, those of one core first: a change in the number of threads costs some microseconds."""
     found: list[Probe] = []
     for cores in sorted({1, cpu.cores}):
-        found += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_packings(cpu, cores)]
+        found += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_quarters(cpu, cores)]
+        found += _packings(cpu, cores)
         found += _latencies(cpu) if cores == 1 else []
         found += _threads(cpu, cores)
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    seconds: Callable[[], float]
-    amount: float
-
-    def __call__(self) -> float:
-        return self.amount / self.seconds()
 
 
 def _clock(cpu: CpuKernels, cores: int) -> Probe:
@@ -164,23 +187,27 @@ def _rates(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
         name, lanes = kernels.multiply_name(dtype), cpu.hw.vector_bytes // dtype.bytes
         flops = kernels.CHAINS * 2 * lanes * cores
         how = f"{kernels.CHAINS} chains of multiply-adds of {lanes} {dtype.value} in registers"
-        yield Probe(name, "1/s", cores, how, _Rate(cpu.timer(name, Work(cores)), flops))
+        yield Probe(name, "1/s", cores, how, Rate(cpu.timer(name, Work(cores)), flops))
     if cores == 1:
         name = kernels.multiply_name(DType.FLOAT32) + "_chain"
         yield Probe(name, "s", 1, "one multiply-add of float32 vectors after the other", cpu.timer(name, Work(1)))
 
 
 def _streams(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
-    for level, size in _pieces(cpu.hw, cores):
+    for level, size in pieces(cpu.hw, cores):
         for way, how in kernels.WAYS_TOLD.items():
-            if way in kernels.BEYOND_CORE and level in ("l1", "l2"):
-                continue
-            seconds = cpu.streamed(way, cores, level, (size // cpu.hw.vector_bytes, 0))
-            yield Probe(f"{way}_{level}", "bytes/s", cores, how, _Rate(seconds, size * cores))
+            if way not in kernels.BEYOND_CORE or level not in ("l1", "l2"):
+                yield Probe(f"{way}_{level}", "bytes/s", cores, how, cpu.rate(way, cores, level, size))
+
+
+def _quarters(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+    for level, size in _cached(cpu.hw, cores)[-3:]:
+        how = f"the last cache read with hints, {level.replace('_', ' ')} of it"
+        yield Probe(f"read_last_{level}", "bytes/s", cores, how, cpu.rate("read_ahead", cores, level, size))
 
 
 def _latencies(cpu: CpuKernels) -> Iterator[Probe]:
-    for level, size in working_sets(cpu.hw, 1):
+    for level, size in _chased(cpu.hw).items():
         how = f"lines of {size >> 10} KiB followed in random order, misses of the TLB included"
         yield Probe(f"latency_{level}", "s", 1, how, cpu.latency(level))
 
@@ -203,14 +230,14 @@ def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
 
 def _packings(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
     wide = kernels.PANEL_VECTORS * cpu.hw.vector_bytes // 4
-    for level, size in _pieces(cpu.hw, cores):
+    for level, size in pieces(cpu.hw, cores):
         apart = (size // (4 * _PACKED_ROWS) // wide - 1) * wide
         if apart <= 0:
             continue
         for name, how in _PACKINGS.items():
             seconds = cpu.streamed(name, cores, level, (apart, _PACKED_ROWS))
             amount = 4 * _PACKED_ROWS * apart * cores
-            yield Probe(f"{name}_{level}", "bytes/s", cores, f"{how}, from {level}", _Rate(seconds, amount))
+            yield Probe(f"{name}_{level}", "bytes/s", cores, f"{how}, from {level}", Rate(seconds, amount))
 
 
 def _only(compiled: CompiledKernel, name: str, memory_bytes: int) -> CompiledKernel:

@@ -15,8 +15,9 @@ from roller_svc.bench import cpu, cpu_worker
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu_report import Taken, bound_of, case_row, failed_row, figures, p95, summary
 from roller_svc.bench.cpu_worker import OURS, BuildOurs, Built, Start, TakeSample
-from roller_svc.bench.limits import Bandwidth, Limits, Stream, measured_limits, sizes
 from roller_svc.bench.sampling import Sample, sampled, stolen_s, waiting_s
+from roller_svc.calibration.cpu import working_sets
+from roller_svc.calibration.limits import Bandwidth, Limits, Stream, measured_limits
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.lang.interpreter import evaluate
@@ -194,7 +195,7 @@ def test_every_limit_of_this_cpu_is_measured() -> None:
     hw = hardware.load("local")
     found = measured_limits(hw, 1)
     assert found.flops_per_s > 1e8
-    levels = [name for name, _ in sizes(hw, 1)]
+    levels = [name for name, _ in working_sets(hw, 1)]
     assert levels[0] == "l1"
     assert levels[-1] == "dram"
     assert [(b.stream, b.level) for b in found.bandwidths] == [(s, name) for s in Stream for name in levels]

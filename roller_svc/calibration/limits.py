@@ -1,0 +1,75 @@
+"""What a CPU reaches at most: multiply-adds in registers, and reading, writing and copying at several sizes.
+
+Threads are those of the process: its affinity and OMP_NUM_THREADS decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from roller_svc.calibration import kernels
+from roller_svc.calibration.cpu import CpuKernels, Work, pieces, working_sets
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
+
+_SAMPLES = 7
+
+
+class Stream(Enum):
+    """What is done to memory, and how many bytes an element moves."""
+
+    READ = "read"
+    WRITE = "write"
+    COPY = "copy"
+
+
+# At every size, the better of a loop of vectors and what the C library does, which may go past the caches.
+_WAYS = {
+    Stream.READ: ("read",),
+    Stream.WRITE: ("write", "write_library"),
+    Stream.COPY: ("copy", "copy_library"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """`bytes_per_s` over a working set of `size_bytes` for each thread; a copy counts what is read and written."""
+
+    stream: Stream
+    level: str
+    size_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    flops_per_s: float
+    bandwidths: tuple[Bandwidth, ...]
+
+    def copy_bytes_per_s(self, size_bytes: float) -> float:
+        """The copy bandwidth of the smallest measured working set that holds so many bytes, else the largest's."""
+        copies = sorted((b for b in self.bandwidths if b.stream is Stream.COPY), key=lambda b: b.size_bytes)
+        return next((b.bytes_per_s for b in copies if b.size_bytes >= size_bytes), copies[-1].bytes_per_s)
+
+
+def measured_limits(hw: HardwareSpec, threads: int) -> Limits:
+    """All limits, in about a second. Raises BuildError where nothing compiles for the spec or it does not run here."""
+    cpu = CpuKernels(hw, threads)
+    multiply = cpu.timer(kernels.multiply_name(DType.FLOAT32), Work(threads))
+    flops = kernels.CHAINS * 2 * (hw.vector_bytes // 4) * threads
+    found = [one for stream in Stream for one in _bandwidths(cpu, stream)]
+    return Limits(flops / min(multiply() for _ in range(_SAMPLES)), tuple(found))
+
+
+def _bandwidths(cpu: CpuKernels, stream: Stream) -> list[Bandwidth]:
+    sizes = dict(working_sets(cpu.hw, cpu.cores))
+    return [
+        Bandwidth(stream, level, sizes[level], max(_best(cpu, way, level, piece) for way in _WAYS[stream]))
+        for level, piece in pieces(cpu.hw, cpu.cores)
+    ]
+
+
+def _best(cpu: CpuKernels, way: str, level: str, piece_bytes: int) -> float:
+    rate = cpu.rate(way, cpu.cores, level, piece_bytes)
+    return max(rate() for _ in range(_SAMPLES))
