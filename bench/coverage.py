@@ -26,7 +26,7 @@ from roller_svc.farm.lanes import spread
 from roller_svc.features import EPILOGUES, counted, kernels
 from roller_svc.front import parse
 from roller_svc.ir.demands import KernelFamily
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 
 DATA = Path(__file__).parent / "data" / "tensorcore.json"
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090")

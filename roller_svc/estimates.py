@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc import hardware
@@ -11,7 +11,7 @@ from roller_svc.ask import checked_expression, checked_flag, checked_outputs, ch
 from roller_svc.construct.partition import partition
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
-from roller_svc.describe import Json, error_json, plan_json, roofline_json, sensitivity_json
+from roller_svc.describe import Json, error_json, sensitivity_json
 from roller_svc.errors import RollerError
 from roller_svc.front import parse
 from roller_svc.ir.canonical import digest
@@ -21,7 +21,8 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.lang.input_types import tensor_types
 from roller_svc.memo import Memo
-from roller_svc.pipeline import Estimated, estimate_program
+from roller_svc.outcomes import Work, outcomes
+from roller_svc.ranking import Estimated, estimate_program
 
 # What a memo keeps: characters of programs' texts, a dozen bytes each when parsed; devices; and characters of outcomes,
 # of one program on one device each, as JSON, several bytes each as values.
@@ -65,30 +66,6 @@ class _Asked:
     key: OutcomeKey
     program: TensorProgram
     spec: HardwareSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One program to estimate on several devices."""
-
-    program: TensorProgram
-    specs: tuple[HardwareSpec, ...]
-    top_k: int
-    demands: Demands
-
-
-def outcomes(works: Sequence[Work]) -> list[list[Json]]:
-    """Of each program, for each of its devices: roofline and candidates, or the error."""
-    return [list(_outcomes(work)) for work in works]
-
-
-def _outcomes(work: Work) -> Iterator[Json]:
-    shared = Shared(work.program)
-    for spec in work.specs:
-        try:
-            yield estimated_json(estimate_program(shared, spec, work.top_k, work.demands))
-        except RollerError as error:
-            yield {"error": error_json(error)}
 
 
 class Estimates:
@@ -179,14 +156,6 @@ def estimated(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> 
 def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
     return sensitivity_json(sensitivities(plan, partition(_parsed(_text_key(item)), spec), spec))
-
-
-def estimated_json(found: Estimated) -> Json:
-    """The answer for one item on one device, less what names these."""
-    return {
-        "roofline": roofline_json(found.roofline),
-        "candidates": [plan_json(plan, found.spec) for plan in found.plans],
-    }
 
 
 def _text_key(item: Item) -> TextKey:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,17 +12,13 @@ from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
-from roller_svc.construct import rank_units
-from roller_svc.construct.shared import Shared
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
-from roller_svc.ir.demands import NO_DEMANDS, Demands
-from roller_svc.ir.estimate import Candidate, Construction, Roof
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.estimate import Construction
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
-from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport, BuildRequest, Plan, RuntimeChoice, Select
-from roller_svc.perf.roofline import together
+from roller_svc.ranking import best_plans, ranked_groups
 from roller_svc.selection import best_first, built_for_trial, first_built, measured, settled
 from roller_svc.toolchain import availability
 
@@ -73,43 +68,6 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class Estimated:
-    """What the model says of a program on a device: its plans, best first, and the least that any plan could take."""
-
-    spec: HardwareSpec
-    plans: tuple[Plan, ...]
-    roofline: tuple[Roof, ...]
-
-
-def estimate_program(
-    shared: Shared, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
-) -> Estimated:
-    """What the model says of the best plans. Builds nothing, opens no device."""
-    _, ranked, constructions = ranked_shared(shared, spec, top_k, demands)
-    return Estimated(spec, best_plans(ranked, top_k), together(tuple(c.roofline for c in constructions)))
-
-
-def ranked_groups(
-    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
-) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
-    """Kernel groups, for each its candidates best first, and how they were constructed."""
-    return ranked_shared(Shared(program), hw, top_k, demands)
-
-
-def ranked_shared(
-    shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
-) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
-    """The same, with what is known of the program from other devices."""
-    groups = shared.groups(hw)
-    addressed = [g for g in groups if g.kind is GroupKind.CONTRACTION] or groups
-    others = Demands(demands.allow_tf32)
-    found = [
-        rank_units(group, hw, top_k, demands if group in addressed else others, shared.footprints) for group in groups
-    ]
-    return groups, tuple(candidates for candidates, _ in found), tuple(construction for _, construction in found)
-
-
 def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Construction, ...]) -> tuple[str, ...]:
     """Of each contraction that none of the device's matrix units takes, why."""
     return tuple(
@@ -117,26 +75,6 @@ def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Constructi
         for group, construction in zip(groups, constructions, strict=True)
         if construction.refusals and all(p.unit.kind is not UnitKind.MMA for p in construction.programs)
     )
-
-
-def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
-    """The `top_k` least sums of one candidate a group, best first."""
-
-    def seconds(at: tuple[int, ...]) -> float:
-        return sum(candidates[i].estimate.seconds for candidates, i in zip(ranked, at, strict=True))
-
-    first = (0,) * len(ranked)
-    heap, seen = [(seconds(first), first)], {first}
-    plans: list[Plan] = []
-    while heap and len(plans) < top_k:
-        _, at = heapq.heappop(heap)
-        plans.append(Plan(tuple(candidates[i] for candidates, i in zip(ranked, at, strict=True))))
-        for g, candidates in enumerate(ranked):
-            following = (*at[:g], at[g] + 1, *at[g + 1 :])
-            if following[g] < len(candidates) and following not in seen:
-                seen.add(following)
-                heapq.heappush(heap, (seconds(following), following))
-    return tuple(plans)
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:

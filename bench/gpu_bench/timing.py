@@ -15,7 +15,7 @@ from roller_svc.features import kernels
 from roller_svc.generate import generate
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda import CudaModule, Replay
 from roller_svc.runtime.cuda_arrays import import_cupy, placed

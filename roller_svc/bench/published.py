@@ -19,7 +19,7 @@ from roller_svc.errors import ArgumentError
 from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 
 TARGET = "nvidia-v100-sxm2"
 # ROLLER's own means from expression to its first kernel and to all ten, figure 11 of the artifact

@@ -24,7 +24,7 @@ from roller_svc.ir.group import TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.perf.model import Model
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 
 # A device's fields in the file of published times.
 COLUMNS = {"nvidia-k80": "k80", "amd-mi50": "mi50"}

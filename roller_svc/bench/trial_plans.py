@@ -11,7 +11,7 @@ from roller_svc.generate import Groups
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 
 
 @dataclass(frozen=True, slots=True)

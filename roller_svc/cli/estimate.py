@@ -11,7 +11,8 @@ from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.client import error_of
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Item, estimated, estimated_json, what_if_json
+from roller_svc.estimates import Item, estimated, what_if_json
+from roller_svc.outcomes import estimated_json
 from roller_svc.wire import EstimateBody
 
 CHANGES = ("target", "resource", "saves")

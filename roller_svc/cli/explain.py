@@ -15,7 +15,8 @@ from roller_svc.describe import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
-from roller_svc.pipeline import best_plans, build_kernel, ranked_groups
+from roller_svc.pipeline import build_kernel
+from roller_svc.ranking import best_plans, ranked_groups
 
 STEPS_SHOWN = 40
 

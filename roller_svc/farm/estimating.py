@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from roller_svc.errors import FarmError, KernelTimeoutError
-from roller_svc.estimates import Work, outcomes
 from roller_svc.farm.lanes import ThreadLanes
 from roller_svc.farm.store import Json
+from roller_svc.outcomes import Work, outcomes
 
 LARGE = 64  # estimates in a batch below which one process is done before another has begun
 TOGETHER = 2  # programs in one message to a process: some 50 ms of work
@@ -35,7 +35,7 @@ class Estimating:
             self._threads.submit(self._lanes.call, ())
 
     def outcomes(self, works: Sequence[Work]) -> Outcomes:
-        """Of each program, in order: see `estimates.outcomes`."""
+        """Of each program, in order: see `outcomes.outcomes`."""
         if self._helpers == 0 or sum(len(work.specs) for work in works) < LARGE:
             return outcomes(works)
         batch = _Batch(works)

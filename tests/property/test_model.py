@@ -18,7 +18,7 @@ from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.perf.model import Model
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 
 PUBLIC = Path(__file__).parents[2] / "bench" / "data" / "public.json"
 SPECS = tuple(name for name in hardware.ids() if name != hardware.LOCAL)

@@ -16,7 +16,7 @@ from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 
 HOSTILE = ["int", "for", "status", "expf", "max_f32", "task", "float", "blockIdx", "v", "main", "main_", "lane",
            "vf32x16", "checked", "acc", "thread", "define", "__syncthreads", "_", "__x"]  # fmt: skip

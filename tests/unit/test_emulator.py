@@ -25,7 +25,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, LaunchSpec, Role
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
-from roller_svc.pipeline import best_plans, ranked_groups
+from roller_svc.ranking import best_plans, ranked_groups
 from roller_svc.runtime import emulator
 from roller_svc.runtime.emulator import EmulatorLimits, EmulatorModule
 from roller_svc.runtime.emulator.text import TWINS, without_wrappers

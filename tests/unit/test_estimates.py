@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +13,11 @@ import pytest
 from roller_svc import hardware
 from roller_svc.describe import Json
 from roller_svc.errors import FarmError
-from roller_svc.estimates import Estimates, Item, Work, estimated, estimates_json, outcomes
+from roller_svc.estimates import Estimates, Item, estimated, estimates_json
 from roller_svc.farm.estimating import LARGE, Estimating
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.memo import Memo
+from roller_svc.outcomes import Work, outcomes
 
 H200 = hardware.load("nvidia-h200-sxm")
 SIDE = {"A": ("float32", (512, 512)), "B": ("float32", (512, 512))}
@@ -144,3 +147,10 @@ def test_what_a_lost_process_had_is_done_here(monkeypatch: pytest.MonkeyPatch) -
     with estimating(1) as shared:
         monkeypatch.setattr(shared._lanes, "call", lost)
         assert Estimates(shared.outcomes).answers(batch(), TARGETS, 1) == estimates_json(batch(), TARGETS, 1)
+
+
+def test_processes_for_estimates_load_neither_compilers_texts_nor_arrays() -> None:
+    heavy = ("numpy", "islpy", "lark", "pydantic", "yaml", "roller_svc.lower", "roller_svc.codegen", "roller_svc.lang")
+    code = f"import sys, roller_svc.outcomes, roller_svc.farm.lanes; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

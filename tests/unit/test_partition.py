@@ -21,7 +21,7 @@ from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 

@@ -21,7 +21,8 @@ from roller_svc.ir.report import BuildRequest, Select
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
-from roller_svc.pipeline import best_plans, build_kernel
+from roller_svc.pipeline import build_kernel
+from roller_svc.ranking import best_plans, ranked_groups
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
@@ -60,8 +61,8 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
     for request in (MATMUL, split):
         program = parse(request.expression, dict(request.inputs), request.outputs)
         hw = hardware.load("local")
-        groups, ranked, _ = pipeline.ranked_groups(program, hw, 6)
-        plans = pipeline.best_plans(ranked, 6)
+        groups, ranked, _ = ranked_groups(program, hw, 6)
+        plans = best_plans(ranked, 6)
         sources = generate_together(plans, program, groups, hw)
         assert len({source.text for source in sources}) == 1
         arrays = random_inputs(program, seed=3)
@@ -80,8 +81,8 @@ def test_plans_share_what_they_have_in_common() -> None:
     types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
     program = parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; Y[h, i, d] +=! s[h, i, j] * v[h, j, d]", types, ("Y",))
     hw = hardware.load("local")
-    groups, ranked, _ = pipeline.ranked_groups(program, hw, 6)
-    plans = pipeline.best_plans(ranked, 6)
+    groups, ranked, _ = ranked_groups(program, hw, 6)
+    plans = best_plans(ranked, 6)
     sources = generate_together(plans, program, groups, hw)
     choices = {(g.name, c.program) for plan in plans for g, c in zip(groups, plan.choices, strict=True)}
     assert len(choices) < len(plans) * len(groups)

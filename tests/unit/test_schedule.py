@@ -38,7 +38,7 @@ from roller_svc.lower.default import default_schedule
 from roller_svc.lower.legality import check
 from roller_svc.lower.schedule import Fixed, Schedule
 from roller_svc.lower.trees import schedule_tree, tree
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 from tests.unit.scheduling import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of, interpreted, judged, program
 from tests.unit.treerun import TreeRun, alloc_bytes, run_tree
 

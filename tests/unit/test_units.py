@@ -14,7 +14,7 @@ from roller_svc.ir.demands import NO_DEMANDS, Demands, KernelFamily
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorType
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 
 MMA = Demands(family=KernelFamily.MMA)
 SIMT = Demands(family=KernelFamily.SIMT)
