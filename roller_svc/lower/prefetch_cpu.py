@@ -18,9 +18,9 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Node, Prefetch
+from roller_svc.perf.cpu_memory import HINTED_RUN_BYTES
 
 AHEAD_BYTES = 2048  # 32 lines: what is under way in a core and its L2 at once, and then some
-RUN_BYTES = 4 * AHEAD_BYTES  # what a task must write in one piece: cores take lines that both ask for from each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str
         for tensor, index, for_write in _accesses(statement):
             if tensor in known or tensor not in types or types[tensor].bytes <= held_bytes // 2:
                 continue
-            if for_write and _run(statement, program) * types[tensor].dtype.bytes < RUN_BYTES:
+            if for_write and _run(statement, program) * types[tensor].dtype.bytes < HINTED_RUN_BYTES:
                 continue
             if _is_walk(statement.spatial if for_write else statement.axes, types[tensor], index):
                 known.add(tensor)

@@ -6,6 +6,7 @@ terms, as ROLLER takes it, 0.31 and 37 % (design notes on the CPU back end).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roller_svc.perf.cpu_tile import (
@@ -24,6 +25,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
+PANELS_OF_L1 = 0.8  # what a panel of A and one of B may fill to be found there again; of twice as much, nothing is
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +117,28 @@ def _l2_bytes(p: Problem) -> int:
 def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:
     """Calls of the micro-kernel for rows x columns of C in register tiles, less high and wide ones at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
-    cycles = 0.0
+    cycles, step = 0.0, -(-depth // steps)
     for height, down in _cut(extents[0], tile[0]):
         for width, across in _cut(extents[1], tile[1]):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
             each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * height * vectors)
-            each += costs.l2_exposed * width * p.elem_bytes / p.machine.staged_bytes_per_cycle
+            from_l2 = _beyond_l1(p, (height + width) * step) * width * p.elem_bytes / l2_bytes_per_cycle(p.machine)
+            each = max(each + costs.l2_exposed * from_l2, from_l2)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
     return cycles
+
+
+def _beyond_l1(p: Problem, panels: int) -> float:
+    """Which share of a panel of B comes from the second cache each time that it meets a panel of A, both together so
+    many elements."""
+    held = PANELS_OF_L1 * p.machine.caches[-1].bytes_per_core
+    return min(1.0, max(0.0, panels * p.elem_bytes / held - 1.0))
+
+
+def l2_bytes_per_cycle(mach: Machine) -> float:
+    """What a core reads of its second cache."""
+    return mach.caches[-2].bytes_per_s / mach.cores / mach.clock_hz
 
 
 def _update(p: Problem, s: _Sizes) -> float:
@@ -168,7 +183,10 @@ def _row_bytes(p: Problem) -> int:
 
 def _store(p: Problem, s: _Sizes) -> float:
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
-    each = costs.scatter_cycles * s.columns if _members(p, p.n) > 1 else 2.0 * -(-s.columns // lanes)
+    each = 2.0 * -(-s.columns // lanes)
+    if _members(p, p.n) > 1:
+        across = _across_rows(p, p.n, s.nr)
+        each = across * costs.scatter_cycles * s.columns + (1 - across) * each
     tensors = len(p.rest.tensors)
     if tensors > 1 or _members(p, p.n) > 1 or _members(p, p.m) > 1:
         return s.rows * each * max(1, tensors)
@@ -201,10 +219,23 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
                 cycles += costs.turn_cycles / 2 * panels * turned * -(-deep // lanes)
             case Lie.APART if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
-                cycles += (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
+                across = _across_rows(p, panel_axis, size)
+                inside = panels * deep * costs.copy_cycles * -(-size // lanes)
+                if panel_axis is None or tensor.strides.get(panel_axis) != 1:
+                    inside = costs.gather_cycles * along * deep
+                looked_up = (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
+                cycles += across * looked_up + (1 - across) * inside
             case Lie.APART:
                 cycles += costs.gather_cycles * along * deep
     return cycles + _arrival_cycles(p, operand, block)
+
+
+def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
+    """Which share of an axis' panels meets more than one row of the innermost of several fused axes."""
+    members = () if panel_axis is None else p.space.axes[panel_axis].members
+    if not members or members[-1].extent < size:
+        return 1.0
+    return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
 def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:

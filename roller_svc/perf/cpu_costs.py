@@ -55,7 +55,7 @@ class ConvolutionCosts:
     across_lines_cycles: float = 0.4  # a vector of pixels that a tap has moved across two cache lines
     crowded: float = 1.2  # factor where loads take most of the multiply-adds' time
     l2_exposed: float = 0.25  # of the time that rows of a panel take from the second cache
-    l2_beside: float = 0.3  # of the second cache's bandwidth, what there is beside a micro-kernel: 16 bytes a cycle
+    l2_beside: float = 0.9  # of the second cache's bandwidth, what there is beside a micro-kernel
     weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
     memory_exposed: float = 0.3  # of the time that image, weights and results take from memory
 
@@ -72,7 +72,7 @@ class WindowCosts:
     staged_cycles: float = 2.0  # a vector staged, or stored
     shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
     overlap_leak: float = 0.1  # of the shorter of operations and loads
-    alone: float = 0.65  # of all cores' memory bandwidth that one reaches
+    memory_leak: float = 0.5  # of the shorter of the core's work and what memory moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,8 @@ class MemoryCosts:
 
     held: float = 0.75  # of a cache that holds what a call leaves for the next
     written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
+    unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
+    restart_bytes: float = 300.0  # read or written in the time that prefetchers take to follow a new run
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
 
 

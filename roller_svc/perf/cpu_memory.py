@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
+
+# What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
+HINTED_RUN_BYTES = 8192
 
 
 def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
     """Of one byte read on so many cores, which share what they all walk through from call to call."""
     return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes, mach.cores))
+
+
+def moved_bytes(mach: Machine, tensor: AccessFootprint, block: Tile, extents: Tile) -> float:
+    """Bytes of all of a tensor, in whole lines, and as many more as its walk costs time for: where pieces that a task
+    meets of it are short, prefetchers start anew at each, and nothing asks ahead for lines that are written."""
+    costs = mach.costs.memory
+    run = tensor.run(block) * tensor.elem_bytes
+    slower = 1.0 + costs.restart_bytes / (run + costs.restart_bytes / 2)
+    if tensor.access.is_output:
+        slower *= costs.written * (1.0 if run >= HINTED_RUN_BYTES else costs.unasked)
+    return slower * tensor.moved_bytes(extents)
 
 
 def own_byte_seconds(mach: Machine, own_bytes: float) -> float:

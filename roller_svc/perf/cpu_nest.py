@@ -7,7 +7,7 @@ import math
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.column_walk import walks_columns
-from roller_svc.perf.cpu_memory import byte_seconds, own_byte_seconds
+from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes, own_byte_seconds
 from roller_svc.perf.footprint import AccessFootprint
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
@@ -139,11 +139,14 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
 
 def _memory_s(p: Problem, launch: Launch) -> float:
     """Whole cache lines of each task, from where a repeated run finds the data; once where a task's tile fits L2."""
-    mach, costs = p.machine, p.machine.costs.memory
+    mach = p.machine
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
-    reads = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
+    whole = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
     of_tasks = launch.grid * sum(t.moved_bytes(clipped) for t in p.touched.reads)
-    writes = costs.written * sum(t.moved_bytes(p.extents) for t in p.touched.writes)
+    reads = sum(moved_bytes(mach, t, clipped, p.extents) for t in p.touched.reads)
+    reads *= min(4.0, max(1.0, of_tasks / max(1.0, whole)))
     if launch.streamed:
-        writes /= mach.dram.streamed_write_gain
-    return (max(reads, min(of_tasks, 4 * reads)) + writes) * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+        writes = sum(t.moved_bytes(p.extents) for t in p.touched.writes) / mach.dram.streamed_write_gain
+    else:
+        writes = sum(moved_bytes(mach, t, clipped, p.extents) for t in p.touched.writes)
+    return (reads + writes) * byte_seconds(mach, p.compulsory_bytes, launch.grid)

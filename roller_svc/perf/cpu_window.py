@@ -6,6 +6,7 @@ import math
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Combine
+from roller_svc.perf.cpu_memory import byte_seconds, own_byte_seconds
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.plane_layout import Layout, Tile, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
@@ -17,16 +18,18 @@ LINE_BYTES = 64
 
 
 def cpu_window(p: Problem, launch: Launch) -> Costs:
-    """Cycles of the core with the most tasks; memory takes its time on top, for staging waits for it."""
+    """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
     mach, space = p.machine, p.planes
     costs = mach.costs.window
     if space is None:
         raise InvariantError("the program has no windows")
     planes = math.prod(min(b, a.extent) for a, b in zip(space.leading, launch.block, strict=False))
     cycles = [0.0, 0.0, 0.0, 0.0]
+    again = 0.0
     for one in space.sums:
         found = layout(space, one, launch.block, launch.thread)
         fill = found.elements / mach.unit.shape[-1] * len(one.planes)
+        again += 2 * planes * sum(found.elements * plane.dtype.bytes for plane in one.planes)  # there and back
         parts = (staging_cycles(mach, one, found), tap_cycles(mach, one, found), line_cycles(mach, found))
         cycles = [c + planes * part for c, part in zip(cycles, (*parts, 0.0), strict=True)]
         cycles[3] += fill + costs.task_cycles
@@ -34,10 +37,15 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     uneven = waves * mach.cores / launch.grid
     share = launch.grid * uneven / mach.cores
     seconds = [mach.seconds(c * share) for c in cycles]
-    memory = p.compulsory_bytes / _bandwidth(mach, p.compulsory_bytes)
-    memory *= max(1.0, costs.alone * mach.cores / launch.grid)
+    moved = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
+    moved += mach.costs.memory.written * sum(t.moved_bytes(p.extents) for t in p.touched.writes)
+    # what is staged and what it is staged from take room side by side
+    held = 2 * staged_bytes(space, launch.block, launch.thread)
+    memory = moved * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+    memory += again * share * own_byte_seconds(mach, held)
+    core = sum(seconds)
     return Costs(
-        core_s=sum(seconds) + memory,
+        core_s=max(core, memory) + costs.memory_leak * min(core, memory),
         core_stage=None,
         parts=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
@@ -103,10 +111,3 @@ def vector_registers(p: Problem, space: PlaneSpace, thread: Tile) -> int:
     rows = thread[last - 1] if len(space.axes) > 1 else 1
     vectors = thread[last] // p.machine.unit.shape[-1]
     return rows * vectors + max(len(s.planes) for s in space.sums) * vectors + 2
-
-
-def _bandwidth(mach: Machine, total_bytes: int) -> float:
-    for cache in reversed(mach.caches):
-        if total_bytes <= cache.total_bytes // 2:
-            return cache.bytes_per_s
-    return mach.dram.bandwidth_bytes_per_s
