@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from roller_svc.runtime.disturbance import CLOCK_TICK_S, stolen_s, waiting_s
 
 SAMPLE_S = 0.02
 # Above these shares of the sample's wall time others ran where we wanted to.
 MOST_WAITED = 0.02
 MOST_STOLEN = 0.05
-_CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # A pool whose threads used less in a pause has gone to sleep.
 _PAUSE_S = 0.002
 _ASLEEP_SHARE = 0.1
@@ -33,7 +31,7 @@ class Sample:
     @property
     def is_disturbed(self) -> bool:
         wall_s = self.seconds * self.calls
-        ticks = max(wall_s * MOST_STOLEN, _CLOCK_TICK_S)  # steal is counted in ticks: one says nothing
+        ticks = max(wall_s * MOST_STOLEN, CLOCK_TICK_S)  # steal is counted in ticks: one says nothing
         return self.waited_s > MOST_WAITED * wall_s or self.stolen_s > ticks
 
 
@@ -70,24 +68,3 @@ def settle() -> None:
         time.sleep(_PAUSE_S)
         if time.process_time() - used < _ASLEEP_SHARE * _PAUSE_S:
             return
-
-
-def waiting_s(tasks: Path = Path("/proc/self/task")) -> float:
-    """Seconds that this process's threads were ready to run and did not; 0 where the kernel does not count them."""
-    total = 0
-    for task in tasks.glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):  # a thread may have ended
-            total += int(task.read_text(encoding="ascii").split()[1])
-    return total / 1e9
-
-
-def stolen_s(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds that the hypervisor ran others on this process's cores; 0 where that is not told."""
-    wanted = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-    ticks = 0
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        for line in stat.read_text(encoding="ascii").splitlines():
-            words = line.split()
-            if words and words[0] in wanted:
-                ticks += int(words[8])
-    return ticks * _CLOCK_TICK_S

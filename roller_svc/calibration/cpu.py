@@ -32,6 +32,8 @@ _PIECE_BYTES = 16 << 20  # of it, for all threads, in one sample
 _SHAPE = 5
 _VECTORS_BEFORE = 1000  # rounds of multiply-adds before each piece of the clock's chain: some microseconds
 _CALLS = 200  # of an empty region, one after the other
+_MEETINGS, _COUNTS = 500, 20_000  # of threads that wait for each other: half a millisecond where all of them run
+_PASSES = 4  # until caches that take a line only when it comes again have it
 _PACKED_ROWS = 256  # a block's rows, as deep as a step along k
 _PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes turned"}
 
@@ -54,12 +56,12 @@ def _cached(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
 
 
 def _chased(hw: HardwareSpec) -> dict[str, int]:
-    """Bytes whose lines are followed for a latency. Of the last cache a part, by far more than the one within it has:
-    all of it is hardly ever one core's own."""
+    """Bytes whose lines are followed for a latency. Of the last cache twice what the one within it has: more of it is
+    hardly ever one core's own."""
     sets = dict(working_sets(hw, 1))
     caches = [level.capacity_bytes for level in hw.levels if level.name in CACHES]
     last = next(level.name for level in hw.levels if level.name in CACHES)
-    return sets | {last: min(sets[last], max(4 * caches[1], sets[last] // 4))}
+    return sets | {last: min(sets[last], 2 * caches[1])}
 
 
 def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
@@ -72,32 +74,42 @@ def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one repetition of a function is done on. `own`: the rest of its shape. `warm`: repetitions that are not
-    timed. `pieces`: where each sample begins, where it is once over memory that no cache has; None: all at `start`."""
+    timed. `repeats`: how often a sample repeats it; 0: as often as takes about SAMPLE_S. `pieces`: where each sample
+    begins, where it is once over memory that no cache has; None: all at `start`."""
 
     threads: int
     own: tuple[int, int] = (0, 0)
     start: int = 0
     warm: int = 1
+    repeats: int = 0
     pieces: Iterator[int] | None = None
 
 
 class Timer:
-    """Calls of a function: seconds of one repetition, from as many as take about SAMPLE_S."""
+    """Calls of a function; each gives the seconds of one repetition."""
 
     def __init__(self, call: Callable[[], None], shape: NDArray[np.int64], work: Work) -> None:
         """`shape` is the array that the call reads."""
         self.call, self._shape, self._work = call, shape, work
-        self.repeats = 1
+        self.repeats = work.repeats
 
     def __call__(self) -> float:
         work = self._work
         if work.pieces is not None:
             self._shape[2] = next(work.pieces)
             return self._seconds(1)
+        self.repeats = self.repeats or self._enough()
         self._seconds(work.warm)
-        while (seconds := self._seconds(self.repeats)) < SAMPLE_S / 2:
-            self.repeats = max(self.repeats + 1, min(100 * self.repeats, round(self.repeats * SAMPLE_S / seconds)))
-        return seconds / self.repeats
+        return self._seconds(self.repeats) / self.repeats
+
+    def _enough(self) -> int:
+        """Repetitions that take about SAMPLE_S, on one thread: several may have to wait for each other to run."""
+        self._shape[0], repeats = 1, 1
+        self._seconds(self._work.warm)
+        while (seconds := self._seconds(repeats)) < SAMPLE_S / 2:
+            repeats = max(repeats + 1, min(100 * repeats, round(repeats * SAMPLE_S / seconds)))
+        self._shape[0] = self._work.threads
+        return repeats
 
     def _seconds(self, repeats: int) -> float:
         self._shape[1] = repeats
@@ -157,7 +169,7 @@ class CpuKernels:
         """One step through lines of that level's, which are where they belong when time begins."""
         lines, start = _chased(self.hw)[level] // kernels.LINE_BYTES, self._chased[level]
         self.timer("link_lines", Work(1, (lines, 0), start)).call()
-        return self.timer("follow_lines", Work(1, (lines, 0), start, warm=1 if level == DRAM else lines))
+        return self.timer("follow_lines", Work(1, (lines, 0), start, warm=1 if level == DRAM else _PASSES * lines))
 
 
 def probes(cpu: CpuKernels) -> tuple[Probe, ...]:
@@ -176,7 +188,7 @@ def _clock(cpu: CpuKernels, cores: int) -> Probe:
     seconds = cpu.memory[: 512 * cores].view(np.float64)[::64]
 
     def sample() -> float:
-        timer()
+        timer()  # leaves in memory what of it the chain took on each thread
         return kernels.ADDS * timer.repeats / float(np.max(seconds))
 
     return Probe("clock", "Hz", cores, "dependent additions, one a clock, between multiply-adds of vectors", sample)
@@ -223,8 +235,10 @@ def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
 
     yield Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launched)
     if cores > 1:
-        yield Probe("barrier", "s", cores, "a barrier of all threads", cpu.timer("meet", Work(cores)))
-    counted = cpu.timer("count_together", Work(cores))
+        yield Probe(
+            "barrier", "s", cores, "a barrier of all threads", cpu.timer("meet", Work(cores, repeats=_MEETINGS))
+        )
+    counted = cpu.timer("count_together", Work(cores, repeats=_COUNTS))
     yield Probe("atomic", "s", cores, "an atomic addition to one place, all cores at once", lambda: counted() / cores)
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.ir.hardware import Measured
+from roller_svc.runtime.disturbance import waiting_s
 
 ROUNDS_LEAST = 3
+MOST_WAITED = 0.02  # of a sample's time, of all threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +34,36 @@ class Probe:
 class _Series:
     probe: Probe
     values: list[float] = field(default_factory=list)
+    disturbed: list[float] = field(default_factory=list)
 
 
 def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
-    """Rounds over all probes for about so many seconds, three at least."""
+    """Rounds over all probes for about so many seconds, three at least. Samples during which our threads had to wait for
+    others to leave the cores do not count, unless there are hardly any but such."""
     series = [_Series(probe) for probe in probes]
+    for one in series:
+        one.probe.sample()  # finds out how often to repeat
     start = time.perf_counter()
     rounds = 0
     while rounds < ROUNDS_LEAST or (time.perf_counter() - start) * (rounds + 1) / rounds < seconds:
         for one in series:
-            one.values.append(one.probe.sample())
+            _take(one)
         rounds += 1
     return tuple(_measured(one) for one in series)
 
 
+def _take(series: _Series) -> None:
+    waited, start = waiting_s(), time.perf_counter()
+    value = series.probe.sample()
+    wall_s = time.perf_counter() - start
+    disturbed = waiting_s() - waited > MOST_WAITED * wall_s
+    (series.disturbed if disturbed else series.values).append(value)
+
+
 def _measured(series: _Series) -> Measured:
     probe, values = series.probe, series.values
+    if len(values) < ROUNDS_LEAST:
+        values = values + series.disturbed
     return Measured(
         name=probe.name,
         unit=probe.unit,

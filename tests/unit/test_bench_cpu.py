@@ -15,12 +15,13 @@ from roller_svc.bench import cpu, cpu_worker
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu_report import Taken, bound_of, case_row, failed_row, figures, p95, summary
 from roller_svc.bench.cpu_worker import OURS, BuildOurs, Built, Start, TakeSample
-from roller_svc.bench.sampling import Sample, sampled, stolen_s, waiting_s
+from roller_svc.bench.sampling import Sample, sampled
 from roller_svc.calibration.cpu import working_sets
 from roller_svc.calibration.limits import Bandwidth, Limits, Stream, measured_limits
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.lang.interpreter import evaluate
+from roller_svc.runtime.disturbance import stolen_s, waiting_s
 
 LIMITS = Limits(
     100e9,
