@@ -32,8 +32,9 @@ AGREE = 1.02
 CASE_S = 8.0
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
 SLOW, SLOW_ROUNDS = 3.0, 2
-# Samples that others disturbed are taken again, so often for a whole case.
-MOST_REPEATED = 30
+# Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
+MOST_REPEATED = 60
+PAUSE_S = 0.1
 _TIMEOUT_S = 120.0
 
 
@@ -88,6 +89,11 @@ class Turns:
     seconds: tuple[tuple[float, ...], ...]
     repeated: int
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether samples had to be taken although others ran."""
+        return self.repeated >= MOST_REPEATED
+
 
 def measured_case(case: BenchCase, settings: Settings, hw: HardwareSpec, worker: Worker) -> Json:
     """One row: the case's candidates with what the model expects of them and what they took, or its `error`."""
@@ -106,7 +112,7 @@ def measured_case(case: BenchCase, settings: Settings, hw: HardwareSpec, worker:
         for number, (plan, error, seconds) in enumerate(zip(trial.plans, errors, turns.seconds, strict=True))
     ]  # fmt: skip
     return {"id": case.id, "cls": case.cls, "error": None, "build_s": build_s, "repeated": turns.repeated,
-            "candidates": rows}  # fmt: skip
+            "disturbed": turns.is_disturbed, "candidates": rows}  # fmt: skip
 
 
 def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
@@ -121,7 +127,7 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
     )
 
 
-def in_turns(count: int, take: Callable[[int], Sample]) -> Turns:
+def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> Turns:
     """Rounds of one sample for each that needs one; a disturbed sample is taken again as long as there are repetitions
     left."""
     seconds: list[list[float]] = [[] for _ in range(count)]
@@ -135,6 +141,7 @@ def in_turns(count: int, take: Callable[[int], Sample]) -> Turns:
             sample = take(i)
             while sample.is_disturbed and repeated < MOST_REPEATED:
                 repeated += 1
+                pause(PAUSE_S)
                 sample = take(i)
             seconds[i].append(sample.seconds)
     return Turns(tuple(tuple(taken) for taken in seconds), repeated)

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json
         else:
             journal.add([{"hardware": hardware.to_mapping(hw)}])
         done = {row["id"]: row for row in known[1:]}
-        for number, case in enumerate(cases, 1):
-            if case.id in done:
-                continue
+        for number, case in until_quiet(cases, done):
             turnstile.enter()
             done[case.id] = measured_case(case, chosen, hw, worker)
             journal.add([done[case.id]])
@@ -112,6 +110,14 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json
         worker.close()
     journal.drop()
     return document | {"hardware": hardware.to_mapping(hw), "cases": [done[case.id] for case in cases]}
+
+
+def until_quiet(cases: Collection[BenchCase], done: Mapping[str, Json]) -> Iterator[tuple[int, BenchCase]]:
+    """The cases that are not done, with their numbers; then, once more, those that others disturbed."""
+    for again in (False, True):
+        for number, case in enumerate(cases, 1):
+            if case.id not in done or (again and done[case.id].get("disturbed")):
+                yield number, case
 
 
 def _journal(options: argparse.Namespace, document: Json) -> Journal:
@@ -126,7 +132,9 @@ def _line(row: Json) -> str:
         return f"{row['id']} {row['cls']}: {row['error']}"
     failed = sum(candidate["error"] is not None for candidate in row["candidates"])
     best = min((c["min_s"] for c in row["candidates"] if c["min_s"] is not None), default=None)
-    return f"{row['id']} {row['cls']}: {len(row['candidates'])} candidates, {failed} failed, best {show.duration(best)}"
+    disturbed = ", disturbed" if row["disturbed"] else ""
+    of = f"{len(row['candidates'])} candidates, {failed} failed"
+    return f"{row['id']} {row['cls']}: {of}, best {show.duration(best)}{disturbed}"
 
 
 def _text(document: Json) -> str:

@@ -27,6 +27,7 @@ from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here,
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import trial_plans
 from roller_svc.cli import main
+from roller_svc.cli.model_bench import until_quiet
 from roller_svc.construct import rank_units
 from roller_svc.construct.random_tiles import random_rprograms
 from roller_svc.errors import ArgumentError, InvariantError
@@ -139,9 +140,20 @@ def test_a_candidate_is_timed_until_its_two_least_samples_agree() -> None:
 
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     answers = [DISTURBED] * (MOST_REPEATED + 1) + [QUIET] * LEAST_ROUNDS
-    turns = in_turns(1, lambda _: answers.pop(0))
-    assert turns.repeated == MOST_REPEATED
+    pauses: list[float] = []
+    turns = in_turns(1, lambda _: answers.pop(0), pauses.append)
+    assert turns.repeated == len(pauses) == MOST_REPEATED
+    assert turns.is_disturbed
     assert (len(turns.seconds[0]), len(answers)) == (LEAST_ROUNDS, 1)
+
+
+def test_disturbed_cases_come_once_more_at_the_end() -> None:
+    cases, done = [PRODUCT, SOFTMAX, TWO], {SOFTMAX.id: {"disturbed": False}}
+    order = []
+    for number, case in until_quiet(cases, done):
+        order.append((number, case.id))
+        done[case.id] = {"disturbed": True}
+    assert order == [(1, PRODUCT.id), (3, TWO.id), (1, PRODUCT.id), (3, TWO.id)]
 
 
 def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
