@@ -41,6 +41,8 @@ class Demanded:
 def demanded(group: KernelGroup, model: Model, programs: Sequence[RProgram], demands: Demands) -> Demanded:
     """Those of the rPrograms that have the tiles; where none has, those that can be given them."""
     tiles = demands.tiles
+    if not tiles:
+        return Demanded(tuple(programs))
     found = tuple(program for program in programs if demands.admits(program))
     if found or not programs:
         return Demanded(found)

@@ -111,18 +111,19 @@ def stored_types(program: TensorProgram) -> dict[str, TensorType]:
 
 def _drafts(statements: tuple[TensorExpr, ...], hw: Traits) -> list[_Draft]:
     drafts: list[_Draft] = []
-    pending = list(statements)
+    pending = [(statement, frozenset(statement.reads_tensors)) for statement in statements]
     done: set[str] = set()  # written by groups before the one that grows
     written = {s.output for s in statements}
     while pending:
-        draft = _Draft((pending[0],), _contraction(pending[0], hw))
-        rest: list[TensorExpr] = []
-        for statement in pending[1:]:
-            available = {t for t in statement.reads_tensors if t not in written or t in done or t in draft.written}
-            others = {t for s in pending[1:] if s is not statement for t in s.reads_tensors}
-            joined = _joined(draft, statement, hw, others) if available == set(statement.reads_tensors) else None
+        first, _ = pending[0]
+        draft = _Draft((first,), _contraction(first, hw))
+        rest: list[tuple[TensorExpr, frozenset[str]]] = []
+        for statement, reads in pending[1:]:
+            available = all(t not in written or t in done or t in draft.written for t in reads)
+            others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
+            joined = _joined(draft, statement, hw, others) if available else None
             if joined is None:
-                rest.append(statement)
+                rest.append((statement, reads))
             else:
                 draft = joined
         drafts.append(draft)

@@ -106,9 +106,9 @@ class _Search:
         growths = self._growths(tile, look)
         if not look.misaligned:
             self.accepted.append(tile)
-            self._trace(tile, look, growths[0][0] if growths else 0.0, ACCEPTED)
+            self._trace(tile, look, -growths[0][0] if growths else 0.0, ACCEPTED)
         elif growths:
-            self._trace(tile, look, growths[0][0], f"grown {self.stage.names[growths[0][2]]}")
+            self._trace(tile, look, -growths[0][0], f"grown {self.stage.names[growths[0][2]]}")
         else:
             self._reject(look.misaligned)
             self._trace(tile, look, 0.0, look.misaligned)
@@ -119,16 +119,15 @@ class _Search:
                 self.visit(larger)
 
     def _growths(self, tile: Tile, look: Look) -> list[tuple[float, int, int, Tile]]:
-        """(reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
+        """(-reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
         found, looks = [], self.looks
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
             if extent is not None:
                 larger = (*tile[:axis], extent, *tile[axis + 1 :])
                 grown = looks.get(larger) or self._look(larger)
-                found.append((reuse_score(look, grown), place, axis, larger))
-        if len(found) > 1:
-            found.sort(key=_best_first)
+                found.append((-reuse_score(look, grown), place, axis, larger))
+        found.sort()
         return found
 
     def _look(self, tile: Tile) -> Look:
@@ -143,7 +142,3 @@ class _Search:
     def _trace(self, tile: Tile, look: Look, reuse: float, outcome: str) -> None:
         named = tuple(zip(self.stage.names, tile))  # noqa: B905 - hot, and a tile has as many extents as a space axes
         self.log.steps.append(TraceStep(self.stage.level, named, look.footprint_bytes, reuse, outcome))
-
-
-def _best_first(growth: tuple[float, int, int, Tile]) -> tuple[float, int]:
-    return -growth[0], growth[1]

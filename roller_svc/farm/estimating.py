@@ -13,7 +13,9 @@ from roller_svc.farm.store import Json
 from roller_svc.outcomes import Work, outcomes
 
 LARGE = 64  # estimates in a batch below which one process is done before another has begun
-TOGETHER = 2  # programs in one message to a process: some 50 ms of work
+# Of the programs still waiting a process takes this share of its even one in a message: fewer messages, each of which
+# it waits for with nothing to do, and small ones at the end, when all should be done at once.
+SHARE = 1 / 4
 
 Outcomes = list[list[Json]]
 
@@ -55,7 +57,7 @@ class Estimating:
 
     def _help(self, batch: _Batch) -> None:
         """One process's share of a batch."""
-        while chunk := batch.taken(TOGETHER):
+        while chunk := batch.taken(round(SHARE * batch.waiting / (self._helpers + 1))):
             try:
                 batch.done(chunk, self._lanes.call(batch.works(chunk)))
             except (FarmError, KernelTimeoutError):
@@ -73,10 +75,14 @@ class _Batch:
         self._waiting = deque(sorted(range(len(works)), key=lambda i: -len(works[i].program.statements)))
         self._lock = threading.Lock()
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def taken(self, most: int) -> tuple[int, ...]:
-        """Places of the next programs; none are left where it is empty."""
+        """Places of the next programs, one at least; none are left where it is empty."""
         with self._lock:
-            return tuple(self._waiting.popleft() for _ in range(min(most, len(self._waiting))))
+            return tuple(self._waiting.popleft() for _ in range(min(max(1, most), len(self._waiting))))
 
     def give_back(self, places: tuple[int, ...]) -> None:
         with self._lock:

@@ -47,6 +47,9 @@ class AxisRole(Enum):
     INNER = "inner"
 
 
+_REDUCED = (AxisRole.K, AxisRole.TAP, AxisRole.INNER)
+
+
 @dataclass(frozen=True, slots=True)
 class TileAxis:
     """One axis of the tile space: program axes fused, outermost first. Its extent is their product."""
@@ -61,7 +64,7 @@ class TileAxis:
 
     @property
     def kind(self) -> AxisKind:
-        return AxisKind.REDUCE if self.role in (AxisRole.K, AxisRole.TAP, AxisRole.INNER) else AxisKind.SPATIAL
+        return AxisKind.REDUCE if self.role in _REDUCED else AxisKind.SPATIAL
 
     def member_extents(self, tile: int) -> dict[str, int]:
         """Most values of each member axis that a tile meets: `tile` consecutive points from a multiple of `tile`."""

@@ -6,8 +6,9 @@ the tensor walks, so growing one axis recomputes only the tensors that depend on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.group import TileAccess, TileAxis, TileSpace, inner_run, touched
@@ -75,11 +76,12 @@ class AccessFootprint:
     all_known: bool  # whether the space has every axis that it walks
     walks_reduced: bool  # whether a reduced axis, or one the space leaves out, moves it
     lines: Lines
+    on_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
 
     def measure(self, tile: Tile) -> Measured:
         """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for."""
-        key = tuple([tile[i] for i in self.axes])
+        key = self.on_axes(tile)
         known = self._seen.get(key)
         if known is None:
             known = self._seen[key] = self._compute(key)
@@ -141,6 +143,8 @@ class SpaceFootprint:
 
     def tile(self, rtile: RTile) -> Tile:
         """An rTile as a tuple in the order of the space's axes."""
+        if tuple([name for name, _ in rtile.extents]) == self.names:
+            return tuple([extent for _, extent in rtile.extents])
         values = rtile.as_dict()
         return tuple([values[name] for name in self.names])
 
@@ -182,6 +186,13 @@ def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     )
 
 
+def extents_on(axes: Tile) -> Callable[[Tile], Tile]:
+    """What picks a tile's extents on those axes."""
+    if len(axes) > 1:
+        return itemgetter(*axes)
+    return lambda tile: tuple([tile[i] for i in axes])
+
+
 def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -> AccessFootprint:
     walked = {name for dim in access.dims for name, _ in dim.coeffs}
     axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
@@ -196,6 +207,7 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -
         axes=axes,
         elem_bytes=access.dtype.bytes,
         lines=lines,
+        on_axes=extents_on(axes),
         strides=_strides(access, axes, used),
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
-from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, footprint
+from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, extents_on, footprint
 from roller_svc.perf.image_tile import ImageSpace, image_space
 from roller_svc.perf.layout_tile import LayoutSpace
 from roller_svc.perf.machine import Machine, machine
@@ -37,11 +38,12 @@ class Operand:
     address_ops: float
     elem_bytes: int  # widest of its tensors
     total_bytes: int
+    on_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
     def moved_bytes(self, tile: Tile) -> float:
         """Bytes that the tile asks of memory's cache, in whole transactions; remembered by the extents that matter."""
-        key = tuple([tile[i] for i in self.axes])
+        key = self.on_axes(tile)
         known = self._moved.get(key)
         if known is None:
             known = self._moved[key] = sum([t.asked_bytes(tile) for t in self.tensors])
@@ -176,9 +178,11 @@ def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
 
 
 def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:
+    axes = tuple(sorted({i for t in tensors for i in t.axes}))
     return Operand(
         tensors=tensors,
-        axes=tuple(sorted({i for t in tensors for i in t.axes})),
+        axes=axes,
+        on_axes=extents_on(axes),
         address_ops=sum(address_ops(t) for t in tensors),
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(touched.extents) for t in tensors),
