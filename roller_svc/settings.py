@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
     items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
+    local_spec: Path | None = Field(
+        None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"
+    )
     server: str = Field("", description="service that the command line runs on; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="key the command line shows to that service")
 

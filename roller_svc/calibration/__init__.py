@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from roller_svc.calibration.calibrate import SECONDS, calibrated
+from roller_svc.calibration.calibrate import SECONDS, calibrated, on_this_machine
+from roller_svc.calibration.check import Comparison, compared
+from roller_svc.calibration.presence import check_cuda, check_present
 
-__all__ = ["SECONDS", "calibrated"]
+__all__ = ["SECONDS", "Comparison", "calibrated", "check_cuda", "check_present", "compared", "on_this_machine"]

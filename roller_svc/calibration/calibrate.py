@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 from roller_svc import toolchain
 from roller_svc.calibration.cpu import CpuKernels, probes
+from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
 from roller_svc.calibration.spec import figure_of, with_figures
-from roller_svc.hardware.detect import probe
+from roller_svc.hardware.detect import localised, probe
 from roller_svc.ir.hardware import HardwareSpec, Measured
 from roller_svc.ir.kernel import Language
 from roller_svc.version import __version__
@@ -22,11 +23,18 @@ SECONDS = 8.0
 def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
     """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds.
 
-    Raises BuildError where nothing compiles for the spec, LaunchError where it does not run here.
+    Raises ToolchainMissingError where nothing compiles for the spec, LaunchError where it does not run here (no-device,
+    wrong-device) or other processes use the cores (disturbed).
     """
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
+    check_present(spec)
     measured = measured_on(spec, seconds)
     return with_figures(spec, measured, _provenance(spec, measured))
+
+
+def on_this_machine(hw: HardwareSpec) -> HardwareSpec:
+    """A CPU's spec with the cores, caches and memory of the machine at hand, under its own id."""
+    return replace(localised(hw, probe()), id=hw.id)
 
 
 def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import Measured
 from roller_svc.runtime.disturbance import waiting_s
 
-ROUNDS_LEAST = 3
+SAMPLES_LEAST = 3
+PATIENCE = 3.0  # times the seconds asked for
 MOST_WAITED = 0.02  # of a sample's time, of all threads
 
 
@@ -34,21 +36,31 @@ class Probe:
 class _Series:
     probe: Probe
     values: list[float] = field(default_factory=list)
-    disturbed: list[float] = field(default_factory=list)
 
 
 def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
-    """Rounds over all probes for about so many seconds, three at least. Samples during which our threads had to wait for
-    others to leave the cores do not count, unless there are hardly any but such."""
+    """Rounds over all probes for about so many seconds, three at least; up to three times as long where other processes
+    disturb. A sample during which our threads had to wait for the cores does not count.
+
+    Raises LaunchError (disturbed) where a probe has hardly any other.
+    """
     series = [_Series(probe) for probe in probes]
     for one in series:
         one.probe.sample()  # finds out how often to repeat
     start = time.perf_counter()
-    rounds = 0
-    while rounds < ROUNDS_LEAST or (time.perf_counter() - start) * (rounds + 1) / rounds < seconds:
+    rounds, spent_s, lacking = 0, 0.0, True
+    while rounds == 0 or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if lacking else 1):
         for one in series:
             _take(one)
-        rounds += 1
+        rounds, spent_s = rounds + 1, time.perf_counter() - start
+        lacking = any(len(one.values) < SAMPLES_LEAST for one in series)
+    if lacking:
+        few = [one.probe.name for one in series if len(one.values) < SAMPLES_LEAST]
+        raise LaunchError(
+            f"other processes use this machine's cores: {len(few)} of {len(series)} micro-benchmarks were disturbed in"
+            f" nearly all of {rounds} rounds, {few[0]} among them",
+            code="disturbed",
+        )
     return tuple(_measured(one) for one in series)
 
 
@@ -56,22 +68,20 @@ def _take(series: _Series) -> None:
     waited, start = waiting_s(), time.perf_counter()
     value = series.probe.sample()
     wall_s = time.perf_counter() - start
-    disturbed = waiting_s() - waited > MOST_WAITED * wall_s
-    (series.disturbed if disturbed else series.values).append(value)
+    if waiting_s() - waited <= MOST_WAITED * wall_s:
+        series.values.append(value)
 
 
 def _measured(series: _Series) -> Measured:
     probe, values = series.probe, series.values
-    if len(values) < ROUNDS_LEAST:
-        values = values + series.disturbed
     return Measured(
         name=probe.name,
         unit=probe.unit,
         cores=probe.cores,
-        min=min(values),
-        median=statistics.median(values),
-        max=max(values),
-        quiet=_quiet(values, is_time=probe.unit == "s"),
+        min=rounded(min(values)),
+        median=rounded(statistics.median(values)),
+        max=rounded(max(values)),
+        quiet=rounded(_quiet(values, is_time=probe.unit == "s")),
         samples=len(values),
         how=probe.how,
     )
@@ -82,3 +92,8 @@ def _quiet(values: Sequence[float], *, is_time: bool) -> float:
     a clock that is raised for moments."""
     ranked = sorted(values, reverse=not is_time)
     return statistics.median(ranked[: (len(ranked) + 1) // 2])
+
+
+def rounded(value: float) -> float:
+    """To four digits: more than samples agree in."""
+    return float(f"{value:.4g}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roller_svc.calibration import kernels
+from roller_svc.calibration.samples import rounded
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source
 
@@ -15,7 +16,6 @@ BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_ahead_l3", "dram":
 CLOCK, LAUNCH, STREAMED = "clock", "launch", "copy_streamed_dram"
 _FMA_LATENCY = f"{kernels.multiply_name(DType.FLOAT32)}_chain"
 _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
-_DIGITS = 4
 
 CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
 GAIN_FIGURE = "levels.dram.streamed_write_gain"
@@ -34,7 +34,7 @@ def with_figures(hw: HardwareSpec, measured: Sequence[Measured], provenance: str
     """The spec with every figure that was measured; the vendor's peaks, which say nothing of this machine, left out."""
     all_cores = {one.name: one.quiet for one in measured if one.cores == hw.num_cores}
     alone = {one.name: one.quiet for one in measured if one.cores == 1}
-    values = {name: _rounded(value) for name, value in (alone | all_cores).items()}
+    values = alone | all_cores
     found = replace(
         hw,
         clock_hz=values[CLOCK],
@@ -62,7 +62,7 @@ def streamed_write_gain(values: Mapping[str, float]) -> float:
     """What stores past the caches are faster than others by, from two copies, each of them half reads: their seconds
     are (1 + 1 / gain) / 2 of each other. Within what a spec may hold."""
     seconds = values[BANDWIDTH_OF["dram"]] / values[STREAMED]
-    return _rounded(min(10.0, 1 / max(0.1, 2 * seconds - 1)))
+    return rounded(min(10.0, 1 / max(0.1, 2 * seconds - 1)))
 
 
 def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
@@ -82,7 +82,3 @@ def _sources(hw: HardwareSpec, provenance: str) -> tuple[Source, ...]:
     fields = sorted({one.figure for one in hw.measured if one.figure is not None})
     measured = Source((*fields, GAIN_FIGURE, "levels.register.bandwidth_bytes_per_s"), provenance)
     return (measured, *(s for s in hw.sources if not set(s.fields) <= set(measured.fields)))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

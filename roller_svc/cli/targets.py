@@ -1,21 +1,38 @@
-"""roller targets: the devices, and what compiles for them here."""
+"""roller targets: the devices, and what compiles for them here; roller targets check: a spec beside the device."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
-from roller_svc import hardware
+from roller_svc import calibration, hardware
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
-from roller_svc.describe import device_json
+from roller_svc.describe import Json, device_json
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.hardware import HardwareSpec
+
+COLUMNS = ("figure", "unit", "spec", "min", "median", "max", "ratio", "")
+CHECK = "check"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=[CHECK], help="compare a spec with the device at hand")
+    parser.add_argument("id", nargs="?", metavar="ID", help="whose spec; default: local")
+    parser.add_argument("--hardware", metavar="FILE", help="the spec in YAML, in place of ID")
+    parser.add_argument(
+        "--seconds", type=float, default=calibration.SECONDS, metavar="S",
+        help="about how long to measure (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     common.add_server(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.action == CHECK:
+        return _check(options)
+    if options.hardware:
+        raise ArgumentError("--hardware goes with `roller targets check`", code="invalid-option")
     server = common.server_of(options)
     if server:
         with remote.connected(server) as service:
@@ -28,3 +45,46 @@ def execute(options: argparse.Namespace) -> int:
     shown = [(row["id"], row["arch"], "yes" if row["compiles"] else "no", row["toolchain"]) for row in rows]
     print(show.table(("target", "arch", "compiles", "with, or what is missing"), shown))
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    """0 where the spec says what the device does, 1 where some figure differs."""
+    common.check_positive(options, "seconds")
+    if options.server:
+        raise ArgumentError("the device at hand is checked, not a service's", code="invalid-option")
+    spec = _spec(options)
+    found = calibration.compared(spec, options.seconds)
+    agrees = all(one.agrees for one in found)
+    if options.json:
+        show.as_json({"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in found]})
+    else:
+        print(show.table(COLUMNS, [_row(one) for one in found]))
+        print(_verdict(spec, found))
+    return 0 if agrees else 1
+
+
+def _spec(options: argparse.Namespace) -> HardwareSpec:
+    if options.hardware is None:
+        return hardware.load(options.id or hardware.LOCAL)
+    if options.id:
+        raise ArgumentError("ID and --hardware exclude each other", code="invalid-option")
+    return hardware.load_yaml(common.text_file(options.hardware), options.hardware)
+
+
+def _json(one: calibration.Comparison) -> Json:
+    return {
+        "figure": one.figure, "unit": one.unit, "spec": one.spec, "min": one.min, "median": one.median, "max": one.max,
+        "ratio": one.ratio, "agrees": one.agrees,
+    }  # fmt: skip
+
+
+def _row(one: calibration.Comparison) -> tuple[str, ...]:
+    values = (f"{value:.4g}" for value in (one.spec, one.min, one.median, one.max))
+    return (one.figure, one.unit, *values, f"{one.ratio:.2f}", "agrees" if one.agrees else "differs")
+
+
+def _verdict(spec: HardwareSpec, found: Sequence[calibration.Comparison]) -> str:
+    differs = sum(not one.agrees for one in found)
+    if not differs:
+        return f"{spec.id} agrees with this device"
+    return f"{differs} of {len(found)} figures of {spec.id} differ; roller calibrate writes a spec of this device"

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from roller_svc.errors import InvariantError, SpecError, UnknownHardwareError
+from roller_svc.errors import ArgumentError, InvariantError, SpecError, UnknownHardwareError
 from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.yaml_text import load_yaml
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.settings import settings
 
 LOCAL = "local"
 _SUFFIX = ".yaml"
 
 
 def load(hardware_id: str) -> HardwareSpec:
-    """The spec of that id; `local` is the CPU this runs on. Opens no device."""
+    """The spec of that id; `local` is the CPU this runs on, as detected or as ROLLER_LOCAL_SPEC has it. Opens no
+    device."""
     if hardware_id == LOCAL:
         return _local()
     if hardware_id not in _files():
@@ -47,7 +50,25 @@ def detect_local() -> HardwareSpec:
 
 @lru_cache(maxsize=1)
 def _local() -> HardwareSpec:
-    return detect_local()
+    file = settings().local_spec
+    return detect_local() if file is None else _calibrated(file, detect_local())
+
+
+def _calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
+    """The spec that ROLLER_LOCAL_SPEC names; ArgumentError where it is another machine's."""
+    where = f"ROLLER_LOCAL_SPEC={file}"
+    try:
+        spec = load_yaml(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as failure:
+        raise ArgumentError(f"{where}: cannot be read: {failure}", code="invalid-setting") from failure
+    for field in ("name", "num_cores", "vector_bytes"):
+        said, there = getattr(spec, field), getattr(detected, field)
+        if said != there:
+            raise ArgumentError(
+                f"{where}: {field} is {said}, here it is {there}", code="invalid-setting",
+                hint=f"roller calibrate --output {file}",
+            )  # fmt: skip
+    return replace(spec, id=LOCAL)
 
 
 @lru_cache(maxsize=1)

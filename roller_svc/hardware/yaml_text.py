@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from roller_svc.hardware.mapping import checked, refused, spec_of
+from roller_svc.hardware.mapping import checked, refused, spec_of, to_mapping
 from roller_svc.hardware.schema import Problem
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -44,6 +44,18 @@ def load_yaml(text: str, where: str = "request") -> HardwareSpec:
     if spec is None:
         raise refused(problems, where, *_place(text, problems[0]))
     return spec_of(spec)
+
+
+def yaml_of(spec: HardwareSpec) -> str:
+    """The text of a spec file, which `load_yaml` takes; fields that say nothing are left out."""
+    stated = _stated(to_mapping(spec))
+    return str(yaml.safe_dump(stated, sort_keys=False, width=120, default_flow_style=None, allow_unicode=True))
+
+
+def _stated(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _stated(value) for key, value in data.items() if value not in (None, [])}
+    return [_stated(item) for item in data] if isinstance(data, list) else data
 
 
 def _plain_data(text: str, where: str) -> object:

@@ -1,0 +1,41 @@
+"""Whether a spec's device is the one at hand, so that measuring here says something of it."""
+
+from __future__ import annotations
+
+from roller_svc.errors import LaunchError, ToolchainMissingError
+from roller_svc.hardware import detect_local
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.runtime.cuda import device_count
+
+
+def check_present(hw: HardwareSpec) -> None:
+    """Raises LaunchError (no-device, wrong-device) where the device is not here, ToolchainMissingError where nothing
+    here measures such a one."""
+    match hw.family:
+        case Family.CPU:
+            _check_cpu(hw)
+        case Family.CUDA:
+            check_cuda(0)
+        case _:
+            raise ToolchainMissingError(f"{hw.id}: there are micro-benchmarks for CPUs, none for {hw.family.value}")
+
+
+def check_cuda(index: int) -> None:
+    """The same for an NVIDIA device by its number."""
+    there = device_count()
+    if index >= there:
+        found = f"{there} devices are" if there else "no driver (libcuda.so.1), or a driver without a device, is"
+        raise LaunchError(f"there is no NVIDIA device {index}: {found} here", code="no-device")
+    raise ToolchainMissingError("there are micro-benchmarks for CPUs, none for NVIDIA devices in this version")
+
+
+def _check_cpu(hw: HardwareSpec) -> None:
+    here = detect_local()
+    if hw.arch.prefix != here.arch.prefix:
+        raise LaunchError(f"{hw.id} is {hw.arch}, this machine {here.arch}", code="no-device")
+    if missing := sorted(set(hw.isa) - set(here.isa)):
+        raise LaunchError(f"{hw.id} has {', '.join(missing)}, which {here.name} does not have", code="wrong-device")
+    if hw.num_cores > here.num_cores:
+        raise LaunchError(
+            f"{hw.id} has {hw.num_cores} cores, this process may use {here.num_cores}", code="wrong-device"
+        )

@@ -1,0 +1,71 @@
+"""roller calibrate: micro-benchmarks of the device at hand → its spec, printed or written."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from roller_svc import calibration, hardware
+from roller_svc.cli import options as common
+from roller_svc.cli import show
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.hardware import HardwareSpec
+
+_CUDA = re.compile(r"cuda:(\d{1,3})")
+COLUMNS = ("figure", "unit", "taken", "min", "median", "max")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", default=hardware.LOCAL, metavar="ID", help="default: local, the CPU this runs on")
+    parser.add_argument("--output", metavar="FILE", help="write the spec there, as YAML, and tell what was measured")
+    parser.add_argument(
+        "--seconds", type=float, default=calibration.SECONDS, metavar="S", help="about how long (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="the spec as one JSON document on stdout, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    common.check_positive(options, "seconds")
+    spec = calibration.calibrated(_asked(options.target), seconds=options.seconds)
+    if options.output:
+        _write(Path(options.output), hardware.yaml_of(spec))
+    if options.json:
+        show.as_json(hardware.to_mapping(spec))
+    elif options.output:
+        print(show.table(COLUMNS, _rows(spec)))
+    else:
+        print(hardware.yaml_of(spec), end="")
+    return 0
+
+
+def _asked(target: str) -> HardwareSpec:
+    """What is detected where the target is this CPU, or a shipped spec with this machine's cores and caches."""
+    if match := _CUDA.fullmatch(target):
+        calibration.check_cuda(int(match[1]))
+    if target == hardware.LOCAL:
+        return hardware.detect_local()
+    spec = hardware.load(target)
+    calibration.check_present(spec)
+    return calibration.on_this_machine(spec)
+
+
+def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:
+    for one in spec.measured:
+        if one.figure is not None:
+            yield (one.figure, one.unit, *(f"{value:.4g}" for value in (one.quiet, one.min, one.median, one.max)))
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(text)
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as failure:
+        raise ArgumentError(f"cannot write {path}: {failure.strerror or failure}", code="unwritable-file") from failure
+    print(f"wrote {path}", file=sys.stderr)

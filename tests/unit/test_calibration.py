@@ -1,0 +1,267 @@
+"""Calibration: what samples become, figures and their sources, a spec beside a machine, the two verbs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.calibration import kernels, samples
+from roller_svc.calibration.check import Comparison, figure, measured_comparisons
+from roller_svc.calibration.cpu import DRAM, CpuKernels, pieces, probes, working_sets
+from roller_svc.calibration.samples import Probe, sampled
+from roller_svc.calibration.spec import figure_of, with_figures
+from roller_svc.cli import main
+from roller_svc.errors import ArgumentError, LaunchError, SpecError
+from roller_svc.hardware import catalog
+from roller_svc.ir import canonical
+from roller_svc.ir.hardware import HardwareSpec, Measured
+from roller_svc.perf.machine import machine
+from roller_svc.settings import Settings
+
+LOCAL = hardware.detect_local()
+
+
+def measured_as(values: dict[str, float], cores: int, spec: HardwareSpec) -> tuple[Measured, ...]:
+    return tuple(
+        Measured(name, "1/s", cores, 0.9 * value, value, 1.1 * value, value, 5, "made up", figure_of(name, spec))
+        for name, value in values.items()
+    )
+
+
+def every_figure() -> dict[str, float]:
+    """Values for all micro-benchmarks that figures are taken from."""
+    rates = {kernels.multiply_name(dtype): 1e11 + i for i, dtype in enumerate(kernels.MULTIPLIED)}
+    reads = {"read_l1": 6e11, "read_l2": 2e11, "read_ahead_l3": 5e10, "copy_ahead_dram": 2e10}
+    latencies = {"latency_l1": 1e-9, "latency_l2": 5e-9, "latency_l3": 2e-8, "latency_dram": 1e-7}
+    others = {"clock": 3e9, "launch": 3e-6, "copy_streamed_dram": 1.6e10, "multiply_float32_chain": 1.1e-9}
+    return rates | reads | latencies | others
+
+
+def calibrated_as(values: dict[str, float]) -> HardwareSpec:
+    return with_figures(LOCAL, measured_as(values, LOCAL.num_cores, LOCAL), "Made up.")
+
+
+def probe_of(values: list[float], unit: str = "1/s") -> Probe:
+    numbers = iter(values)
+    return Probe("made_up", unit, 1, "made up", lambda: next(numbers))
+
+
+def stepped(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
+    """A clock that moves by a second whenever it is read, and what our threads waited until each look."""
+    ticks, looks = iter(range(10_000)), iter(waited)
+    monkeypatch.setattr(samples.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(samples, "waiting_s", lambda: next(looks))
+
+
+@pytest.mark.parametrize(("unit", "quiet"), [("1/s", 4.5), ("s", 1.5)])
+def test_samples_are_summed_up(monkeypatch: pytest.MonkeyPatch, unit: str, quiet: float) -> None:
+    stepped(monkeypatch, [0.0] * 100)
+    # the first one only finds out how often to repeat; a round takes three seconds of this clock
+    (found,) = sampled([probe_of([99, 2, 1, 4, 5], unit)], seconds=12.5)
+    assert (found.min, found.median, found.max, found.samples) == (1, 3, 5, 4)
+    assert found.quiet == quiet
+
+
+def test_disturbed_samples_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped(monkeypatch, [0, 0, 0, 0.5, 0.5, 0.5, 0.5, 0.5])  # our threads waited during the second one
+    (found,) = sampled([probe_of([99, 3, 1000, 5, 4])], seconds=12.5)
+    assert (found.min, found.max, found.samples) == (3, 5, 3)
+
+
+def test_a_busy_machine_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped(monkeypatch, [float(i) for i in range(1000)])
+    with pytest.raises(LaunchError, match="made_up") as refused:
+        sampled([probe_of([1.0] * 500)], seconds=10)
+    assert refused.value.code == "disturbed"
+
+
+def test_figures_are_what_was_measured() -> None:
+    spec = calibrated_as(every_figure())
+    assert (spec.clock_hz, spec.limits.launch_overhead_s) == (3e9, 3e-6)
+    assert [level.bandwidth_bytes_per_s for level in spec.levels[:4]] == [2e10, 5e10, 2e11, 6e11]
+    assert [level.latency_s for level in spec.levels] == [1e-7, 2e-8, 5e-9, 1e-9, 1e-9]  # none beyond the next
+    assert spec.unit_for(kernels.MULTIPLIED[0]).flops_per_s == 1e11
+    assert all(unit.peak_flops_per_s is None for unit in spec.units)
+    # a copy past the caches takes 1.25 times as long; reads take half of either, so writes take half as long again
+    assert spec.dram.streamed_write_gain == pytest.approx(1 / 1.5, rel=1e-3)
+
+
+def test_what_was_measured_is_no_longer_assumed() -> None:
+    before, after = (machine(spec, spec.units[0]).assumed for spec in (LOCAL, calibrated_as(every_figure())))
+    assert before.arithmetic
+    assert before.launch
+    assert (after.arithmetic, after.launch, after.latency) == (False, False, False)
+    assert [name for name, assumed in after.levels if assumed] == []
+    once = calibrated_as(every_figure())
+    again = with_figures(once, once.measured, "Again.")
+    assert [s.text for s in again.sources].count("Made up.") == 0
+
+
+def test_a_calibrated_spec_is_a_file() -> None:
+    spec = calibrated_as(every_figure())
+    back = hardware.load_yaml(hardware.yaml_of(spec))
+    assert back == spec
+    assert back.measured == spec.measured
+    assert hardware.from_mapping(json.loads(json.dumps(hardware.to_mapping(spec)))).measured == spec.measured
+
+
+def test_measurements_do_not_make_another_device() -> None:
+    spec = calibrated_as(every_figure())
+    bare = replace(spec, measured=())
+    assert (bare, hash(bare), canonical.digest(bare)) == (spec, hash(spec), canonical.digest(spec))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"figure": "levels.l9.latency_s"}, "no figure"), ({"quiet": 9e99}, "measured.0.quiet"),
+        ({"min": 2e11}, "in this order"), ({"unit": "furlongs"}, "measured.0.unit"), ({"cores": 0}, "measured.0.cores"),
+    ],
+)  # fmt: skip
+def test_measurements_that_cannot_be_are_refused(changes: dict[str, object], complaint: str) -> None:
+    data = hardware.to_mapping(calibrated_as(every_figure()))
+    data["measured"][0] |= changes
+    with pytest.raises(SpecError, match=complaint):
+        hardware.from_mapping(data)
+
+
+@pytest.mark.parametrize(
+    ("spec", "quiet", "unit", "agrees"),
+    [
+        (100, 110, "1/s", True),
+        (100, 120, "1/s", False),
+        (100, 80, "s", False),
+        (8, 8, "count", True),
+        (8, 9, "count", False),
+    ],
+)
+def test_figures_agree_within_15_percent(spec: float, quiet: float, unit: str, agrees: bool) -> None:
+    assert Comparison("x", unit, spec, quiet, quiet, quiet, quiet / spec).agrees is agrees
+
+
+def test_a_figure_among_the_samples_agrees() -> None:
+    assert Comparison("x", "1/s", 100, 60, 120, 140, 1.3).agrees
+
+
+def test_a_spec_is_compared_figure_by_figure() -> None:
+    found = {
+        one.figure: one for one in measured_comparisons(LOCAL, measured_as(every_figure(), LOCAL.num_cores, LOCAL))
+    }
+    assert found["clock_hz"].spec == LOCAL.clock_hz
+    assert found["levels.l2.latency_s"].ratio == pytest.approx(5e-9 / LOCAL.level("l2").latency_s)
+    assert figure(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_working_sets_fit_where_they_belong(cores: int) -> None:
+    levels = {level.name: level for level in LOCAL.levels}
+    for name, size in working_sets(LOCAL, cores):
+        shared = cores if name in ("l3", DRAM) else 1
+        assert (size * shared <= levels[name].capacity_bytes // 2) or name == DRAM
+    assert dict(working_sets(LOCAL, cores))[DRAM] * cores > levels["l3"].capacity_bytes
+    assert all(size >= 4096 for _, size in pieces(LOCAL, cores))
+
+
+def test_every_micro_benchmark_gives_a_number() -> None:
+    found = probes(CpuKernels(LOCAL, LOCAL.num_cores))
+    assert len({(probe.name, probe.cores) for probe in found}) == len(found)
+    values = {(probe.name, probe.cores): probe.sample() for probe in found}
+    assert all(0 < value < 1e15 for value in values.values())
+    assert values["latency_l1", 1] < values["latency_dram", 1]
+    assert {figure_of(name, LOCAL) for name, cores in values if cores == LOCAL.num_cores} >= {"clock_hz"}
+
+
+@pytest.mark.parametrize("hardware_id", ["cpu-x86-avx2", "cpu-x86-avx512", "cpu-arm-neon"])
+def test_the_text_has_every_function(hardware_id: str) -> None:
+    text = kernels.kernels_text(hardware.load(hardware_id))
+    assert [name for name in kernels.names() if f"void {name}(uint8_t" not in text] == []
+    assert "{j}" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("calibrate", "--target", "cuda:0"), 3, "NVIDIA device 0"),
+        (("calibrate", "--target", "nvidia-h200-sxm"), 3, "NVIDIA device 0"),
+        (("calibrate", "--target", "amd-mi50"), 3, "none for amd"),
+        (("calibrate", "--target", "nothing"), 2, "unknown-hardware"),
+        (("calibrate", "--seconds", "0"), 2, "positive"),
+        (("targets", "check", "nvidia-h200-sxm"), 3, "NVIDIA device 0"),
+        (("targets", "check", "local", "--hardware", "x"), 2, "exclude"),
+        (("targets", "check", "--server", "http://127.0.0.1:9"), 2, "at hand"),
+        (("targets", "--hardware", "x"), 2, "targets check"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, says: str
+) -> None:
+    monkeypatch.setattr("roller_svc.calibration.presence.device_count", lambda: 0)
+    assert main(words) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_cpu_that_is_not_here_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roller_svc.calibration import check_present
+
+    check_present(LOCAL)
+    for other in (replace(LOCAL, isa=(*LOCAL.isa, "amx-fp64")), replace(LOCAL, num_cores=LOCAL.num_cores + 1)):
+        with pytest.raises(LaunchError) as refused:
+            check_present(other)
+        assert refused.value.code == "wrong-device"
+
+
+def fake_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
+        return measured_as(every_figure(), hw.num_cores, hw)
+
+    monkeypatch.setattr("roller_svc.calibration.calibrate.measured_on", measured_on)
+    monkeypatch.setattr("roller_svc.calibration.check.measured_on", measured_on)
+
+
+def test_calibrate_writes_what_check_agrees_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_measuring(monkeypatch)
+    file = str(tmp_path / "local.yaml")
+    assert main(("calibrate", "--output", file)) == 0
+    assert "levels.dram.bandwidth_bytes_per_s" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["local.yaml"]
+    assert main(("targets", "check", "--hardware", file, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["agrees"]
+    assert {"figure", "unit", "spec", "min", "median", "max", "ratio", "agrees"} == set(found["figures"][0])
+    changed = hardware.yaml_of(replace(hardware.load_yaml(Path(file).read_text()), clock_hz=9e9))
+    Path(file).write_text(changed)
+    assert main(("targets", "check", "--hardware", file)) == 1
+    assert "1 of" in capsys.readouterr().out
+
+
+def test_calibrate_prints_a_spec(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_measuring(monkeypatch)
+    assert main(("calibrate",)) == 0
+    assert hardware.load_yaml(capsys.readouterr().out).clock_hz == 3e9
+    assert main(("calibrate", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["clock_hz"] == 3e9
+    assert main(("calibrate", "--output", "/proc/nowhere/x.yaml")) == 2
+    assert "unwritable-file" in capsys.readouterr().err
+
+
+def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = calibrated_as(every_figure())
+    file = tmp_path / "local.yaml"
+    monkeypatch.setattr(catalog, "settings", lambda: Settings(local_spec=file))
+    monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
+    file.write_text(hardware.yaml_of(spec))
+    assert hardware.load("local") == spec
+    for other in (replace(spec, name="another CPU"), replace(spec, num_cores=spec.num_cores + 1)):
+        file.write_text(hardware.yaml_of(other))
+        with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:
+            hardware.load("local")
+        assert refused.value.code == "invalid-setting"
+    file.unlink()
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        hardware.load("local")
