@@ -24,7 +24,7 @@ def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECO
     """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds.
 
     Raises ToolchainMissingError where nothing compiles for the spec, LaunchError where it does not run here (no-device,
-    wrong-device) or other processes use the cores (disturbed).
+    wrong-device) or other processes use the cores (machine-busy).
     """
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
     check_present(spec)

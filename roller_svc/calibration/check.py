@@ -40,7 +40,7 @@ class Comparison:
 
 def compared(hw: HardwareSpec, seconds: float = SECONDS) -> tuple[Comparison, ...]:
     """What can be counted, then every figure that a micro-benchmark stands for. Raises as `check_present` does, and
-    LaunchError (disturbed) where other processes use the cores."""
+    LaunchError (machine-busy) where other processes use the cores."""
     check_present(hw)
     return (*_counted(hw), *measured_comparisons(hw, measured_on(hw, seconds)))
 

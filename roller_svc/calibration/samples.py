@@ -42,7 +42,7 @@ def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
     """Rounds over all probes for about so many seconds, three at least; up to three times as long where other processes
     disturb. A sample during which our threads had to wait for the cores does not count.
 
-    Raises LaunchError (disturbed) where a probe has hardly any other.
+    Raises LaunchError (machine-busy) where a probe has hardly any other.
     """
     series = [_Series(probe) for probe in probes]
     for one in series:
@@ -59,7 +59,7 @@ def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
         raise LaunchError(
             f"other processes use this machine's cores: {len(few)} of {len(series)} micro-benchmarks were disturbed in"
             f" nearly all of {rounds} rounds, {few[0]} among them",
-            code="disturbed",
+            code="machine-busy",
         )
     return tuple(_measured(one) for one in series)
 

@@ -76,7 +76,7 @@ def test_a_busy_machine_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> No
     stepped(monkeypatch, [float(i) for i in range(1000)])
     with pytest.raises(LaunchError, match="made_up") as refused:
         sampled([probe_of([1.0] * 500)], seconds=10)
-    assert refused.value.code == "disturbed"
+    assert refused.value.code == "machine-busy"
 
 
 def test_figures_are_what_was_measured() -> None:
