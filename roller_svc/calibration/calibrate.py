@@ -54,5 +54,5 @@ def _provenance(hw: HardwareSpec, measured: Sequence[Measured]) -> str:
     return (
         f"Measured {datetime.now(UTC).date()} on {probe().model_name}, {hw.num_cores} of its cores, by roller "
         f"{__version__} with {compiler}: the median of the faster half of {measured[0].samples} samples, which "
-        "`measured` has; registers' bandwidth is three operands for each multiply-add."
+        "`measured` has. Registers: three operands for each multiply-add, whose latency, if less than L1's, is theirs."
     )

@@ -18,12 +18,15 @@ _FMA_LATENCY = f"{kernels.multiply_name(DType.FLOAT32)}_chain"
 _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
 
 CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
-GAIN_FIGURE = "levels.dram.streamed_write_gain"
+# What follows from several micro-benchmarks.
+DERIVED_FIGURES = (
+    "levels.dram.streamed_write_gain", "levels.register.bandwidth_bytes_per_s", "levels.register.latency_s",
+)  # fmt: skip
 
 
 def figure_of(name: str, hw: HardwareSpec) -> str | None:
     """The field of the spec that a micro-benchmark on all of its cores is taken for."""
-    figures = {CLOCK: CLOCK_FIGURE, LAUNCH: LAUNCH_FIGURE, _FMA_LATENCY: "levels.register.latency_s"}
+    figures = {CLOCK: CLOCK_FIGURE, LAUNCH: LAUNCH_FIGURE}
     figures |= {probe: f"levels.{level}.bandwidth_bytes_per_s" for level, probe in BANDWIDTH_OF.items()}
     figures |= {f"latency_{level}": f"levels.{level}.latency_s" for level in BANDWIDTH_OF}
     figures |= {kernels.multiply_name(unit.in_dtype): f"units.{unit.name}.flops_per_s" for unit in hw.units}
@@ -80,5 +83,5 @@ def _in_order(levels: tuple[MemoryLevel, ...]) -> tuple[MemoryLevel, ...]:
 
 def _sources(hw: HardwareSpec, provenance: str) -> tuple[Source, ...]:
     fields = sorted({one.figure for one in hw.measured if one.figure is not None})
-    measured = Source((*fields, GAIN_FIGURE, "levels.register.bandwidth_bytes_per_s"), provenance)
+    measured = Source((*fields, *DERIVED_FIGURES), provenance)
     return (measured, *(s for s in hw.sources if not set(s.fields) <= set(measured.fields)))
