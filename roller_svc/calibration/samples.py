@@ -17,7 +17,8 @@ from roller_svc.runtime.disturbance import waiting_s
 
 SAMPLES_LEAST = 3
 PATIENCE = 3.0  # times the seconds asked for
-MOST_WAITED = 0.02  # of a sample's time, of all threads
+# Shares of a sample's time that our threads may have waited, all of them together: of any, and of the least disturbed.
+MOST_WAITED, LEAST_WAITED = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +36,36 @@ class Probe:
 @dataclass(slots=True)
 class _Series:
     probe: Probe
-    values: list[float] = field(default_factory=list)
+    taken: list[tuple[float, float]] = field(default_factory=list)  # share of its time that it waited, value
+
+    def counting(self) -> list[float]:
+        """The values that count: what was not disturbed, or the three least disturbed; empty where even those are."""
+        quiet = [value for share, value in self.taken if share <= MOST_WAITED]
+        if len(quiet) >= SAMPLES_LEAST:
+            return quiet
+        least = sorted(self.taken)[:SAMPLES_LEAST]
+        return [value for _, value in least] if len(least) == SAMPLES_LEAST and least[-1][0] <= LEAST_WAITED else []
 
 
 def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
     """Rounds over all probes for about so many seconds, three at least; up to three times as long where other processes
-    disturb. A sample during which our threads had to wait for the cores does not count.
+    disturb. A sample during which our threads had to wait for the cores does not count where there are others.
 
-    Raises LaunchError (machine-busy) where a probe has hardly any other.
+    Raises LaunchError (machine-busy) where a probe has hardly any but such.
     """
-    series = [_Series(probe) for probe in probes]
+    begun, series = time.perf_counter(), [_Series(probe) for probe in probes]
     for one in series:
         one.probe.sample()  # finds out how often to repeat
     start = time.perf_counter()
-    rounds, spent_s, lacking = 0, 0.0, True
-    while rounds == 0 or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if lacking else 1):
+    seconds -= start - begun
+    rounds, spent_s = 0, 0.0
+    few: list[str] = []
+    while rounds == 0 or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if few else 1):
         for one in series:
             _take(one)
         rounds, spent_s = rounds + 1, time.perf_counter() - start
-        lacking = any(len(one.values) < SAMPLES_LEAST for one in series)
-    if lacking:
-        few = [one.probe.name for one in series if len(one.values) < SAMPLES_LEAST]
+        few = [one.probe.name for one in series if not one.counting()]
+    if few:
         raise LaunchError(
             f"other processes use this machine's cores: {len(few)} of {len(series)} micro-benchmarks were disturbed in"
             f" nearly all of {rounds} rounds, {few[0]} among them",
@@ -68,12 +78,11 @@ def _take(series: _Series) -> None:
     waited, start = waiting_s(), time.perf_counter()
     value = series.probe.sample()
     wall_s = time.perf_counter() - start
-    if waiting_s() - waited <= MOST_WAITED * wall_s:
-        series.values.append(value)
+    series.taken.append(((waiting_s() - waited) / wall_s, value))
 
 
 def _measured(series: _Series) -> Measured:
-    probe, values = series.probe, series.values
+    probe, values = series.probe, series.counting()
     return Measured(
         name=probe.name,
         unit=probe.unit,

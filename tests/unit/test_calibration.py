@@ -61,14 +61,14 @@ def stepped(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
 def test_samples_are_summed_up(monkeypatch: pytest.MonkeyPatch, unit: str, quiet: float) -> None:
     stepped(monkeypatch, [0.0] * 100)
     # the first one only finds out how often to repeat; a round takes three seconds of this clock
-    (found,) = sampled([probe_of([99, 2, 1, 4, 5], unit)], seconds=12.5)
+    (found,) = sampled([probe_of([99, 2, 1, 4, 5], unit)], seconds=13.5)
     assert (found.min, found.median, found.max, found.samples) == (1, 3, 5, 4)
     assert found.quiet == quiet
 
 
 def test_disturbed_samples_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(monkeypatch, [0, 0, 0, 0.5, 0.5, 0.5, 0.5, 0.5])  # our threads waited during the second one
-    (found,) = sampled([probe_of([99, 3, 1000, 5, 4])], seconds=12.5)
+    (found,) = sampled([probe_of([99, 3, 1000, 5, 4])], seconds=13.5)
     assert (found.min, found.max, found.samples) == (3, 5, 3)
 
 
