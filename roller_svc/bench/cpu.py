@@ -214,6 +214,7 @@ def _as_found(answer: Answer) -> Found:
 def in_turns(names: Sequence[str], ask: Callable[[str, Task], Answer]) -> Taken:
     """Rounds of one sample each; a disturbed sample is taken again as long as there are repetitions left."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks: list[float] = []
     repeated, start = 0, time.perf_counter()
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S:
@@ -225,4 +226,5 @@ def in_turns(names: Sequence[str], ask: Callable[[str, Task], Answer]) -> Taken:
                 sample = ask(name, TakeSample())
             if isinstance(sample, Sample):
                 seconds[name].append(sample.seconds)
-    return Taken(seconds, repeated)
+                peaks += [] if sample.peak_flops_per_s is None else [sample.peak_flops_per_s]
+    return Taken(seconds, repeated, tuple(peaks))

@@ -26,16 +26,23 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds a call of every accepted sample, in turns; and how many were taken again."""
+    """Seconds a call of every accepted sample, in turns; how many were taken again; and the FMA peak beside each of
+    ours, where it was measured."""
 
     seconds: dict[str, list[float]]
     repeated: int
+    peaks: tuple[float, ...] = ()
 
     def least(self, name: str) -> float:
         return min(self.seconds[name])
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
+
+    def share_of_fma(self, flops: int) -> float | None:
+        """The median of what each sample of ours reached of the peak beside it."""
+        shares = [flops / s / peak for s, peak in zip(self.seconds[OURS], self.peaks, strict=False)]
+        return statistics.median(shares) if shares else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def case_row(case: BenchCase, taken: Taken, bound: Bound) -> Json:
     ours, median = taken.least(OURS), taken.median(OURS)
     least = {name: taken.least(name) for name in peers}
     medians = {name: taken.median(name) for name in peers}
+    share = taken.share_of_fma(bound.flops)
     return {
         "id": case.id,
         "cls": case.cls,
@@ -87,7 +95,7 @@ def case_row(case: BenchCase, taken: Taken, bound: Bound) -> Json:
         "median_ratio": min(medians.values()) / median if medians else None,
         "gflops": bound.flops / ours / 1e9,
         "gb_per_s": bound.bytes / ours / 1e9,
-        "share_of_peak": bound.seconds / ours,
+        "share_of_peak": share if bound.name == "fma" and share else bound.seconds / ours,
         "bound": bound.name,
         "samples": min(len(s) for s in taken.seconds.values()),
         "repeated": taken.repeated,

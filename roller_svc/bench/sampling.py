@@ -21,12 +21,13 @@ _LONGEST_WAIT_S = 0.2
 @dataclass(frozen=True, slots=True)
 class Sample:
     """`seconds` a call, over `calls` calls. `waited_s`: how long our threads were ready and did not run; `stolen_s`:
-    what the hypervisor took from our cores."""
+    what the hypervisor took from our cores; `peak_flops_per_s`: the FMA peak just then, where it was asked for."""
 
     seconds: float
     calls: int
     waited_s: float
     stolen_s: float
+    peak_flops_per_s: float | None = None
 
     @property
     def is_disturbed(self) -> bool:

@@ -53,13 +53,23 @@ class Limits:
         return next((b.bytes_per_s for b in copies if b.size_bytes >= size_bytes), copies[-1].bytes_per_s)
 
 
-def measured_limits(hw: HardwareSpec, threads: int) -> Limits:
-    """All limits, in about a second. Raises BuildError where nothing compiles for the spec or it does not run here."""
-    cpu = CpuKernels(hw, threads)
-    multiply = cpu.timer(kernels.multiply_name(DType.FLOAT32), Work(threads))
-    flops = kernels.CHAINS * 2 * (hw.vector_bytes // 4) * threads
-    found = [one for stream in Stream for one in _bandwidths(cpu, stream)]
-    return Limits(flops / min(multiply() for _ in range(_SAMPLES)), tuple(found))
+class LimitProbes:
+    """The kernels that find limits, on so many threads. Raises BuildError where nothing compiles for the spec,
+    LaunchError where it does not run here."""
+
+    def __init__(self, hw: HardwareSpec, threads: int) -> None:
+        self._cpu = CpuKernels(hw, threads)
+        self._multiply = self._cpu.timer(kernels.multiply_name(DType.FLOAT32), Work(threads))
+        self._flops = kernels.CHAINS * 2 * (hw.vector_bytes // 4) * threads
+
+    def flops_per_s(self) -> float:
+        """Of multiply-adds in registers, in one sample of some milliseconds: a clock changes within seconds."""
+        return self._flops / self._multiply()
+
+    def limits(self) -> Limits:
+        """The best of several samples each, in about a second."""
+        found = [one for stream in Stream for one in _bandwidths(self._cpu, stream)]
+        return Limits(max(self.flops_per_s() for _ in range(_SAMPLES)), tuple(found))
 
 
 def _bandwidths(cpu: CpuKernels, stream: Stream) -> list[Bandwidth]:

@@ -17,7 +17,7 @@ from roller_svc.bench.cpu_report import Taken, bound_of, case_row, failed_row, f
 from roller_svc.bench.cpu_worker import OURS, BuildOurs, Built, Start, TakeSample
 from roller_svc.bench.sampling import Sample, sampled
 from roller_svc.calibration.cpu import working_sets
-from roller_svc.calibration.limits import Bandwidth, Limits, Stream, measured_limits
+from roller_svc.calibration.limits import Bandwidth, LimitProbes, Limits, Stream
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.lang.interpreter import evaluate
@@ -48,6 +48,15 @@ def test_a_row_compares_with_the_fastest_peer() -> None:
     assert row["gflops"] == pytest.approx(2 * 64 * 32 * 16 / 1e-3 / 1e9)
     assert row["gb_per_s"] == pytest.approx(4 * (64 * 32 + 32 * 16 + 64 * 16) / 1e-3 / 1e9)
     assert (row["samples"], row["repeated"]) == (3, 4)
+
+
+def test_the_share_of_the_fma_peak_is_that_of_the_peak_beside_each_sample() -> None:
+    flops = 2 * 64 * 32 * 16
+    bound = bound_of(PRODUCT.program(), LIMITS)
+    peaks = (flops / 1e-3, 4 * flops / 1e-3, 2 * flops / 1e-3)
+    row = case_row(PRODUCT, Taken({OURS: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
+    assert row["share_of_peak"] == pytest.approx(0.5)
+    assert case_row(PRODUCT, Taken({OURS: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(flops / 2e-3 / 100e9)
 
 
 def test_a_row_without_peers_has_no_ratio() -> None:
@@ -128,10 +137,16 @@ def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     good, bad = Sample(1e-3, 20, 0.0, 0.0), Sample(9e-3, 20, 1.0, 0.0)
     taken = cpu.in_turns((OURS,), Script([bad, bad, good]).ask)
     assert taken.seconds == {OURS: [1e-3] * cpu.ROUNDS}
+    assert taken.peaks == ()
     assert taken.repeated == 2
     taken = cpu.in_turns((OURS,), Script([bad]).ask)
     assert taken.repeated == cpu.MOST_REPEATED
     assert len(taken.seconds[OURS]) == cpu.ROUNDS
+
+
+def test_a_sample_of_ours_keeps_the_peak_beside_it() -> None:
+    taken = cpu.in_turns((OURS,), Script([Sample(1e-3, 20, 0.0, 0.0, peak_flops_per_s=1e11)]).ask)
+    assert taken.peaks == (1e11,) * cpu.ROUNDS
 
 
 def test_turns_alternate() -> None:
@@ -194,7 +209,7 @@ def test_the_turnstile_locks_and_lets_go(tmp_path: Path) -> None:
 
 def test_every_limit_of_this_cpu_is_measured() -> None:
     hw = hardware.load("local")
-    found = measured_limits(hw, 1)
+    found = LimitProbes(hw, 1).limits()
     assert found.flops_per_s > 1e8
     levels = [name for name, _ in working_sets(hw, 1)]
     assert levels[0] == "l1"
