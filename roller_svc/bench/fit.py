@@ -26,9 +26,9 @@ WITHIN = 4.0  # a constant stays within this factor of where it started: what it
 HUBER = 0.3  # log ratio from which an error counts by its size and not by its square
 NEAR = 0.15  # plans so much slower than the best, in parts of it, count 1/e as much for the ranking
 RANKING = 2.0  # weight of errors of the ranking beside those of the times
-PULL = 0.003  # of a constant's log ratio to its start, against the mean error of a case
+PULL = 0.001  # of a constant's log ratio to its start, against the mean error of a case
 STEP = 0.02  # of a constant's logarithm, for a derivative
-ROUNDS, ENOUGH = 15, 1e-4  # rounds at most, and the share of the loss that a round must gain for another one
+ROUNDS, ENOUGH = 8, 2e-3  # rounds at most, and the share of the loss that a round must gain for another one
 DAMPING = (0.0, 0.01, 0.1, 1.0, 10.0)  # tried in turn, until the loss falls
 
 SHARED = "memory"  # the family of constants that all others rest on too
@@ -65,6 +65,8 @@ class Measured:
 
 def fitted(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCosts:
     """The constants that explain the measurements best, none further from `start` than a factor of WITHIN."""
+    if not cases:
+        return start
     measured = _measured(cases, hw)
     constants = _constants(measured, start)
     fit = _Fit(measured, constants, start)
@@ -187,7 +189,7 @@ def _constants(measured: Measured, start: CpuCosts) -> tuple[Constant, ...]:
     return tuple(
         (family.name, constant.name)
         for family in fields(start)
-        if family.name in families
+        if family.name in families  # `single_task` is none
         for constant in fields(getattr(start, family.name))
     )
 
@@ -207,7 +209,7 @@ def _measured(cases: Sequence[FitCase], hw: HardwareSpec) -> Measured:
             parts.append(tuple(known[pair] for pair in pairs))
     numbers = [i for i, case in enumerate(cases) for _ in case.plans]
     seconds = [plan.seconds for case in cases for plan in case.plans]
-    return Measured(tuple(choices), tuple(parts), np.array(numbers), np.log(seconds))
+    return Measured(tuple(choices), tuple(parts), np.array(numbers, dtype=np.int64), np.log(seconds))
 
 
 def _choice(

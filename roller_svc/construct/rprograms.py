@@ -41,6 +41,7 @@ from roller_svc.perf.nest_work import passes
 from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.roofline import roofline
+from roller_svc.perf.terms import launching_s
 from roller_svc.perf.window_tile import is_windowed
 
 LIMIT = 64
@@ -93,7 +94,7 @@ def rank_units(
     for unit, view in itertools.product(units.taken, views(group, hw)):
         p = prepared(view, hw, unit, footprints)
         roofs.append(roofline(p))
-        least_s = p.floor_s + hw.limits.launch_overhead_s
+        least_s = p.floor_s + launching_s(p.machine, 1)
         if len(best) == top_k and best[-1].seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
         try:

@@ -25,7 +25,8 @@ from roller_svc.perf.terms import Costs, Launch
 
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
-PANELS_OF_L1 = 0.8  # what a panel of A and one of B may fill to be found there again; of twice as much, nothing is
+PANEL_OF_L1 = 0.7  # what a panel of B may fill to be found there again, the rest being for A and C
+SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +124,17 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
             each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * height * vectors)
-            from_l2 = _beyond_l1(p, (height + width) * step) * width * p.elem_bytes / l2_bytes_per_cycle(p.machine)
+            from_l2 = _beyond_l1(p, width * step) * width * p.elem_bytes / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
     return cycles
 
 
-def _beyond_l1(p: Problem, panels: int) -> float:
-    """Which share of a panel of B comes from the second cache each time that it meets a panel of A, both together so
-    many elements."""
-    held = PANELS_OF_L1 * p.machine.caches[-1].bytes_per_core
-    return min(1.0, max(0.0, panels * p.elem_bytes / held - 1.0))
+def _beyond_l1(p: Problem, panel: int) -> float:
+    """Which share of a panel of B, of so many elements, comes from the second cache each time that it meets one of A:
+    more and more from where the first cache has no room for it."""
+    held = PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core
+    return min(1.0, max(0.0, panel * p.elem_bytes / held - 1.0))
 
 
 def l2_bytes_per_cycle(mach: Machine) -> float:
@@ -213,14 +214,14 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     for tensor in operand.tensors:
         match lie(p, operand, panel_axis):
             case Lie.ALONG_PANEL:
-                cycles += costs.copy_cycles * panels * -(-size // lanes) * deep
+                cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case Lie.ALONG_K:
                 turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
                 cycles += costs.turn_cycles / 2 * panels * turned * -(-deep // lanes)
             case Lie.APART if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _across_rows(p, panel_axis, size)
-                inside = panels * deep * costs.copy_cycles * -(-size // lanes)
+                inside = panels * deep * costs.copy_cycles * _vectors(size, lanes)
                 if panel_axis is None or tensor.strides.get(panel_axis) != 1:
                     inside = costs.gather_cycles * along * deep
                 looked_up = (costs.lookup_cycles + costs.window_cycles * windows) * along * deep
@@ -228,6 +229,11 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
             case Lie.APART:
                 cycles += costs.gather_cycles * along * deep
     return cycles + _arrival_cycles(p, operand, block)
+
+
+def _vectors(size: int, lanes: int) -> int:
+    """Vectors that a row of a panel is copied in: whole ones, and what is left in ever shorter ones."""
+    return size // lanes + (size % lanes).bit_count()
 
 
 def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
@@ -239,9 +245,11 @@ def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
 
 
 def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:
-    """One block of an operand from memory, or from the cache that holds all of it, run by run."""
-    runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
+    """One block of an operand from memory, or from the cache that holds all of it, run by run; gaps of less than a few
+    lines do not end one."""
     moved = sum(tensor.moved_bytes(block) for tensor in operand.tensors)
+    runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
+    runs = min(runs, moved / SHORTEST_RUN_BYTES)
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
 
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
+MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
 
 
 def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
@@ -25,6 +26,15 @@ def moved_bytes(mach: Machine, tensor: AccessFootprint, block: Tile, extents: Ti
     if tensor.access.is_output:
         slower *= costs.written * (1.0 if run >= HINTED_RUN_BYTES else costs.unasked)
     return slower * tensor.moved_bytes(extents)
+
+
+def read_bytes(mach: Machine, tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
+    """The same of everything that is read, what tasks have in common more often."""
+    tensors = tuple(tensors)
+    whole = sum(t.moved_bytes(extents) for t in tensors)
+    of_tasks = grid * sum(t.moved_bytes(block) for t in tensors)
+    once = sum(moved_bytes(mach, t, block, extents) for t in tensors)
+    return once * min(MOST_READS, max(1.0, of_tasks / max(1.0, whole)))
 
 
 def own_byte_seconds(mach: Machine, own_bytes: float) -> float:

@@ -7,7 +7,7 @@ import math
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.column_walk import walks_columns
-from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes, own_byte_seconds
+from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes, own_byte_seconds, read_bytes
 from roller_svc.perf.footprint import AccessFootprint
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
@@ -70,7 +70,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     if launch.lanes > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
         if each.joins is not None:
-            cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes)
+            cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
     return cycles
 
 
@@ -141,10 +141,9 @@ def _memory_s(p: Problem, launch: Launch) -> float:
     """Whole cache lines of each task, from where a repeated run finds the data; once where a task's tile fits L2."""
     mach = p.machine
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
-    whole = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
-    of_tasks = launch.grid * sum(t.moved_bytes(clipped) for t in p.touched.reads)
-    reads = sum(moved_bytes(mach, t, clipped, p.extents) for t in p.touched.reads)
-    reads *= min(4.0, max(1.0, of_tasks / max(1.0, whole)))
+    reads = read_bytes(mach, p.touched.reads, launch.grid, clipped, p.extents)
+    if launch.lanes > 1:  # rows that are walked side by side are as many streams, a page or more apart
+        reads *= 1.0 + mach.costs.nest.rows_more * math.log2(math.prod(launch.thread))
     if launch.streamed:
         writes = sum(t.moved_bytes(p.extents) for t in p.touched.writes) / mach.dram.streamed_write_gain
     else:

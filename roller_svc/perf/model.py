@@ -30,7 +30,7 @@ from roller_svc.perf.simt_map import simt_map
 from roller_svc.perf.simt_nest import simt_nest
 from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.simt_window import simt_window
-from roller_svc.perf.terms import Costs, Launch, second_launch_s
+from roller_svc.perf.terms import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.uncertainty import uncertainty
 
 Factors = tuple[Operand, Operand]
@@ -42,12 +42,14 @@ OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this 
 class Timed:
     """What the model found for an rProgram: its seconds, and the costs from which the whole `estimate` follows.
 
-    `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of a scatter's target.
+    `launching_s`: of starting it; `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of
+    a scatter's target.
     """
 
     program: RProgram
     seconds: float
     costs: Costs
+    launching_s: float
     joining_s: float
     copying_s: float
     machine: Machine
@@ -57,7 +59,7 @@ class Timed:
         stages = [StageCost(name, s) for name, s in costs.parts]
         if costs.core_stage is not None:
             stages.append(StageCost(costs.core_stage, costs.core_s))
-        stages.append(StageCost("launch", mach.hw.limits.launch_overhead_s))
+        stages.append(StageCost("launch", self.launching_s))
         if self.joining_s:
             stages.append(StageCost("combine", self.joining_s))
         if self.copying_s:
@@ -113,8 +115,9 @@ class Model:
         body = costs.core_s if costs.core_stage is None else _overlapped(costs)
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
-        seconds = max(p.floor_s, body + copying) + mach.hw.limits.launch_overhead_s + joining
-        return Timed(program, seconds, costs, joining, copying, mach)
+        launching = launching_s(mach, launch.grid)
+        seconds = max(p.floor_s, body + copying) + launching + joining
+        return Timed(program, seconds, costs, launching, joining, copying, mach)
 
     def needs(self, program: RProgram) -> BlockNeeds | None:
         """What a block of the main launch takes of a core, as the model assumes it; None where there are no blocks."""

@@ -88,6 +88,12 @@ def streaming_bandwidth(mach: Machine, bytes_in_flight: float) -> float:
     return min(mach.dram.bandwidth_bytes_per_s, bytes_in_flight / latency_s) if latency_s else math.inf
 
 
+def launching_s(mach: Machine, grid: int) -> float:
+    """What starting a kernel of so many tasks takes; a CPU runs a single one on the caller's thread."""
+    overhead_s = mach.hw.limits.launch_overhead_s
+    return overhead_s * mach.costs.single_task if grid == 1 and not mach.simt else overhead_s
+
+
 def second_launch_s(mach: Machine, workspace_bytes: int) -> float:
     """The launch that joins the parts of a split reduction: it reads the workspace, from the last cache if it fits."""
     last = mach.last_cache

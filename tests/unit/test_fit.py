@@ -1,0 +1,86 @@
+"""Constants of the CPU model, fitted to times that a model with other constants made up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from functools import lru_cache
+
+import pytest
+from tilespaces import matmul, relu, row_sum
+
+from roller_svc import hardware
+from roller_svc.bench.fit import WITHIN, all_estimated, estimated, fitted
+from roller_svc.bench.measured_plans import FitCase, MeasuredPlan
+from roller_svc.construct import rank
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.report import Plan
+from roller_svc.perf.cpu_costs import CpuCosts
+
+HW = hardware.load("cpu-x86-avx512")
+START = CpuCosts()
+# what made-up times were made with
+TRUE = replace(
+    START,
+    contraction=replace(START.contraction, copy_cycles=4.0, call_cycles=90.0),
+    nest=replace(START.nest, overlap_leak=0.8),
+    memory=replace(START.memory, written=1.6),
+)
+GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), relu(4096, 1024), row_sum(4096, 1024))
+
+
+def case(group: KernelGroup, costs: CpuCosts, slower: float = 1.0) -> FitCase:
+    candidates, _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 8)
+    plans = [MeasuredPlan(Plan((candidate,)), (group,), 1.0) for candidate in candidates]
+    timed = tuple(replace(plan, seconds=slower * estimated(plan, HW, costs)) for plan in plans)
+    return FitCase(group.name, "made up", timed)
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[FitCase, ...]:
+    return tuple(case(group, TRUE) for group in GROUPS)
+
+
+def worst(costs: CpuCosts) -> float:
+    """The largest |ln(predicted / measured)|."""
+    pairs = zip(all_estimated(cases(), HW, costs), cases(), strict=True)
+    return max(
+        abs(math.log(found / plan.seconds))
+        for estimates, one in pairs
+        for found, plan in zip(estimates, one.plans, strict=True)
+    )
+
+
+def test_times_are_explained_where_constants_can_explain_them() -> None:
+    assert worst(START) > 0.1
+    assert worst(fitted(cases(), HW, START)) < 0.5 * worst(START)
+
+
+def test_the_same_measurements_give_the_same_constants() -> None:
+    assert fitted(cases(), HW, START) == fitted(cases(), HW, START)
+
+
+def test_true_constants_stay() -> None:
+    assert fitted(cases(), HW, TRUE) == TRUE
+
+
+def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay_put() -> None:
+    slow = tuple(case(group, TRUE, slower=30.0) for group in GROUPS)
+    found = fitted(slow, HW, START)
+    assert found.convolution == START.convolution
+    for part in (found.contraction, found.nest):
+        started = START.contraction if part is found.contraction else START.nest
+        for constant in fields(part):
+            ratio = getattr(part, constant.name) / getattr(started, constant.name)
+            assert 1 / WITHIN - 1e-9 <= ratio <= WITHIN + 1e-9
+    assert found.contraction.copy_cycles > START.contraction.copy_cycles
+
+
+def test_without_measurements_nothing_changes() -> None:
+    assert fitted((), HW, START) == START
+
+
+@pytest.mark.parametrize("number", range(len(GROUPS)))
+def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
+    one = cases()[number]
+    assert all_estimated((one,), HW, TRUE) == (tuple(estimated(plan, HW, TRUE) for plan in one.plans),)
