@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from roller_svc import hardware
+from roller_svc import calibration
 from roller_svc.errors import LaunchError
-from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.runtime.cuda import device_present, runs_on
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.runtime.cuda import device_present
 from roller_svc.runtime.cuda_arrays import import_cupy
 
 Json = dict[str, Any]
@@ -77,18 +77,9 @@ def clocks() -> Json:
 
 
 def target_of(found: Json) -> HardwareSpec | None:
-    """The spec of a device: of those that its capability runs, the one whose model's name is in the device's, else any.
-
-    A name such as "NVIDIA H200" has the model as a word.
-    """
+    """The shipped spec of a device, by its name and capability."""
     major, minor = found["capability"]
-    words = set(found["name"].upper().replace("-", " ").split())
-    specs = [
-        spec for spec in hardware.all_specs()
-        if spec.family is Family.CUDA and runs_on(spec.arch, (major, minor)) and spec.arch.number == 10 * major + minor
-    ]  # fmt: skip
-    named = [spec for spec in specs if words & set(spec.id.upper().split("-")[1:2])]
-    return next(iter(named or specs), None)
+    return calibration.shipped_spec(found["name"], (major, minor))
 
 
 def _version(package: str) -> str | None:

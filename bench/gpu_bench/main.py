@@ -24,7 +24,7 @@ from gpu_bench.peers import peer_timed
 from gpu_bench.record import Record, table
 from gpu_bench.samples import TimedCase, references, sampled_cases
 from gpu_bench.sanitized import sample, sanitize
-from gpu_bench.timing import BuildTask, Built, TimingTask, build, copy_bandwidth, timed
+from gpu_bench.timing import BuildTask, Built, TimingTask, build, calibrated, copy_bandwidth, timed
 from gpu_bench.verify import Verification, verify
 from roller_svc.errors import RollerError
 from roller_svc.farm.lanes import Lane, spread
@@ -40,6 +40,7 @@ STAGES = ("verify", "sanitize", "measure")
 # Shares of the time at which a stage must have ended; what it did not get to is listed as skipped.
 VERIFIED_BY, SANITIZED_BY, MEASURED_BY = 0.5, 0.65, 0.95
 MOST_JOBS_ON_DEVICE = 8  # a context each, which takes about half a gigabyte and a second
+CALIBRATION_S = 8.0  # of measuring, after its kernels are compiled
 # For the plan: what one of each took on two cores, or is allowed to take of the device.
 CHECK_S, BUILD_S, TIMING_S = 2.0, 4.0, 2.0
 
@@ -204,7 +205,8 @@ def _run(options: Options, about: Json) -> int:
         session.sanitize(sample(found))
     if "measure" in options.stages:
         if not options.dry:
-            record.document["bandwidth"] = _bandwidth(options.timeout_s)
+            record.document["bandwidth"] = _alone(copy_bandwidth, None, options.timeout_s)
+            record.document["calibration"] = _alone(calibrated, CALIBRATION_S, options.timeout_s)
         session.measure(cases)
     if not options.dry:
         record.document["about"]["clocks_after"] = machine.clocks()
@@ -222,10 +224,11 @@ def wrong(document: Json) -> bool:
     )
 
 
-def _bandwidth(timeout_s: float) -> Json:
-    lane: Lane[object, Json] = Lane(copy_bandwidth, timeout_s)
+def _alone(work: Callable[[T], Json], task: T, timeout_s: float) -> Json:
+    """In a process of its own: what breaks it leaves the rest."""
+    lane: Lane[T, Json] = Lane(work, timeout_s)
     try:
-        return lane.call(None)
+        return lane.call(task)
     except RollerError as failure:
         return {"error": f"{failure.code}: {failure.message}"}
     finally:

@@ -21,7 +21,7 @@ class Record:
     def __init__(self, path: Path, about: Json) -> None:
         self.path = path
         self.document: Json = {"about": about, "complete": False, "verification": [], "sanitizer": [],
-                               "bandwidth": None, "measurements": [], "skipped": []}  # fmt: skip
+                               "bandwidth": None, "calibration": None, "measurements": [], "skipped": []}  # fmt: skip
         self._written_at = -math.inf
         path.parent.mkdir(parents=True, exist_ok=True)
 

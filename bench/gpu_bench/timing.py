@@ -10,6 +10,7 @@ from typing import Any
 from gpu_bench.fault import ending_the_process
 from gpu_bench.samples import TimedCase, data_bytes, timing_inputs
 from roller_svc import hardware
+from roller_svc.calibration import calibrated_cuda
 from roller_svc.errors import BuildError, InvariantError
 from roller_svc.features import kernels
 from roller_svc.generate import generate
@@ -130,6 +131,11 @@ def copy_bandwidth(_: object) -> Json:
         end.synchronize()
         best_s = min(best_s, cupy.cuda.get_elapsed_time(start, end) / 1e3)
     return {"bytes": 2 * COPIED_BYTES, "seconds": best_s, "bytes_per_s": 2 * COPIED_BYTES / best_s}
+
+
+def calibrated(seconds: float) -> Json:
+    """The spec of the device with what `roller calibrate` measures of it."""
+    return hardware.to_mapping(calibrated_cuda(0, seconds))
 
 
 def _candidate(built: Built) -> Json:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from roller_svc.calibration.calibrate import SECONDS, calibrated, on_this_machine
 from roller_svc.calibration.check import Comparison, compared
+from roller_svc.calibration.cuda import calibrated_cuda, shipped_spec
 from roller_svc.calibration.presence import check_cuda, check_present
 
-__all__ = ["SECONDS", "Comparison", "calibrated", "check_cuda", "check_present", "compared", "on_this_machine"]
+__all__ = [
+    "SECONDS", "Comparison", "calibrated", "calibrated_cuda", "check_cuda", "check_present", "compared",
+    "on_this_machine", "shipped_spec",
+]  # fmt: skip

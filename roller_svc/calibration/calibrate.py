@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 
 from roller_svc import toolchain
 from roller_svc.calibration.cpu import CpuKernels, probes
+from roller_svc.calibration.cuda import calibrated_cuda, device, measured_on_device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
 from roller_svc.calibration.spec import figure_of, with_figures
 from roller_svc.hardware.detect import localised, probe
-from roller_svc.ir.hardware import HardwareSpec, Measured
+from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 from roller_svc.ir.kernel import Language
 from roller_svc.version import __version__
 
@@ -21,13 +22,16 @@ SECONDS = 8.0
 
 
 def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
-    """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds.
+    """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds. Of an
+    NVIDIA device's spec that of the first device here.
 
     Raises ToolchainMissingError where nothing compiles for the spec, LaunchError where it does not run here (no-device,
     wrong-device) or other processes use the cores (machine-busy).
     """
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
     check_present(spec)
+    if hw.family is Family.CUDA:
+        return calibrated_cuda(0, seconds)
     measured = measured_on(spec, seconds)
     return with_figures(spec, measured, _provenance(spec, measured))
 
@@ -38,7 +42,9 @@ def on_this_machine(hw: HardwareSpec) -> HardwareSpec:
 
 
 def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
-    """Every micro-benchmark of a CPU, on one core and on all of the spec's, with the figures that they stand for."""
+    """Every micro-benchmark, a CPU's on one core and on all of the spec's, with the figures that they stand for."""
+    if hw.family is Family.CUDA:
+        return measured_on_device(hw, device(0), seconds)
     start = time.perf_counter()
     every = probes(CpuKernels(hw, hw.num_cores))
     found = sampled(every, seconds - (time.perf_counter() - start))

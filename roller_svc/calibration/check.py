@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roller_svc.calibration.calibrate import SECONDS, measured_on
+from roller_svc.calibration.cuda import device
 from roller_svc.calibration.presence import check_present
 from roller_svc.hardware import detect_local
-from roller_svc.ir.hardware import HardwareSpec, Measured
+from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 
 # What two calibrations of a machine may differ by: turbo clocks alone vary by a tenth with what the neighbours do.
 AGREES_WITHIN = 1.15
@@ -64,6 +65,10 @@ def figure(hw: HardwareSpec, path: str) -> float:
 
 
 def _counted(hw: HardwareSpec) -> Iterator[Comparison]:
+    if hw.family is Family.CUDA:
+        cores = device(0).cores
+        yield Comparison("num_cores", COUNT, hw.num_cores, cores, cores, cores, cores / hw.num_cores)
+        return
     here = detect_local()
     paths = [("num_cores", COUNT), *((f"levels.{name}.capacity_bytes", BYTES) for name in _CACHES)]
     for path, unit in paths:

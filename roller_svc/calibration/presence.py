@@ -17,7 +17,9 @@ def check_present(hw: HardwareSpec) -> None:
         case Family.CUDA:
             check_cuda(0)
         case _:
-            raise ToolchainMissingError(f"{hw.id}: there are micro-benchmarks for CPUs, none for {hw.family.value}")
+            raise ToolchainMissingError(
+                f"{hw.id}: there are micro-benchmarks for CPUs and NVIDIA devices, none for {hw.family.value}"
+            )
 
 
 def check_cuda(index: int) -> None:
@@ -26,7 +28,6 @@ def check_cuda(index: int) -> None:
     if index >= there:
         found = f"{there} devices are" if there else "no driver (libcuda.so.1), or a driver without a device, is"
         raise LaunchError(f"there is no NVIDIA device {index}: {found} here", code="no-device")
-    raise ToolchainMissingError("there are micro-benchmarks for CPUs, none for NVIDIA devices in this version")
 
 
 def _check_cpu(hw: HardwareSpec) -> None:

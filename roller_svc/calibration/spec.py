@@ -41,7 +41,7 @@ def with_figures(hw: HardwareSpec, measured: Sequence[Measured], provenance: str
     found = replace(
         hw,
         clock_hz=values[CLOCK],
-        levels=_in_order(tuple(_level(level, values) for level in hw.levels)),
+        levels=in_order(tuple(_level(level, values) for level in hw.levels)),
         units=tuple(_unit(unit, values) for unit in hw.units),
         limits=replace(hw.limits, launch_overhead_s=values[LAUNCH]),
         measured=tuple(measured),
@@ -73,7 +73,7 @@ def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
     return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None)
 
 
-def _in_order(levels: tuple[MemoryLevel, ...]) -> tuple[MemoryLevel, ...]:
+def in_order(levels: tuple[MemoryLevel, ...]) -> tuple[MemoryLevel, ...]:
     """No level further away than the one outside of it: so near are they that samples of them may cross."""
     found = [levels[0]]
     for level in levels[1:]:

@@ -13,7 +13,7 @@ from roller_svc import calibration, hardware
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec
 
 _CUDA = re.compile(r"cuda:(\d{1,3})")
 COLUMNS = ("figure", "unit", "taken", "min", "median", "max")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "seconds")
-    spec = calibration.calibrated(_asked(options.target), seconds=options.seconds)
+    spec = _calibrated(options.target, options.seconds)
     if options.output:
         _write(Path(options.output), hardware.yaml_of(spec))
     if options.json:
@@ -42,15 +42,18 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(target: str) -> HardwareSpec:
-    """What is detected where the target is this CPU, or a shipped spec with this machine's cores and caches."""
+def _calibrated(target: str, seconds: float) -> HardwareSpec:
+    """Of what is detected where the target is this CPU, of a shipped spec with this machine's cores and caches, or of
+    an NVIDIA device by its number."""
     if match := _CUDA.fullmatch(target):
         calibration.check_cuda(int(match[1]))
+        return calibration.calibrated_cuda(int(match[1]), seconds)
     if target == hardware.LOCAL:
-        return hardware.detect_local()
+        return calibration.calibrated(hardware.detect_local(), seconds=seconds)
     spec = hardware.load(target)
     calibration.check_present(spec)
-    return calibration.on_this_machine(spec)
+    here = calibration.on_this_machine(spec) if spec.family is Family.CPU else spec
+    return calibration.calibrated(here, seconds=seconds)
 
 
 def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:

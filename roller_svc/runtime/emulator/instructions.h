@@ -185,6 +185,9 @@ inline unsigned int atomicCAS(unsigned int *at, unsigned int before, unsigned in
 inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long before, unsigned long long after) {
   return emulator::swapped(at, before, after);
 }
+// a load past the first cache, of which there is none here
+template <class T> inline T __ldcg(const T *from) { return *from; }
+
 inline unsigned int atomicAdd(unsigned int *at, unsigned int value) {
   return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
