@@ -47,7 +47,7 @@ def main() -> None:
 def times(document: Json) -> Figure:
     """Measured seconds to the right, predicted ones upwards, a small plot for each class."""
     classes = sorted(document["classes"])
-    rows = math.ceil((len(classes) + 1) / COLUMNS)
+    rows = math.ceil(len(classes) / COLUMNS)
     figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.3 * COLUMNS, 2.7 * rows), squeeze=False, layout="constrained")
     for axes, cls in zip(grid.flat, classes, strict=False):
         _scatter(axes, points(document, cls))
@@ -56,12 +56,13 @@ def times(document: Json) -> Figure:
         axes.set_title(
             f"{cls} ({found['cases']})\nρ {spearman}, |ln| {found['median_abs_log_ratio']:.2f}", fontsize=8, color=INK
         )
-    spare = list(grid.flat)[len(classes) :]
-    for axes in spare:
+    for axes in list(grid.flat)[len(classes) :]:
         axes.axis("off")
-    for colour, label in ((RANKED, "the model's first"), (DRAWN, "random others")):
-        spare[0].scatter([], [], s=14, color=colour, label=label)
-    spare[0].legend(loc="center", frameon=False, fontsize=8)
+    kinds = [
+        grid.flat[0].scatter([], [], s=14, color=colour, label=label)
+        for colour, label in ((RANKED, "the model's first"), (DRAWN, "random others"))
+    ]
+    figure.legend(handles=kinds, loc="outside lower right", ncols=len(kinds), frameon=False, fontsize=9)
     figure.suptitle(f"Predicted beside measured seconds, {_subject(document)}; constants fitted to the other half")
     figure.supxlabel("measured seconds", fontsize=9)
     figure.supylabel("predicted seconds", fontsize=9)
