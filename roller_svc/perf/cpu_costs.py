@@ -1,7 +1,8 @@
 """What the model of CPUs takes one step of a kernel to cost: every constant that measuring may change, in one table.
 
-Cycles are a core's. Unless a line says otherwise a default was found on Skylake-SP by timing kernels that differ in
-little else. Facts of an instruction set and rules that lowering shares are no costs and stand where they are used.
+Cycles are a core's. Each was first written down from timing kernels that differ in little else, or from its source; the
+defaults are those values fitted together (`bench/fit.py`) to 118 programs on one core of Skylake-SP (docs/model.md).
+Facts of an instruction set and rules that lowering shares are no costs and stand where they are used.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class NestCosts:
     task_cycles: float = 570.0
     operation_cycles: float = 0.36  # one vector operation: two ports
     extreme_cycles: float = 1.4  # a maximum or minimum that a NaN wins
-    quotient_cycles: float = 7.3  # a division or a root: vdivps of 512 bits, Agner Fog's tables for Skylake-X
+    quotient_cycles: float = 7.3  # a division or a root; vdivps of 512 bits: 10 (Agner Fog, Skylake-X), less beside memory
     exponential_cycles: float = 8.1  # e^x: about 17 operations
     function_cycles: float = 20.0  # longer polynomials, integer divisions
     join_latency_cycles: float = 2.4  # one value joined to an accumulator, before the next can be
