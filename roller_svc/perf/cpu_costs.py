@@ -105,7 +105,7 @@ class NestCosts:
     task_cycles: float = 570.0
     operation_cycles: float = 0.36  # one vector operation: two ports
     extreme_cycles: float = 1.4  # a maximum or minimum that a NaN wins
-    quotient_cycles: float = 7.3  # a division or a root; vdivps of 512 bits: 10 (Agner Fog, Skylake-X), less beside memory
+    quotient_cycles: float = 7.3  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
     exponential_cycles: float = 8.1  # e^x: about 17 operations
     function_cycles: float = 20.0  # longer polynomials, integer divisions
     join_latency_cycles: float = 2.4  # one value joined to an accumulator, before the next can be
