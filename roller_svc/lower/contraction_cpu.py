@@ -32,7 +32,7 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
-from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Start, Steps, Tile
+from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
 from roller_svc.perf.cpu_tile import (
     CpuOperand,
@@ -243,13 +243,12 @@ class _Blocked:
             finish = (Routine("store", self._finish(height, width)),)
             if self.steps == 1:
                 return (*self._sums(height, width, tile), *finish)
-            nodes = self._sums(height, width, tile, Start(tile, fresh))
+            nodes = self._sums(height, width, tile, fresh)
             return (*nodes, Branch(equal(ref(STEP), num(self.steps - 1)), finish))
         if width % self.lanes == 0:
             tile = Tile(self.view.group.statements[0].output, self._output)
             ahead = self._output_ahead(height, width)
-            start = Start(tile, fresh) if self.steps > 1 else None
-            return (*ahead, *self._sums(height, width, tile, start))
+            return (*ahead, *self._sums(height, width, tile, fresh if self.steps > 1 else None))
         edge = Tile(EDGE_C, lambda row, column: (row, column))
         return (*self._sums(height, width, edge), *self._edge_stored(height, width, fresh))
 
@@ -281,14 +280,14 @@ class _Blocked:
 
         return stored(None) if self.steps == 1 else (Branch(fresh, stored(None), stored(Combine.SUM)),)
 
-    def _sums(self, height: int, width: int, tile: Tile, start: Start | None = None) -> tuple[Node, ...]:
+    def _sums(self, height: int, width: int, tile: Tile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """The micro-kernel, which packs what it reads where nobody has: panels at the edge are packed already."""
         kernel = self._micro_kernel(height, width)
-        nodes = kernel.nodes(tile, start)
+        nodes = kernel.nodes(tile, fresh)
         if not self.packs_beside or width < self.columns.size or not self._begins_with(height):
             return nodes
         packs = replace(kernel, b=self._element_of_b, kept=self._packed_element_of_b, beside=self._rows_ahead())
-        return (Branch(self._first, packs.nodes(tile, start), nodes),)
+        return (Branch(self._first, packs.nodes(tile, fresh), nodes),)
 
     def _element_of_b(self, column: Expr) -> Load:
         view = self.view

@@ -32,7 +32,7 @@ from roller_svc.ir.schedule import (
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.image_window import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
-from roller_svc.lower.micro_kernel_cpu import LANE, ROW, VECTOR, MicroKernel, Start, Steps, Tile
+from roller_svc.lower.micro_kernel_cpu import LANE, ROW, VECTOR, MicroKernel, Steps, Tile
 from roller_svc.lower.packed_weights import PACKED, PackedWeights
 from roller_svc.lower.packing_cpu import LINE_BYTES
 from roller_svc.perf.image_tile import ImageSpace, Slide, image_space
@@ -222,7 +222,7 @@ class _Tasks:
             b=self._weight if along else self._pixel,
         )
         tile = Tile(SUMS, self._sum_at)
-        return kernel.nodes(tile, Start(tile, equal(ref(".step"), num(0))) if self.steps > 1 else None)
+        return kernel.nodes(tile, equal(ref(".step"), num(0)) if self.steps > 1 else None)
 
     def _weight(self, filter_: Expr) -> Expr:
         return Load(PACKED, (ref(".filters.panel"), self.weights.row, filter_), self.view.dtype)

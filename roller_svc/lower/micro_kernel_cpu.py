@@ -26,14 +26,6 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What the sums begin with: 0 where `fresh` holds, else what stands in `tile`; None is never."""
-
-    tile: Tile
-    fresh: Expr | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Steps:
     """One loop along k: `var` from 0 to extent - 1, before `limit`."""
 
@@ -61,16 +53,30 @@ class MicroKernel:
     beside: tuple[Node, ...] = ()
     kept: Callable[[Expr], Load] | None = None
 
-    def nodes(self, to: Tile, start: Start | None = None) -> tuple[Node, ...]:
-        """Begin, walk k, store: the tile of sums is in `to` afterwards."""
+    def nodes(self, to: Tile, fresh: Expr | None = None) -> tuple[Node, ...]:
+        """Begin with zeros, walk k, store: the tile of sums is in `to` afterwards, joined to what was there unless
+        `fresh` holds; None is always.
+
+        Sums of a step join those of the steps before only at its end: a sum of K terms in steps of kc then errs by
+        kc + K / kc roundings in place of K (blocked summation; Higham, Accuracy and Stability, 2002, section 4.2).
+        """
         held = (ref(ROW), self._column())
+        zeros = self._over_tile(Compute(ACC, held, Const(0.0 if self.dtype.is_float else 0, self.dtype)))
         walk = self._step()
         for step in reversed(self.steps):
             walk = (Loop(step.var, step.extent, LoopKind.SERIAL, walk, step.limit),)
-        store = self._over_tile(Compute(to.tensor, to.index(*held), Load(ACC, held, self.dtype)))
-        body = (self._begin(start), *walk, store)
+        body = (zeros, *walk, self._stored(to, fresh))
         held_in = Storage(ACC, self.dtype, (self.rows, self.columns), Scope.REGISTER, body)
         return (Routine("multiply", (held_in,)),)
+
+    def _stored(self, to: Tile, fresh: Expr | None) -> Node:
+        held = (ref(ROW), self._column())
+        place, total = to.index(*held), Load(ACC, held, self.dtype)
+        store = self._over_tile(Compute(to.tensor, place, total))
+        if fresh is None:
+            return store
+        join = self._over_tile(Compute(to.tensor, place, total, Combine.SUM))
+        return Branch(fresh, (store,), (join,))
 
     def _step(self) -> tuple[Node, ...]:
         """One row of B into registers, then a multiply-add for each of A's elements and each vector."""
@@ -94,15 +100,6 @@ class MicroKernel:
         if self.kept is not None:
             return True
         return self.rows > 1 and self.rows * vectors + vectors + 1 <= SCARCE_REGISTERS
-
-    def _begin(self, start: Start | None) -> Node:
-        held = (ref(ROW), self._column())
-        zeros = self._over_tile(Compute(ACC, held, Const(0.0 if self.dtype.is_float else 0, self.dtype)))
-        if start is None:
-            return zeros
-        there = Load(start.tile.tensor, start.tile.index(*held), self.dtype)
-        resumed = self._over_tile(Compute(ACC, held, there))
-        return resumed if start.fresh is None else Branch(start.fresh, (zeros,), (resumed,))
 
     def _column(self) -> Expr:
         return add(mul(ref(VECTOR), num(self.lanes)), ref(LANE))
