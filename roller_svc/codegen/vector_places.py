@@ -11,7 +11,7 @@ from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.ir.affine import affine
 from roller_svc.ir.build import num
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, axes_of, substitute
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of, substitute
 
 Guard = tuple[tuple[Expr, bool], ...]
 
@@ -87,12 +87,23 @@ class Places:
         """Elements from each lane's place to the next lane's; None where that is no constant."""
         total = 0
         for i, stride in zip(index, self.scalar.places[tensor].strides, strict=True):
-            if self.moves(i):
-                known = affine(i) or affine(fold(i, self.scalar.values))  # what is unrolled is a number by now
-                if known is None:
-                    return None
-                total += known.coeff(self.var) * stride
+            step = self._step(i)
+            if step is None:
+                return None
+            total += step * stride
         return total
+
+    def _step(self, index: Expr) -> int | None:
+        """How much an index grows from each lane to the next; what does not move may be any sum of remainders."""
+        if not self.moves(index):
+            return 0
+        known = affine(index) or affine(fold(index, self.scalar.values))  # what is unrolled is a number by now
+        if known is not None:
+            return known.coeff(self.var)
+        if isinstance(index, Op) and index.kind is OpKind.ADD:
+            steps = [self._step(term) for term in index.args]
+            return None if None in steps else sum(step for step in steps if step is not None)
+        return None
 
     def is_safe(self, load: Load) -> bool:
         """Whether every lane's element exists, wanted or not."""

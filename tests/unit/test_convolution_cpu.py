@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from roller_svc import hardware
@@ -93,14 +95,20 @@ def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
             assert agrees(program, got, wanted).ok, candidate.program
 
 
-def test_vectors_of_pixels_are_loaded_whole() -> None:
-    """A register tile of several rows of pixels: what is in the window side by side is no list of elements."""
-    text = "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 30, wo in 30"
-    shapes = {"x": (4, 3, 32, 32), "w": (16, 3, 3, 3)}
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
+def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
+    """A register tile of several rows of pixels: what is in the window side by side is no list of elements, and where
+    pixels are two elements apart, not either in loops over taps that are not unrolled."""
+    image = f"n, c, {stride} * ho + kh, {stride} * wo + kw"
+    text = f"y[n, f, ho, wo] +=! x[{image}] * w[f, c, kh, kw] where ho in 30, wo in 30"
+    size = 29 * stride + taps
+    shapes = {"x": (4, 3, size, size), "w": (16, 3, taps, taps)}
     program = parse(text, {n: TensorType(F32, shape) for n, shape in shapes.items()}, ("y",))
     hw = hardware.load("cpu-x86-avx2")
     groups = partition(program, hw)
     ranked, _ = rank_units(groups[0], hw, 200)
     rows = [c for c in ranked if c.program.space.vector_axis == "wo" and c.program.thread["ho"] > 1]
     assert rows
-    assert "{window[" not in generate(Plan((rows[0],)), program, groups, hw).text
+    text = generate(Plan((rows[0],)), program, groups, hw).text
+    kernel = text[text.index("acc_0_0") : text.index("= acc_0_0;")]
+    assert not re.search(r"\)\{\w+\[", kernel)  # (vf32x8){p0[0], p0[1], ...}
