@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from roller_svc.perf.cpu_memory import held_share
 from roller_svc.perf.cpu_tile import (
     L1_WAYS,
     Lie,
@@ -25,7 +26,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
-PANEL_OF_L1 = 0.7  # what a panel of B may fill to be found there again, the rest being for A and C
+PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for C and what passes by
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 
 
@@ -91,10 +92,22 @@ def _kernel(p: Problem, s: _Sizes) -> float:
         streamed, sweeps = s.rows * s.kc * p.elem_bytes, float(-(-s.columns // s.nr))
     elif _along_rows(p, s):
         streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
+        cycles += s.steps * max(0.0, sweeps - 1) * _returning_cycles(p, s, at_once)
     else:
         streamed, sweeps = block_of_b, float(-(-s.rows // at_once))
     arrival = s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
     return cycles + mach.costs.contraction.exposed * arrival
+
+
+def _returning_cycles(p: Problem, s: _Sizes, at_once: int) -> float:
+    """B's block from the last cache, as far as L2 lost it to other rows of A, which pass through it while they are
+    packed and lie in it then."""
+    if straight(p, s.columns, (s.mr, s.nr, s.kc)):
+        return 0.0
+    mach, row = p.machine, s.kc * p.elem_bytes
+    walked = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
+    lost = 1.0 - held_share(mach.costs.memory.held * _l2_bytes(p), walked)
+    return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
 def _packs_beside(p: Problem, s: _Sizes) -> bool:
@@ -124,17 +137,30 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
             each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * height * vectors)
-            from_l2 = _beyond_l1(p, width * step) * width * p.elem_bytes / l2_bytes_per_cycle(p.machine)
-            each = max(each + costs.l2_exposed * from_l2, from_l2)
+            from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
+            each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
     return cycles
 
 
-def _beyond_l1(p: Problem, panel: int) -> float:
-    """Which share of a panel of B, of so many elements, comes from the second cache each time that it meets one of A:
-    more and more from where the first cache has no room for it."""
+def _near_bytes(p: Problem, extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
+    """What each k of a register tile takes from the second cache. One operand's panel is kept while those of the other
+    pass by, which the first cache holds only where all of them are small; beside long ones it does not keep the panel
+    either."""
+    (rows, columns), (height, width) = extents, tile
+    row = step * p.elem_bytes
+    kept, passing, block = (width, height, rows)
+    if few_columns(columns, step, p.elem_bytes, _l2_bytes(p)):
+        kept, passing, block = (height, width, columns)
+    again, anew = _beyond_l1(p, (height + width) * row), _beyond_l1(p, (kept + block) * row)
+    return (again * kept + anew * passing) * p.elem_bytes
+
+
+def _beyond_l1(p: Problem, walked_bytes: int) -> float:
+    """Which share of what is walked through again and again comes from the second cache: more and more from where the
+    first has no room for it."""
     held = PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core
-    return min(1.0, max(0.0, panel * p.elem_bytes / held - 1.0))
+    return min(1.0, max(0.0, walked_bytes / held - 1.0))
 
 
 def l2_bytes_per_cycle(mach: Machine) -> float:

@@ -30,6 +30,7 @@ class ContractionCosts:
     load_cycles: float = 0.17
     free_loads: float = 0.47
     l2_exposed: float = 0.13
+    l2_beside: float = 0.6  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.8  # factor: 14 rows 16 KiB apart took so much longer than 8
     edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
     packing_left: float = 0.3  # of packing, at least, where it is done beside a sweep of multiply-adds

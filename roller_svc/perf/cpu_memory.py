@@ -52,12 +52,17 @@ def _found(mach: Machine, walked_bytes: float, cores: int) -> Iterator[tuple[flo
     costs, known = mach.costs.memory, 0.0
     for cache in reversed(mach.caches):
         room = costs.held * (cache.total_bytes if cores > 1 else cache.bytes_per_core)
-        share = min(1.0, max(0.0, 2 * room / max(1.0, walked_bytes) - 1))
+        share = held_share(room, walked_bytes)
         if share > known:
             yield share - known, cache
             known = share
     if known < 1.0:
         yield 1.0 - known, None
+
+
+def held_share(room_bytes: float, walked_bytes: float) -> float:
+    """Which share of what is walked through again and again a cache with that room keeps."""
+    return min(1.0, max(0.0, 2 * room_bytes / max(1.0, walked_bytes) - 1))
 
 
 def _byte_seconds(mach: Machine, cache: Cache | None, cores: int) -> float:
