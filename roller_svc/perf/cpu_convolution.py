@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.cpu_contraction import LOAD_PORTS, kernel_cycles, source_bandwidth
-from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes
+from roller_svc.perf.cpu_memory import byte_seconds, moving_s
 from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
@@ -46,8 +46,8 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
     parts = (kernel, update, staging + packing, results + costs.task_cycles)
     moved = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
-    moved += sum(moved_bytes(mach, t, launch.block, p.extents) for t in p.touched.writes)
     memory = moved * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+    memory += sum(moving_s(p, t, launch.block, launch.grid) for t in p.touched.writes)
     names = ("compute", "update", "packing", "task")
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,

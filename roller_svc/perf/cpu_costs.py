@@ -117,7 +117,8 @@ class NestCosts:
     loop_cycles: float = 1.1  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
     rows_more: float = 0.018  # of what is read, each time that twice as many rows are walked side by side
-    overlap_leak: float = 0.17  # of the shorter of the core's work and what memory moves
+    overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
+    ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,10 @@ class MemoryCosts:
     """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
 
     held: float = 0.82  # of a cache that holds what a call leaves for the next
-    written: float = 0.96  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
+    written: float = 1.02  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
     unasked: float = 1.3  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
-    restart_bytes: float = 180.0  # read or written in the time that prefetchers take to follow a new run
+    restart: float = 0.42  # of a level's latency, what each stretch of neighbours waits until prefetchers follow it
+    hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
+from roller_svc.perf.problem import Problem
 
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
@@ -17,24 +18,35 @@ def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
     return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes, mach.cores))
 
 
-def moved_bytes(mach: Machine, tensor: AccessFootprint, block: Tile, extents: Tile) -> float:
-    """Bytes of all of a tensor, in whole lines, and as many more as its walk costs time for: where pieces that a task
-    meets of it are short, prefetchers start anew at each, and nothing asks ahead for lines that are written."""
-    costs = mach.costs.memory
-    run = tensor.run(block) * tensor.elem_bytes
-    slower = 1.0 + costs.restart_bytes / (run + costs.restart_bytes / 2)
+def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> float:
+    """Seconds for all of a tensor, once and in whole lines: where the stretches that a task meets of it are short, each
+    begins with a wait, and nothing asks ahead for lines that are written."""
+    mach, costs = p.machine, p.machine.costs.memory
+    moved, stretch = tensor.moved_bytes(p.extents), tensor.stretch_bytes(block)
     if tensor.access.is_output:
-        slower *= costs.written * (1.0 if run >= HINTED_RUN_BYTES else costs.unasked)
-    return slower * tensor.moved_bytes(extents)
+        hinted = tensor.run(block) * tensor.elem_bytes >= HINTED_RUN_BYTES
+        moved *= costs.written * (1.0 if hinted else costs.unasked)
+    seconds = 0.0
+    for share, cache in _found(mach, p.compulsory_bytes, mach.cores):
+        each = _byte_seconds(mach, cache, grid)
+        latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
+        waits_s = costs.restart * mach.seconds(max(0.0, latency - costs.hidden_cycles))
+        missed = waits_s / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
+        seconds += share * moved * each * (1.0 + missed / (stretch + missed / 2))
+    return seconds
 
 
-def read_bytes(mach: Machine, tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
-    """The same of everything that is read, what tasks have in common more often."""
+def repeated(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
+    """How often, on average, a byte of what is read is: what tasks have in common more than once."""
     tensors = tuple(tensors)
     whole = sum(t.moved_bytes(extents) for t in tensors)
     of_tasks = grid * sum(t.moved_bytes(block) for t in tensors)
-    once = sum(moved_bytes(mach, t, block, extents) for t in tensors)
-    return once * min(MOST_READS, max(1.0, of_tasks / max(1.0, whole)))
+    return min(MOST_READS, max(1.0, of_tasks / max(1.0, whole)))
+
+
+def streamed_s(p: Problem, tensor: AccessFootprint, grid: int) -> float:
+    """The same of results that go past the caches: to memory, wherever the rest is found."""
+    return tensor.moved_bytes(p.extents) * _byte_seconds(p.machine, None, grid) / p.machine.dram.streamed_write_gain
 
 
 def own_byte_seconds(mach: Machine, own_bytes: float) -> float:

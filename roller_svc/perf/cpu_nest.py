@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.column_walk import walks_columns
-from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes, own_byte_seconds, read_bytes
+from roller_svc.perf.cpu_costs import NestCosts
+from roller_svc.perf.cpu_memory import moving_s, own_byte_seconds, repeated, streamed_s
 from roller_svc.perf.footprint import AccessFootprint
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
@@ -21,26 +23,64 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     """Operations, loads and tasks of the core with the most of them, overlapped with what memory moves."""
     mach, costs = p.machine, p.machine.costs.nest
     walked = p.passes or (Pass(p.outer_points * p.inner_points, _plain_counts(p), None, frozenset()),)
-    compute = sum(_pass_cycles(p, launch, each) for each in walked)
-    loads = sum(_load_cycles(p, launch, each) for each in walked)
-    again = _again_cycles(p, launch, walked)
-    jumps = sum(_jump_cycles(p, t, launch) for t in p.touched.reads)
     waves = -(-launch.grid // mach.cores)
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
-    cycles = (compute, loads + jumps, again, launch.grid * costs.task_cycles)
-    seconds = [mach.seconds(c * share) for c in cycles]
-    memory = _memory_s(p, launch)
-    core = sum(seconds)
+    steps = _steps(p, launch, walked)
+    compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
+    jumps = mach.seconds(share * sum(_jump_cycles(p, t, launch) for t in p.touched.reads))
+    task = mach.seconds(share * launch.grid * costs.task_cycles)
+    memory = sum(s.memory_s for s in steps)
+    joint = _beside(costs, compute + loads + again + jumps, memory)
+    apart = sum(_beside(costs, mach.seconds(share * sum(s.cycles)), s.memory_s) for s in steps)
+    ahead = _ahead(p)
     return Costs(
-        core_s=max(core, memory) + costs.overlap_leak * min(core, memory),
+        core_s=ahead * joint + (1 - ahead) * max(joint, apart) + task,
         core_stage=None,
         parts=(
-            ("compute", seconds[0]), ("loads", seconds[1]), ("again", seconds[2]), ("task", seconds[3]),
-            ("dram", memory),
+            ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task), ("dram", memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A statement's walk: cycles of its operations, of its loads, of what it walks again, all in all; seconds of what
+    it is the first to ask of memory."""
+
+    cycles: tuple[float, float, float]
+    memory_s: float
+
+
+def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
+    each = _again_cycles_per_byte(p, launch)
+    moving = _moving_s(p, launch)
+    known: set[str] = set()
+    steps = []
+    for one in walked:
+        mine = [t for t in p.touched.accesses if t.access.tensor in one.tensors or not one.tensors]
+        again = sum(t.bytes(p.extents) for t in mine if t.access.tensor in known and t.walks_reduced)
+        first = {t.access.tensor for t in mine} - known
+        memory = sum(s for tensor, s in moving if tensor in first)
+        known |= first
+        cycles = (_pass_cycles(p, launch, one), _load_cycles(p, launch, one), again * each)
+        steps.append(_Step(cycles, memory))
+    return steps
+
+
+def _beside(costs: NestCosts, core_s: float, memory_s: float) -> float:
+    """A core's work and what memory moves for it meanwhile."""
+    return max(core_s, memory_s) + costs.overlap_leak * min(core_s, memory_s)
+
+
+def _ahead(p: Problem) -> float:
+    """Which share of a row memory moves while the core still works on the row before: where several statements walk a
+    row, one after the other, what is asked ahead of the first is all that moves during the next ones."""
+    if len(p.passes) < 2 or not p.space.walks_rows or walks_columns(p.space):
+        return 1.0
+    row_bytes = max((t.bytes(p.extents) / p.outer_points for t in p.touched.reads if t.walks_reduced), default=0.0)
+    return min(1.0, p.machine.costs.nest.ahead_bytes / max(1.0, row_bytes))
 
 
 def _plain_counts(p: Problem) -> Counts:
@@ -106,18 +146,12 @@ def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors:
     return vectors * costs.gather_cycles * width
 
 
-def _again_cycles(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> float:
-    """What statements after the first read and write of a row, from the cache that holds the rows at hand."""
+def _again_cycles_per_byte(p: Problem, launch: Launch) -> float:
+    """Of what statements after the first read and write of a row, from the cache that holds the rows at hand."""
     if not p.space.walks_rows:
         return 0.0
     rows = tuple(p.extents[i] if a.role is AxisRole.INNER else launch.thread[i] for i, a in enumerate(p.space.axes))
-    each = own_byte_seconds(p.machine, p.touched.bytes(rows)) * p.machine.clock_hz
-    cycles = 0.0
-    for tensor in p.touched.accesses:
-        times = sum(tensor.access.tensor in one.tensors for one in walked)
-        if tensor.walks_reduced and times > 1:
-            cycles += (times - 1) * tensor.bytes(p.extents) * each
-    return cycles
+    return own_byte_seconds(p.machine, p.touched.bytes(rows)) * p.machine.clock_hz
 
 
 def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
@@ -137,15 +171,13 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
     return vectors * latency / p.machine.costs.nest.jumps_in_flight
 
 
-def _memory_s(p: Problem, launch: Launch) -> float:
-    """Whole cache lines of each task, from where a repeated run finds the data; once where a task's tile fits L2."""
-    mach = p.machine
+def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
+    """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
-    reads = read_bytes(mach, p.touched.reads, launch.grid, clipped, p.extents)
+    often = repeated(p.touched.reads, launch.grid, clipped, p.extents)
     if launch.lanes > 1:  # rows that are walked side by side are as many streams, a page or more apart
-        reads *= 1.0 + mach.costs.nest.rows_more * math.log2(math.prod(launch.thread))
+        often *= 1.0 + p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
+    found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
     if launch.streamed:
-        writes = sum(t.moved_bytes(p.extents) for t in p.touched.writes) / mach.dram.streamed_write_gain
-    else:
-        writes = sum(moved_bytes(mach, t, clipped, p.extents) for t in p.touched.writes)
-    return (reads + writes) * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+        return [*found, *((t.access.tensor, streamed_s(p, t, launch.grid)) for t in p.touched.writes)]
+    return [*found, *((t.access.tensor, moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes)]

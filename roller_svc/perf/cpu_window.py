@@ -6,7 +6,7 @@ import math
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Combine
-from roller_svc.perf.cpu_memory import byte_seconds, moved_bytes, own_byte_seconds, read_bytes
+from roller_svc.perf.cpu_memory import moving_s, own_byte_seconds, repeated
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.plane_layout import Layout, Tile, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
@@ -38,11 +38,11 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     share = launch.grid * uneven / mach.cores
     seconds = [mach.seconds(c * share) for c in cycles]
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
-    moved = read_bytes(mach, p.touched.reads, launch.grid, clipped, p.extents)
-    moved += sum(moved_bytes(mach, t, clipped, p.extents) for t in p.touched.writes)
     # what is staged and what it is staged from take room side by side
     held = 2 * staged_bytes(space, launch.block, launch.thread)
-    memory = moved * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+    memory = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.reads)
+    memory *= repeated(p.touched.reads, launch.grid, clipped, p.extents)
+    memory += sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.writes)
     memory += again * share * own_byte_seconds(mach, held)
     core = sum(seconds)
     return Costs(

@@ -17,7 +17,10 @@ from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
 Lines = tuple[int, int]  # bytes that memory moves at once, and that its cache is asked for at once
-Measured = tuple[int, int, float, float]
+Measured = tuple[int, int, float, float, int]
+# Lines that prefetchers skip without losing their way: the pair that a line is fetched with, and the next (Intel 64 and
+# IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
+SKIPPED_LINES = 2
 
 
 @dataclass(slots=True)
@@ -80,7 +83,8 @@ class AccessFootprint:
     _seen: dict[Tile, Measured] = field(default_factory=dict)
 
     def measure(self, tile: Tile) -> Measured:
-        """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for."""
+        """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for, and
+        bytes of the stretches that are walked with no long gap."""
         key = self.on_axes(tile)
         known = self._seen.get(key)
         if known is None:
@@ -94,21 +98,27 @@ class AccessFootprint:
         reaches = [table[extent] for extent, table in zip(key, self.tables, strict=True)]
         # row: elements up to the innermost dimension that is not touched whole; span: how far they reach
         elements = run = row = span = 1
+        size, inner = self.elem_bytes, self.elem_bytes
+        stretch, near = size, True
         unbroken = True
         for dim in self.dims:
             values, follow, reached = dim.measure(reaches)
             elements *= values
+            if near:
+                near = (reached / values - 1) * inner <= SKIPPED_LINES * self.lines[0]
+                stretch = inner * (reached if near else follow)
+                inner *= dim.dim.size
+                near = near and reached == dim.dim.size
             if unbroken:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
-        size = self.elem_bytes
         # a box around an unaligned run of a fused axis holds more points than the run
         inside = min(points, elements) if self.all_known else elements
         rows = inside / row
         moved, asked = [
             rows * line * min(row / run * -(-run * size // line), -(-span * size // line)) for line in self.lines
         ]
-        return inside, run, moved, asked
+        return inside, run, moved, asked, stretch
 
     def elements(self, tile: Tile) -> int:
         """Distinct elements of this tensor that a tile touches."""
@@ -117,6 +127,10 @@ class AccessFootprint:
     def run(self, tile: Tile) -> int:
         """Elements of the runs of neighbours that they form."""
         return self.measure(tile)[1]
+
+    def stretch_bytes(self, tile: Tile) -> int:
+        """Bytes from end to end of what is walked with no gap of more than SKIPPED_LINES."""
+        return self.measure(tile)[4]
 
     def bytes(self, tile: Tile) -> int:
         return self.measure(tile)[0] * self.elem_bytes
@@ -166,7 +180,7 @@ class SpaceFootprint:
         """Bytes that a tile touches and bytes that memory moves for it."""
         touched, moved = 0, 0.0
         for access in self.accesses:
-            elements, _, transactions, _ = access.measure(tile)
+            elements, _, transactions, _, _ = access.measure(tile)
             touched += elements * access.elem_bytes
             moved += transactions
         return touched, moved

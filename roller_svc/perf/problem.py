@@ -169,10 +169,10 @@ def _lines(hw: HardwareSpec) -> Lines:
 
 def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
     """Name and bandwidth of the level a repeated run finds its data in: DRAM, or a CPU's last caches where they hold
-    it all."""
+    it, or as much as half of it."""
     if not mach.simt:
         for cache in reversed(mach.caches):
-            if compulsory_bytes <= cache.total_bytes:
+            if compulsory_bytes < 2 * cache.total_bytes:
                 return cache.name, cache.bytes_per_s
     return mach.dram.name, mach.dram.bandwidth_bytes_per_s
 
