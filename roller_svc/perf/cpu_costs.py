@@ -30,7 +30,7 @@ class ContractionCosts:
     load_cycles: float = 0.17
     free_loads: float = 0.47
     l2_exposed: float = 0.13
-    l2_beside: float = 0.6  # of the second cache's bandwidth, what there is beside a micro-kernel
+    l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.8  # factor: 14 rows 16 KiB apart took so much longer than 8
     edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
     packing_left: float = 0.3  # of packing, at least, where it is done beside a sweep of multiply-adds
@@ -55,8 +55,8 @@ class ConvolutionCosts:
     row_cycles: float = 4.9  # a row of the window or of results: its loop, its addresses
     tap_loop_cycles: float = 2.3  # one pass of the innermost loop over taps: counters that are set again
     across_lines_cycles: float = 0.49  # a vector of pixels that a tap has moved across two cache lines
-    crowded: float = 1.0  # factor where loads take most of the multiply-adds' time
     l2_exposed: float = 0.18  # of the time that rows of a panel take from the second cache
+    crowded: float = 0.7  # of the same, more where loads take the ports all the time: 28 x 16 after 14 x 32, as measured
     l2_beside: float = 1.1  # of the second cache's bandwidth, what there is beside a micro-kernel
     weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
     memory_exposed: float = 0.31  # of the time that image, weights and results take from memory
