@@ -56,7 +56,7 @@ class ConvolutionCosts:
     tap_loop_cycles: float = 2.3  # one pass of the innermost loop over taps: counters that are set again
     across_lines_cycles: float = 0.49  # a vector of pixels that a tap has moved across two cache lines
     l2_exposed: float = 0.18  # of the time that rows of a panel take from the second cache
-    crowded: float = 0.7  # of the same, more where loads take the ports all the time: 28 x 16 after 14 x 32, as measured
+    crowded: float = 0.7  # of the same, more where loads take all ports: 28 x 16 stands after 14 x 32, as measured
     l2_beside: float = 1.1  # of the second cache's bandwidth, what there is beside a micro-kernel
     weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
     memory_exposed: float = 0.31  # of the time that image, weights and results take from memory
@@ -66,7 +66,7 @@ class ConvolutionCosts:
 class WindowCosts:
     """Of reductions over windows (`cpu_window.py`)."""
 
-    task_cycles: float = 360.0
+    task_cycles: float = 280.0
     line_cycles: float = 4.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
     step_cycles: float = 4.8  # a step of the run
     sum_cycles: float = 0.98  # a vector of the window joined to its sum
@@ -74,7 +74,8 @@ class WindowCosts:
     staged_cycles: float = 1.6  # a vector staged, or stored
     shuffled_cycles: float = 1.3  # a vector of elements that are apart: loads and permutations for each of the strides
     overlap_leak: float = 0.093  # of the shorter of operations and loads
-    memory_leak: float = 0.35  # of the shorter of the core's work and what memory moves
+    memory_leak: float = 0.15  # of the shorter of the core's work and what memory moves
+    ahead_bytes: float = 5000.0  # of what a band stages, what prefetchers ask for while the band before is computed
 
 
 @dataclass(frozen=True, slots=True)
