@@ -40,13 +40,18 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     # what is staged and what it is staged from take room side by side
     held = 2 * staged_bytes(space, launch.block, launch.thread)
-    memory = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.reads)
-    memory *= repeated(p.touched.reads, launch.grid, clipped, p.extents)
-    memory += sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.writes)
+    memory = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.accesses)
+    # lines that neighbouring tasks share are still in the cache that held the task before
+    shared = repeated(p.touched.reads, launch.grid, clipped, p.extents) - 1
+    shared *= sum(t.moved_bytes(p.extents) for t in p.touched.reads) / mach.cores
+    memory += shared * own_byte_seconds(mach, p.touched.bytes(clipped))
     memory += again * share * own_byte_seconds(mach, held)
     core = sum(seconds)
+    # while a band is computed, memory moves only what prefetchers have asked for of the next one
+    ahead = min(1.0, costs.ahead_bytes / (held / 2))
+    joint = max(core, memory) + costs.memory_leak * min(core, memory)
     return Costs(
-        core_s=max(core, memory) + costs.memory_leak * min(core, memory),
+        core_s=ahead * joint + (1 - ahead) * (core + memory),
         core_stage=None,
         parts=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
