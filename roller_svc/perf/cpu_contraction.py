@@ -184,13 +184,23 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
     micro-kernel: a core's own prefetchers follow the rows."""
     costs = p.machine.costs.contraction
-    b = packing_cycles(p, p.b, launch.block, p.n, s.nr)
+    b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + costs.exposed * _put_away_cycles(p, s)
     if _packs_beside(p, s):
         b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
         slower = costs.conflict if rows_collide(p, s.mr) else 1.0
         return b + costs.exposed * _arrival_cycles(p, p.a, launch.block) * slower
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
+
+
+def _put_away_cycles(p: Problem, s: _Sizes) -> float:
+    """Packed panels of B to the last cache, as far as L2 has no room for them beside what they are packed from; and
+    back, where they are taken to be in L2."""
+    if p.b.constant or _packs_beside(p, s):
+        return 0.0
+    block, mach = s.columns * s.kc * p.elem_bytes, p.machine
+    lost = block * (1.0 - held_share(mach.costs.memory.held * _l2_bytes(p), 2 * block))
+    return (2.0 if _along_rows(p, s) else 1.0) * lost / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
 def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
