@@ -80,24 +80,23 @@ class WindowCosts:
 
 @dataclass(frozen=True, slots=True)
 class LayoutCosts:
-    """Of tiles that are turned (`cpu_layout.py`). `..._more`: seconds more, in parts of what a copy takes, float32, one
-    thread: 1000 x 1000, 1024 x 1024, 3000 x 7000, 4096 x 4096, 8 x 64 x 3136, tiles of 16 x 16 to 256 x 64."""
+    """Of tiles that are turned (`cpu_layout.py`). `..._more`: seconds more, in parts of what the results, `read_more`
+    the reads, take from where they are."""
 
     task_cycles: float = TASK_CYCLES
     tile_cycles: float = 56.0  # loops over a tile begun and ended, addresses
     room_cycles: float = 2.2  # a vector into a room and out of it again
     operation_cycles: float = 0.5  # one vector operation: two ports
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
-    plain_more: float = 0.26
-    written_more: float = 0.048  # each time that rows of a tile that are written are twice as long or short as the best
-    read_more: float = 0.046  # each time that rows that are read are twice as long as a line: L1 is crowded
-    streamed_more: float = 0.35  # where results stream past the caches
-    streamed_long_more: float = 0.13  # each time that rows that stream are twice as long as two lines
-    written_back_more: float = 0.4  # beyond all caches a line that is written is read before
-    streamed_cut_more: float = 0.48  # where rows of results that stream begin and end within lines
-    streamed_held_more: float = 3.0  # to store past a cache that holds everything, as measured in L2
-    shared_lines_more: float = 0.5  # rows of results cut into tasks within a line: 331 x 331 x 3 reversed, two threads
-    alone: float = 0.65  # of all cores' memory bandwidth that one reaches
+    square_leak: float = 0.28  # of the shorter of the core's work and what memory moves, of tiles that are turned in rooms
+    dealt_leak: float = 0.06  # the same where vectors are dealt or woven, in order of memory
+    plain_more: float = 0.4  # results that nothing asks for ahead
+    written_more: float = 0.05  # each time that rows of a tile that are written are twice as long or short as the best
+    read_more: float = 0.1  # each time that rows that are read are twice as long as a line: L1 is crowded
+    streamed_long_more: float = 0.05  # each time that rows that stream are twice as long as two lines
+    written_back_more: float = 0.8  # beyond all caches a line that is written is read before
+    streamed_cut_more: float = 0.1  # where rows of results that stream begin and end within lines
+    shared_lines_more: float = 1.0  # rows of results cut into tasks within a line: 331 x 331 x 3 reversed, two threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +109,16 @@ class NestCosts:
     quotient_cycles: float = 7.3  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
     exponential_cycles: float = 8.1  # e^x: about 17 operations
     function_cycles: float = 20.0  # longer polynomials, integer divisions
-    join_latency_cycles: float = 2.4  # one value joined to an accumulator, before the next can be
+    join_latency_cycles: float = 4.0  # one value added to an accumulator, before the next can be (Agner Fog, Skylake-X)
+    extreme_latency_cycles: float = 8.0  # the same of an extreme that a NaN wins: a comparison, then a selection
+    steps_in_flight: float = 40.0  # of a row: what 224 entries of the reorder buffer hold
     load_cycles: float = 0.31  # one vector load or store that hits L1
     gather_cycles: float = 0.3  # one element of a vector that is no run in memory
-    tail_cycles: float = 3.8  # one element at the end of a row that fills no vector
-    horizontal_cycles: float = 4.9  # lanes joined, each time that half are left: a shuffle and what waits for it
+    tail_cycles: float = 2.5  # one element at the end of a row that fills no vector
+    horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
     loop_cycles: float = 1.1  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
-    rows_more: float = 0.018  # of what is read, each time that twice as many rows are walked side by side
+    rows_more: float = 0.024  # of what DRAM is read for, each time that twice as many rows are walked side by side
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
     ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
 

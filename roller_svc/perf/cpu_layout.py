@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.perf.cpu_memory import byte_seconds, memory_share, streamed_s
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
-from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
 LINE_BYTES = 64
 BEST_WRITTEN_BYTES = 256  # rows of a tile that are written
 STREAMED_BYTES = 128  # rows that stream well
-SKYLAKE_GAIN = 0.8  # of stores past the caches in maps, where these figures were measured
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
-    """Cycles of the core with the most tasks, then memory on top: staging waits for it."""
+    """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
     mach, costs = p.machine, p.machine.costs.layout
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)
@@ -32,8 +31,10 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     cycles = (turned, compute, tiles * costs.tile_cycles, launch.grid * costs.task_cycles)
     seconds = [mach.seconds(c * share) for c in cycles]
     memory = _memory_s(p, layout, launch) * share * mach.cores
+    core = sum(seconds)
+    leak = costs.square_leak if layout.turn is Turn.SQUARE else costs.dealt_leak
     return Costs(
-        core_s=sum(seconds) + memory,
+        core_s=max(core, memory) + leak * min(core, memory),
         core_stage=None,
         parts=(
             ("turn", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
@@ -54,33 +55,25 @@ def _overlap(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
 
 
 def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
-    mach, total, costs = p.machine, p.compulsory_bytes, p.machine.costs.layout
-    bandwidth, in_cache = _bandwidth(mach, total)
+    """Reads and results, each from where it is found and slower for the length of its rows; results that stream go to
+    memory, wherever the rest is found."""
+    mach, costs, row = p.machine, p.machine.costs.layout, layout.row
+    each = byte_seconds(mach, p.compulsory_bytes, launch.grid)
     size = layout.turned[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
-    written = min(launch.thread[layout.row], p.extents[layout.row]) * size
-    more = 0.0 if whole else costs.read_more * math.log2(max(1.0, run / LINE_BYTES))
+    written = min(launch.thread[row], p.extents[row]) * size
+    is_cut = p.extents[row] * size % LINE_BYTES > 0
+    read_more = 0.0 if whole else costs.read_more * math.log2(max(1.0, run / LINE_BYTES))
+    reads = each * (1 + read_more) * sum(t.moved_bytes(p.extents) for t in p.touched.reads)
     if launch.streamed:
-        more += costs.streamed_more + costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
-        # lines that are written in parts go to memory in parts
-        more += (1 / mach.dram.streamed_write_gain - 1 / SKYLAKE_GAIN) / 2  # half of what moves is written
-        cut = costs.streamed_cut_more if p.extents[layout.row] * size % LINE_BYTES else 0.0
-        more += costs.streamed_held_more if in_cache else cut
+        more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
+        more += costs.streamed_cut_more if is_cut else 0.0  # lines that are written in parts go to memory in parts
+        writes = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
     else:
-        more += costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
-        more += costs.written_back_more if bandwidth == mach.dram.bandwidth_bytes_per_s else 0.0
-    row = layout.row
-    if launch.block[row] < p.extents[row] and p.extents[row] * size % LINE_BYTES:
+        more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
+        more += costs.written_back_more * memory_share(mach, p.compulsory_bytes)
+        writes = each * sum(t.moved_bytes(p.extents) for t in p.touched.writes)
+    if launch.block[row] < p.extents[row] and is_cut:
         more += costs.shared_lines_more
-    alone = mach.cores / launch.grid
-    return total / bandwidth * (1 + more) * max(1.0, costs.alone * alone)
-
-
-def _bandwidth(mach: Machine, total_bytes: int) -> tuple[float, bool]:
-    """Of the level that holds everything, and whether that is a core's own."""
-    last = mach.last_cache
-    for cache in reversed(mach.caches):
-        if total_bytes <= cache.total_bytes // 2:
-            return cache.bytes_per_s, cache is not last
-    return mach.dram.bandwidth_bytes_per_s, False
+    return reads + writes * (1 + more)

@@ -36,6 +36,11 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
     return seconds
 
 
+def memory_share(mach: Machine, walked_bytes: float) -> float:
+    """How much of what a call walks through the next one finds in no cache."""
+    return sum(share for share, cache in _found(mach, walked_bytes, mach.cores) if cache is None)
+
+
 def repeated(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
     """How often, on average, a byte of what is read is: what tasks have in common more than once."""
     tensors = tuple(tensors)

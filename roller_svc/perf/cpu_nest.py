@@ -9,7 +9,7 @@ from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.column_walk import walks_columns
 from roller_svc.perf.cpu_costs import NestCosts
-from roller_svc.perf.cpu_memory import moving_s, own_byte_seconds, repeated, streamed_s
+from roller_svc.perf.cpu_memory import memory_share, moving_s, own_byte_seconds, repeated, streamed_s
 from roller_svc.perf.footprint import AccessFootprint
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
@@ -17,6 +17,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 JUMPS = 64  # steps from which a strided walk is more than a window
 PAGE_BYTES = 4096  # prefetchers do not cross it
+_EXTREMES = frozenset({Combine.MAX, Combine.MIN})
 
 
 def cpu_nest(p: Problem, launch: Launch) -> Costs:
@@ -96,7 +97,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     side_by_side = max(1, launch.lanes * math.prod(launch.thread) // width)
     busy = (
         costs.operation_cycles * (counts.simple + (each.joins is Combine.SUM or each.joins is Combine.PROD))
-        + costs.extreme_cycles * (counts.extremes + (each.joins in (Combine.MAX, Combine.MIN)))
+        + costs.extreme_cycles * (counts.extremes + (each.joins in _EXTREMES))
         + costs.quotient_cycles * counts.quotients
         + costs.exponential_cycles * counts.exponentials
         + costs.function_cycles * counts.functions
@@ -104,7 +105,10 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     rows = p.outer_points
     is_row = each.points > rows
     if each.joins is not None and is_row and not walks_columns(p.space):
-        busy = max(busy, costs.join_latency_cycles / side_by_side)
+        latency = costs.extreme_latency_cycles if each.joins in _EXTREMES else costs.join_latency_cycles
+        # rows that are short are under way together: theirs is not the latency of a chain
+        alone = min(1.0, each.points / (rows * width * costs.steps_in_flight))
+        busy = max(busy, alone * latency / side_by_side)
     vectors = each.points * _overhang(p, launch) / width
     cycles = vectors * (busy + costs.loop_cycles / side_by_side)
     if launch.lanes > 1 and is_row:
@@ -175,8 +179,9 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
     often = repeated(p.touched.reads, launch.grid, clipped, p.extents)
-    if launch.lanes > 1:  # rows that are walked side by side are as many streams, a page or more apart
-        often *= 1.0 + p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
+    if launch.lanes > 1:  # rows that are walked side by side are as many streams, each with pages of DRAM of its own
+        more = p.machine.costs.nest.rows_more * memory_share(p.machine, p.compulsory_bytes)
+        often *= 1.0 + more * math.log2(math.prod(launch.thread))
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
     if launch.streamed:
         return [*found, *((t.access.tensor, streamed_s(p, t, launch.grid)) for t in p.touched.writes)]
