@@ -88,7 +88,7 @@ class LayoutCosts:
     room_cycles: float = 2.2  # a vector into a room and out of it again
     operation_cycles: float = 0.5  # one vector operation: two ports
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
-    square_leak: float = 0.28  # of the shorter of the core's work and what memory moves, of tiles that are turned in rooms
+    square_leak: float = 0.28  # of the shorter of work and what memory moves, of tiles that are turned in rooms
     dealt_leak: float = 0.06  # the same where vectors are dealt or woven, in order of memory
     plain_more: float = 0.4  # results that nothing asks for ahead
     written_more: float = 0.05  # each time that rows of a tile that are written are twice as long or short as the best

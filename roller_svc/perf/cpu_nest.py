@@ -33,7 +33,7 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     memory = sum(s.memory_s for s in steps)
     joint = _beside(costs, compute + loads + again + jumps, memory)
     apart = sum(_beside(costs, mach.seconds(share * sum(s.cycles)), s.memory_s) for s in steps)
-    ahead = _ahead(p)
+    ahead = _ahead(p, launch)
     return Costs(
         core_s=ahead * joint + (1 - ahead) * max(joint, apart) + task,
         core_stage=None,
@@ -75,13 +75,14 @@ def _beside(costs: NestCosts, core_s: float, memory_s: float) -> float:
     return max(core_s, memory_s) + costs.overlap_leak * min(core_s, memory_s)
 
 
-def _ahead(p: Problem) -> float:
+def _ahead(p: Problem, launch: Launch) -> float:
     """Which share of a row memory moves while the core still works on the row before: where several statements walk a
-    row, one after the other, what is asked ahead of the first is all that moves during the next ones."""
+    row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
+    walked side by side the last one's end alone lies before rows that are new."""
     if len(p.passes) < 2 or not p.space.walks_rows or walks_columns(p.space):
         return 1.0
     row_bytes = max((t.bytes(p.extents) / p.outer_points for t in p.touched.reads if t.walks_reduced), default=0.0)
-    return min(1.0, p.machine.costs.nest.ahead_bytes / max(1.0, row_bytes))
+    return min(1.0, p.machine.costs.nest.ahead_bytes / max(1.0, row_bytes * math.prod(launch.thread)))
 
 
 def _plain_counts(p: Problem) -> Counts:
