@@ -120,6 +120,7 @@ class NestCosts:
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
     rows_more: float = 0.024  # of what DRAM is read for, each time that twice as many rows are walked side by side
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
+    ahead_most: float = 0.7  # of a row, at most what moves during the walks of the row before
     ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
 
 

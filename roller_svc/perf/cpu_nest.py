@@ -78,11 +78,13 @@ def _beside(costs: NestCosts, core_s: float, memory_s: float) -> float:
 def _ahead(p: Problem, launch: Launch) -> float:
     """Which share of a row memory moves while the core still works on the row before: where several statements walk a
     row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
-    walked side by side the last one's end alone lies before rows that are new."""
+    walked side by side the last one's end alone lies before rows that are new. Never all of it: each walk needs what
+    the one before has joined."""
     if len(p.passes) < 2 or not p.space.walks_rows or walks_columns(p.space):
         return 1.0
     row_bytes = max((t.bytes(p.extents) / p.outer_points for t in p.touched.reads if t.walks_reduced), default=0.0)
-    return min(1.0, p.machine.costs.nest.ahead_bytes / max(1.0, row_bytes * math.prod(launch.thread)))
+    costs = p.machine.costs.nest
+    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1.0, row_bytes * math.prod(launch.thread)))
 
 
 def _plain_counts(p: Problem) -> Counts:
