@@ -7,13 +7,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import EPSILONS, counts
+from roller_svc.construct.align import EPSILONS, counts, powers
+from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, streams
 from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.mma_contraction import LEAST_STAGES, block_step, mma_block, steps_ahead
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, warp_registers
+from roller_svc.perf.mma_tile import (
+    CHUNK_BYTES,
+    COLUMNS,
+    ROWS,
+    STEP_BYTES,
+    WORD_BYTES,
+    chunk_copies,
+    chunk_registers,
+    warp_registers,
+)
 from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
 from roller_svc.perf.problem import Problem
 
@@ -21,16 +31,17 @@ MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread tha
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
+# Bound on padding to begin with: tiles that a shape is no multiple of are padded with zeros, which the estimate counts,
+# and lose less by that than by being small.
+FIRST_EPSILON = EPSILONS[1]
 LEAST_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
-FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
 MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
 PAIR = 16  # columns that one load of fragments brings
-SPILL_SLACK = 16  # registers short of the limit: the model of them is off by about 20, near the limit by less
+# Registers short of the limit, by the model of them, from which on kernels spilled: of those that it was fitted to none
+# that this lets pass did, eight warps of 64 x 64 with 128 bytes along k among them.
+SPILL_SLACK = 13
 WAYS = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
-STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win
-LEAST_SHARE = 4  # staged steps of a block
-MOST_SHARERS = 4  # blocks that work on one tile, as a rule: one block joins all of them
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -67,10 +78,12 @@ class MmaContraction:
                 break
             points = at(best[size], p.m) * at(best[size], p.n) * SCHEDULERS
             filled = p.outer_points >= FEW_WAVES * p.machine.cores * points
-        return chosen[-MAX_BASES:]
+        # the largest is kept whatever fills the device: a long reduction may be split instead
+        return [*chosen[:1], *chosen[1:][1 - MAX_BASES :]]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
+        epsilon = max(epsilon, FIRST_EPSILON)
         axes = {p.k: self._k_steps(base)}
         for axis in (p.m, p.n):
             if axis is not None:
@@ -108,7 +121,7 @@ class MmaContraction:
         found = [Pipeline(stages, self._raster(block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1:
             resident, stages = ways[0]
-            found += [Pipeline(stages, 1, blocks) for blocks in _streams(tasks, steps, resident * mach.cores)]
+            found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, resident * mach.cores)]
         return found
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
@@ -122,13 +135,23 @@ class MmaContraction:
 
     # register level ---------------------------------------------------------------------------------------------
     def _warp_look(self, warp: Tile) -> Look:
-        """Bytes in registers; bytes of fragments read for one multiply-add."""
+        """Bytes in registers, with what its lanes bring at the least; bytes of fragments read for one multiply-add."""
         p = self.problem
         m, n = at(warp, p.m), at(warp, p.n)
-        registers = math.ceil(warp_registers(m // ROWS, n // COLUMNS))
+        k_bytes = self._k_steps(Base(warp))[0] * self._operand_bytes()
+        registers = math.ceil(warp_registers(m // ROWS, n // COLUMNS, k_bytes // STEP_BYTES))
+        registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
         return Look(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
+
+    def _least_brought(self, m: int, n: int) -> float:
+        """Registers of a lane for a byte along k, where the most warps share what they read as evenly as they can."""
+        p = self.problem
+        if p.feeds is None:
+            return 0.0
+        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.feeds)
+        return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
         """Multiply-adds take as long as reading their fragments."""
@@ -140,14 +163,14 @@ class MmaContraction:
     # block level ------------------------------------------------------------------------------------------------
     def _k_steps(self, base: Base) -> Tile:
         """Of 32, 64 and 128 bytes the shortest in which a warp has enough to do between two barriers; shorter ones too
-        where loads go through registers, of which they take fewer."""
+        where loads are many or go through registers, of which they take fewer."""
         p, size = self.problem, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
         fragments = (at(base.thread, p.m) // ROWS) * (at(base.thread, p.n) // COLUMNS)
         long_enough = (b for b in fitting[1:] if b // STEP_BYTES * fragments >= LEAST_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
-        return tuple([b // size for b in fitting if (b < longest and not self._asynchronous) or b == longest])
+        return tuple([b // size for b in fitting if (b < longest and not self._whole_chunks) or b == longest])
 
     def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> str:
         limits = self.problem.machine.hw.limits
@@ -174,7 +197,7 @@ class MmaContraction:
         or so few blocks that the estimate must say which tile fills the device best."""
         p, mach = self.problem, self.problem.machine
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-        if spatial_grid(p, block) < FEW_WAVES * mach.cores:
+        if fills_few_waves(p, block):
             shorter = p.m if m < n else p.n
             return max(m, n) <= MAX_ASPECT * min(m, n) or at(block, shorter) >= p.extent(shorter)
         if (m // at(base.thread, p.m)) * (n // at(base.thread, p.n)) < SCHEDULERS:
@@ -224,6 +247,11 @@ class MmaContraction:
     def _asynchronous(self) -> bool:
         return steps_ahead(self.problem, LEAST_STAGES + 1) > 1
 
+    @property
+    def _whole_chunks(self) -> bool:
+        """Whether each chunk of both operands comes in one asynchronous copy."""
+        return all(feed.is_async and chunk_copies(feed) == 1 for feed in self.problem.feeds or ())
+
     def _most_registers(self) -> int:
         return self.problem.machine.hw.limits.max_registers_per_thread - SPILL_SLACK
 
@@ -235,17 +263,6 @@ class MmaContraction:
 
     def _names(self) -> tuple[str, ...]:
         return tuple([a.name for a in self.problem.space.axes])
-
-
-def _streams(tiles: int, steps: int, at_once: int) -> Tile:
-    """Blocks for stream-K, as many as the device holds, where whole tiles would leave the last wave much emptier."""
-    waves = -(-tiles // at_once)
-    if tiles >= STREAM_BELOW * waves * at_once or at_once > MOST_SHARERS * tiles:
-        return ()
-    if tiles * steps < LEAST_SHARE * at_once:
-        return ()
-    share = -(-tiles * steps // at_once)
-    return (-(-tiles * steps // share),)
 
 
 def _multiples(extent: int, granule: int, most: int) -> Tile:

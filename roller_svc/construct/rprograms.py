@@ -16,6 +16,8 @@ from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
 from roller_svc.construct.mma_contraction import MmaContraction
+from roller_svc.construct.mma_promise import Promise
+from roller_svc.construct.mma_waves import evened, fills_few_waves
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
 from roller_svc.construct.scale_up import Log, Look, scale_up
@@ -48,6 +50,8 @@ LIMIT = 64
 MAX_VISITS = 2000
 VISITS_PER_STAGE = 40
 ENOUGH = 8  # tiles after which padding need not grow
+EVENED = 6  # tiles of a matrix unit whose sides are evened
+FASTEST = 2 / 3  # of the tiles of a matrix unit that are priced: the others are there in case the promise is wrong
 SHRUNK = 3  # tiles that scale-out starts from
 RANKED = 36  # rPrograms that `rank` puts before the model
 RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
@@ -182,14 +186,19 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
         raise _unfit(group, rules, log)
-    if group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group):
-        shapes = _with_splits(p, shapes, limit)
+    splittable = group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group)
+    split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)] if splittable else []
+    if isinstance(rules, MmaContraction):
+        shapes = _promising(rules, [*shapes, *split], limit // 2)
+    elif split:
+        shapes = [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)]
     shapes = [
         Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)
     ]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
-    programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(spread(shapes, limit)))
+    chosen = shapes[:limit] if isinstance(rules, MmaContraction) else spread(shapes, limit)
+    programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(chosen))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
@@ -227,7 +236,8 @@ def rules_for(group: KernelGroup, p: Problem) -> Rules:
 def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
     """Scale-up, again with a looser bound on padding until there are enough tiles; then scale-out."""
     bases = _bases(rules, log)
-    share = max(4, limit * 3 // 4 // max(1, len(bases)))
+    # of a matrix unit's tiles all: which of them are priced is chosen later
+    share = VISITS_PER_STAGE if isinstance(rules, MmaContraction) else max(4, limit * 3 // 4 // max(1, len(bases)))
     found: dict[Base, list[Tile]] = {}
     steps: dict[Base, tuple[Tile, ...]] = {}
     looks: dict[Base, dict[Tile, Look]] = {base: {} for base in bases}  # they do not depend on the bound
@@ -242,6 +252,21 @@ def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
             break
     shapes = [Shape(tile, base) for base, tiles in found.items() for tile in tiles]
     return list(dict.fromkeys([*shapes, *_smaller(rules, shapes, log)]))
+
+
+def _promising(rules: MmaContraction, shapes: list[Shape], most: int) -> list[Shape]:
+    """The shapes that look fastest, those with evened sides among them, and some of the others, evenly."""
+    p, promise = rules.problem, Promise(rules.problem)
+
+    def cycles(shape: Shape) -> float:
+        return promise.cycles(shape.block, shape.base, shape.split_k, rules.look(shape.block, shape.base).traffic)
+
+    few = [s for s in shapes if s.split_k == 1 and fills_few_waves(p, s.block)]
+    other = [tile for s in nsmallest(EVENED, few, key=cycles) for tile in evened(p, s.block, s.base)]
+    legal = [Shape(block, base) for block, base in other if not any(rules.look(block, base)[2:])]
+    order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
+    first = round(FASTEST * most)
+    return [*order[:first], *spread(order[first:], most - first)]
 
 
 def _smaller(rules: Rules, shapes: list[Shape], log: Log) -> list[Shape]:
@@ -290,12 +315,6 @@ def _unfit(group: KernelGroup, rules: Rules, log: Log) -> NoCandidateError:
         f"no tile of {group.name} fits {p.machine.hw.id}: {said}", rejections=dict(log.rejections),
         hint="the device's limits leave no room for a single warp or vector of work",
     )  # fmt: skip
-
-
-def _with_splits(p: Problem, shapes: list[Shape], limit: int) -> list[Shape]:
-    """Half of the places go to split reductions, where there are any."""
-    split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)]
-    return [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)] if split else shapes
 
 
 def rprogram_of(p: Problem, shape: Shape) -> RProgram:

@@ -8,6 +8,8 @@ from roller_svc.construct.rules import Base, Rules, spatial_grid
 from roller_svc.construct.scale_up import Log
 from roller_svc.construct.split import piece_length
 from roller_svc.ir.estimate import TraceStep
+from roller_svc.ir.hardware import UnitKind
+from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
@@ -69,7 +71,8 @@ def _thinned(base: Base, axis: int) -> Base | None:
 
 
 def splits(p: Problem, block: Tile) -> tuple[int, ...]:
-    """Powers of two that cut the reduction so that the rTasks fill the device, without empty parts."""
+    """Cuts of the reduction that fill the device with rTasks, without empty parts: powers of two, and for a matrix
+    unit, whose tiles are few and large, those that fill whole waves."""
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
         return ()
@@ -84,14 +87,27 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
             if 2 * grid * split > p.machine.cores:
                 found.append(split)
         split *= 2
+    if p.machine.unit.kind is UnitKind.MMA:
+        waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
+        long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]
+        found += [cut for cut in long if _in_runs(p, block, cut)]
     return tuple(found or ([longest] if longest else []))  # as far as the reduction goes
+
+
+def _in_runs(p: Problem, block: Tile, split: int) -> bool:
+    """Whether neighbours that move together in the whole do so in each part."""
+    return _part_length(p, block, split) % LONGEST_RUN == 0
+
+
+def _part_length(p: Problem, block: Tile, split: int) -> int:
+    steps = {axis.name: extent for axis, extent in zip(p.space.axes, block, strict=True)}
+    return piece_length(p.space, p.machine.unit, steps, split)
 
 
 def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
     """The longest reduced axis is the one that is cut: no part of it may be left without work."""
     longest = max(m.extent for i in p.reduced for m in p.space.axes[i].members)
-    steps = {axis.name: extent for axis, extent in zip(p.space.axes, block, strict=True)}
-    if (split - 1) * piece_length(p.space, p.machine.unit, steps, split) >= longest:
+    if (split - 1) * _part_length(p, block, split) >= longest:
         return False
     if p.k is None:
         return p.inner_points // split >= MIN_INNER

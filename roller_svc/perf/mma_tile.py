@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import axes_of
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.operand import Operand, staged_dtype
@@ -173,23 +174,48 @@ def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> t
 
 ACCUMULATORS = 4  # of a lane for one instruction's 16 x 8 results
 A_WORDS, B_WORDS = 4, 2  # of a lane for one fragment of 16 x 32 and of 32 x 8 bytes
-# Registers beside the sums, fitted to 74 kernels of all load classes that NVRTC 13 compiled for sm_75, 80 and 89 (root
-# mean square of what is left: 20 registers; none that this lets pass spilled): what every kernel has, for each unrolled
-# step of an instruction along k, for each word of fragments, of which some are loaded ahead, and for each chunk of 16
-# bytes that a thread brings in one step, an address or what is on its way.
-BASE_REGISTERS = 24
-K_STEP_REGISTERS = 8
+# Registers beside the sums, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and 90, most of them near the limit
+# (root mean square of what is left where all loads are asynchronous: 17 registers): what every kernel has, for each
+# unrolled step of an instruction along k, for each word of fragments, of which some are loaded ahead, and for each
+# chunk of 16 bytes that a thread brings in one step, an address or what is on its way; a chunk that comes in several
+# copies takes more for each of them. What goes through registers, and copies with addresses of their own, are counted
+# so high that kernels of corpora that spilled on sm_75 and 80 are refused.
+BASE_REGISTERS = 20
+K_STEP_REGISTERS = 2
 FRAGMENT_SHARE = 1.3
-CHUNK_REGISTERS = {LoadKind.ASYNC: 2.25, LoadKind.VECTOR: 3.25, LoadKind.ELEMENT: 4.5}
+CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.ELEMENT: 8.0}
+COPY_REGISTERS = 1.25
+WALKED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
 
 def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
     """What a thread holds: its share of the warp's tile, and what it brings."""
     brought = sum([
-        -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * CHUNK_REGISTERS[feed.load.kind]
+        -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
         for feed, staged in ((a, tile.a), (b, tile.b))
     ])  # fmt: skip
     return math.ceil(warp_registers(*tile.fragments, tile.k_steps) + brought)
+
+
+def chunk_registers(feed: Feed) -> float:
+    """Of one chunk of 16 bytes that a thread brings."""
+    more = chunk_copies(feed) - 1
+    each = WALKED_COPY_REGISTERS if is_walked(feed) else COPY_REGISTERS
+    return CHUNK_REGISTERS[feed.load.kind] + each * more
+
+
+MATRIX_AXES = 3  # of a batch of matrices
+
+
+def is_walked(feed: Feed) -> bool:
+    """Whether more axes move the operand than those of a batch of matrices: then a tile's axis is several of them."""
+    source = feed.operand.source
+    return source is not None and len({name for i in source.index for name in axes_of(i)}) > MATRIX_AXES
+
+
+def chunk_copies(feed: Feed) -> int:
+    """Asynchronous copies that bring it; what goes through registers is stored whole."""
+    return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
 
 
 def warp_registers(fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:

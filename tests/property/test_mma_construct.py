@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roller_svc import hardware
 from roller_svc.construct import construct
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.mma_contraction import MmaContraction
+from roller_svc.construct.mma_contraction import SPILL_SLACK, MmaContraction
 from roller_svc.construct.rules import Base
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.split import may_split, split_group
@@ -114,7 +114,7 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
     tile = mma_tile(program, a, b)
     fed = feeds(program.unit, (a, b), hw.arch)
     registers = thread_registers(tile, *fed)
-    assert registers <= 239
+    assert registers <= limits.max_registers_per_thread - SPILL_SLACK
     assert program.threads <= 256
     assert registers * program.threads <= limits.registers_per_core
     assert tile.shared_bytes <= limits.shared_bytes_per_block

@@ -1,0 +1,51 @@
+"""How evenly tiles of a matrix unit fill a device → tiles of other sides that do it better, and blocks for stream-K."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.mma_tile import COLUMNS, ROWS
+from roller_svc.perf.problem import Problem
+
+FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
+STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win
+LEAST_SHARE = 4  # staged steps of a block
+MOST_SHARERS = 4  # blocks that work on one tile, as a rule: one block joins all of them
+
+
+def streams(tiles: int, steps: int, at_once: int) -> Tile:
+    """Blocks for stream-K, as many as the device holds, where whole tiles would leave the last wave much emptier."""
+    waves = -(-tiles // at_once)
+    if tiles >= STREAM_BELOW * waves * at_once or at_once > MOST_SHARERS * tiles:
+        return ()
+    if tiles * steps < LEAST_SHARE * at_once:
+        return ()
+    share = -(-tiles * steps // at_once)
+    return (-(-tiles * steps // share),)
+
+
+def fills_few_waves(p: Problem, block: Tile) -> bool:
+    return spatial_grid(p, block) < FEW_WAVES * p.machine.cores
+
+
+def evened(p: Problem, block: Tile, base: Base) -> Iterator[tuple[Tile, Base]]:
+    """The tile with the warps' extents along one side changed so that the tiles come to just below whole waves.
+
+    In the spirit of scale-out (ROLLER §3.4), but not by halves: 1024 x 1024 in tiles of 128 x 128 are 64, of 128 x 80
+    are 104 for 108 cores. Whether such a tile keeps the rules is for the caller to see.
+    """
+    grid, cores = spatial_grid(p, block), p.machine.cores
+    for axis, granule in ((p.m, ROWS), (p.n, COLUMNS)):
+        if axis is None:
+            continue
+        along = -(-p.extents[axis] // block[axis])
+        warps = block[axis] // base.thread[axis]
+        for waves in sorted({grid // cores, -(-grid // cores)}):
+            tiles = waves * cores // (grid // along)
+            if tiles == 0:
+                continue
+            warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule
+            if warp != base.thread[axis]:
+                yield replaced(block, axis, warp * warps), Base(replaced(base.thread, axis, warp), base.lanes)
