@@ -52,6 +52,13 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
     }
 
 
+def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:
+    """What was measured of these cases, as today's model sees it."""
+    hw = from_mapping(document["hardware"])
+    found = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
+    return tuple(case for case in found if isinstance(case, FitCase) and case.plans)
+
+
 def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
     """The row as today's model sees it, or why it does not count."""
     if row["error"]:

@@ -9,7 +9,8 @@ from roller_svc.bench.fit import all_estimated, fitted
 from roller_svc.bench.measured_plans import FitCase
 from roller_svc.bench.regret import JudgedCase
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.perf.cpu_costs import COSTS, CpuCosts
+from roller_svc.perf.cpu_costs import CpuCosts
+from roller_svc.perf.cpu_costs_fitted import FITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,14 @@ class Judged:
 
 def as_shipped(cases: Sequence[FitCase], hw: HardwareSpec) -> tuple[JudgedCase, ...]:
     """Every case, judged with the constants that the project ships."""
-    return judged(cases, hw, COSTS)
+    return judged(cases, hw, FITTED)
 
 
 def by_halves(cases: Sequence[FitCase], hw: HardwareSpec) -> Judged:
-    """Each half judged with constants fitted to the other, in the order of the cases."""
+    """Each half judged with constants fitted to the other, in the order of the cases. Fits start from the table
+    that none has touched."""
     first, second = halves(cases)
-    of_first, of_second = (fitted(half, hw, COSTS) if half else COSTS for half in (first, second))
+    of_first, of_second = (fitted(half, hw, CpuCosts()) if half else CpuCosts() for half in (first, second))
     found = {case.id: case for case in (*judged(first, hw, of_second), *judged(second, hw, of_first))}
     return Judged(tuple(found[case.id] for case in cases), (of_first, of_second))
 

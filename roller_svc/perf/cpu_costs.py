@@ -1,8 +1,9 @@
 """What the model of CPUs takes one step of a kernel to cost: every constant that measuring may change, in one table.
 
-Cycles are a core's. Each was first written down from timing kernels that differ in little else, or from its source; the
-defaults are those values fitted together (`bench/fit.py`) to 118 programs on one core of Skylake-SP (docs/model.md).
-Facts of an instruction set and rules that lowering shares are no costs and stand where they are used.
+Cycles are a core's. Each default was written down from timing kernels that differ in little else on Skylake-SP, or from
+its source. `cpu_costs_fitted.py` has what the model computes with: these values fitted together to measured programs,
+none further than a factor of four from here (`bench/fit.py`, docs/model.md). Facts of an instruction set and rules that
+lowering shares are no costs and stand where they are used.
 """
 
 from __future__ import annotations
@@ -16,50 +17,50 @@ TASK_CYCLES = 600.0  # taking a task and its addresses
 class ContractionCosts:
     """Of packed contractions (`cpu_contraction.py`)."""
 
-    call_cycles: float = 28.0  # one micro-kernel call: loop, pointers, the pipeline filling up
-    task_cycles: float = 590.0
-    gather_cycles: float = 1.7  # moving one element that its neighbours do not accompany
-    lookup_cycles: float = 2.9  # the same where its place is looked up in tables, for an axis of several fused ones
-    window_cycles: float = 1.5  # more for each dimension that a window slides over: a sum and a guard
+    call_cycles: float = 40.0  # one micro-kernel call: loop, pointers, the pipeline filling up
+    task_cycles: float = TASK_CYCLES
+    gather_cycles: float = 3.0  # moving one element that its neighbours do not accompany
+    lookup_cycles: float = 4.0  # the same where its place is looked up in tables, for an axis of several fused ones
+    window_cycles: float = 2.0  # more for each dimension that a window slides over: a sum and a guard
     copy_cycles: float = 1.5  # one vector from memory to a panel
     turn_cycles: float = 3.0  # one vector of a block that is transposed: its shuffles, its store
-    scatter_cycles: float = 1.3  # storing one element of C whose place is looked up
-    start_cycles: float = 40.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
+    scatter_cycles: float = 1.5  # storing one element of C whose place is looked up
+    start_cycles: float = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
     # Of a cycle for each load of a step beyond `free_loads` a multiply-add, and of the time that B's row takes from the
     # second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
-    load_cycles: float = 0.17
-    free_loads: float = 0.47
-    l2_exposed: float = 0.13
+    load_cycles: float = 0.2
+    free_loads: float = 0.45
+    l2_exposed: float = 0.15
     l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
-    conflict: float = 1.8  # factor: 14 rows 16 KiB apart took so much longer than 8
+    conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8
     edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
     packing_left: float = 0.3  # of packing, at least, where it is done beside a sweep of multiply-adds
-    exposed: float = 0.29  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
-    memory_exposed: float = 0.089  # of the time that all operands take from memory
+    exposed: float = 0.5  # of what streams from the last cache beside the micro-kernel: hints ahead hide about half
+    memory_exposed: float = 0.1  # of the time that all operands take from memory
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCosts:
     """Of convolutions by windows (`cpu_convolution.py`)."""
 
-    call_cycles: float = 38.0
+    call_cycles: float = 40.0
     task_cycles: float = TASK_CYCLES
-    copy_cycles: float = 0.97  # a vector from memory to the window
-    deal_cycles: float = 2.8  # the same of every other element
-    tile_cycles: float = 1.4  # a tile of a row: its loop, its addresses
-    gather_cycles: float = 2.6  # an element whose neighbours do not accompany it
-    turn_cycles: float = 5.4  # a vector of sums turned, from room to room
-    sum_cycles: float = 0.92  # a vector of sums, between the micro-kernel and their room
-    store_cycles: float = 2.3  # a vector of results, through the epilogue
-    element_cycles: float = 0.86  # an element of a vector that is cut short
-    row_cycles: float = 4.9  # a row of the window or of results: its loop, its addresses
-    tap_loop_cycles: float = 2.3  # one pass of the innermost loop over taps: counters that are set again
-    across_lines_cycles: float = 0.49  # a vector of pixels that a tap has moved across two cache lines
-    l2_exposed: float = 0.18  # of the time that rows of a panel take from the second cache
+    copy_cycles: float = 1.0  # a vector from memory to the window
+    deal_cycles: float = 3.0  # the same of every other element
+    tile_cycles: float = 1.5  # a tile of a row: its loop, its addresses
+    gather_cycles: float = 2.5  # an element whose neighbours do not accompany it
+    turn_cycles: float = 6.0  # a vector of sums turned, from room to room
+    sum_cycles: float = 1.0  # a vector of sums, between the micro-kernel and their room
+    store_cycles: float = 2.0  # a vector of results, through the epilogue
+    element_cycles: float = 1.0  # an element of a vector that is cut short
+    row_cycles: float = 6.0  # a row of the window or of results: its loop, its addresses
+    tap_loop_cycles: float = 3.0  # one pass of the innermost loop over taps: counters that are set again
+    across_lines_cycles: float = 0.4  # a vector of pixels that a tap has moved across two cache lines
+    l2_exposed: float = 0.25  # of the time that rows of a panel take from the second cache
     crowded: float = 0.7  # of the same, more where loads take all ports: 28 x 16 stands after 14 x 32, as measured
-    l2_beside: float = 1.1  # of the second cache's bandwidth, what there is beside a micro-kernel
+    l2_beside: float = 0.9  # of the second cache's bandwidth, what there is beside a micro-kernel
     weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
-    memory_exposed: float = 0.31  # of the time that image, weights and results take from memory
+    memory_exposed: float = 0.3  # of the time that image, weights and results take from memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ class WindowCosts:
     """Of reductions over windows (`cpu_window.py`)."""
 
     task_cycles: float = 280.0
-    line_cycles: float = 4.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
-    step_cycles: float = 4.8  # a step of the run
-    sum_cycles: float = 0.98  # a vector of the window joined to its sum
-    extreme_cycles: float = 1.1  # the same to a maximum: NaN takes more
-    staged_cycles: float = 1.6  # a vector staged, or stored
-    shuffled_cycles: float = 1.3  # a vector of elements that are apart: loads and permutations for each of the strides
-    overlap_leak: float = 0.093  # of the shorter of operations and loads
+    line_cycles: float = 6.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
+    step_cycles: float = 6.0  # a step of the run
+    sum_cycles: float = 0.5  # a vector of the window joined to its sum
+    extreme_cycles: float = 1.5  # the same to a maximum: NaN takes more
+    staged_cycles: float = 2.0  # a vector staged, or stored
+    shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
+    overlap_leak: float = 0.1  # of the shorter of operations and loads
     memory_leak: float = 0.15  # of the shorter of the core's work and what memory moves
     ahead_bytes: float = 5000.0  # of what a band stages, what prefetchers ask for while the band before is computed
 
@@ -84,8 +85,8 @@ class LayoutCosts:
     the reads, take from where they are."""
 
     task_cycles: float = TASK_CYCLES
-    tile_cycles: float = 56.0  # loops over a tile begun and ended, addresses
-    room_cycles: float = 2.2  # a vector into a room and out of it again
+    tile_cycles: float = 60.0  # loops over a tile begun and ended, addresses
+    room_cycles: float = 3.0  # a vector into a room and out of it again
     operation_cycles: float = 0.5  # one vector operation: two ports
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
     square_leak: float = 0.28  # of the shorter of work and what memory moves, of tiles that are turned in rooms
@@ -103,22 +104,22 @@ class LayoutCosts:
 class NestCosts:
     """Of loop nests (`cpu_nest.py`), cycles of a whole vector register's worth."""
 
-    task_cycles: float = 570.0
-    operation_cycles: float = 0.36  # one vector operation: two ports
-    extreme_cycles: float = 1.4  # a maximum or minimum that a NaN wins
-    quotient_cycles: float = 7.3  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
-    exponential_cycles: float = 8.1  # e^x: about 17 operations
+    task_cycles: float = TASK_CYCLES
+    operation_cycles: float = 0.5  # one vector operation: two ports
+    extreme_cycles: float = 1.5  # a maximum or minimum that a NaN wins
+    quotient_cycles: float = 10.0  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
+    exponential_cycles: float = 9.0  # e^x: about 17 operations
     function_cycles: float = 20.0  # longer polynomials, integer divisions
     join_latency_cycles: float = 4.0  # one value added to an accumulator, before the next can be (Agner Fog, Skylake-X)
     extreme_latency_cycles: float = 8.0  # the same of an extreme that a NaN wins: a comparison, then a selection
     steps_in_flight: float = 40.0  # of a row: what 224 entries of the reorder buffer hold
-    load_cycles: float = 0.31  # one vector load or store that hits L1
-    gather_cycles: float = 0.3  # one element of a vector that is no run in memory
+    load_cycles: float = 0.5  # one vector load or store that hits L1
+    gather_cycles: float = 1.2  # one element of a vector that is no run in memory
     tail_cycles: float = 2.5  # one element at the end of a row that fills no vector
     horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
-    loop_cycles: float = 1.1  # counter, branch, addresses of a loop's step
+    loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
-    rows_more: float = 0.024  # of what DRAM is read for, each time that twice as many rows are walked side by side
+    rows_more: float = 0.02  # of what DRAM is read for, each time that twice as many rows are walked side by side
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
     ahead_most: float = 0.7  # of a row, at most what moves during the walks of the row before
     ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
@@ -128,9 +129,9 @@ class NestCosts:
 class MemoryCosts:
     """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
 
-    held: float = 0.82  # of a cache that holds what a call leaves for the next
-    written: float = 1.02  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
-    unasked: float = 1.3  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
+    held: float = 0.75  # of a cache that holds what a call leaves for the next
+    written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
+    unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
     restart: float = 0.42  # of a level's latency, what each stretch of neighbours waits until prefetchers follow it
     hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
@@ -147,6 +148,3 @@ class CpuCosts:
     nest: NestCosts = NestCosts()
     memory: MemoryCosts = MemoryCosts()
     single_task: float = 0.2
-
-
-COSTS = CpuCosts()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Scope
-from roller_svc.perf.cpu_costs import COSTS, CpuCosts
+from roller_svc.perf.cpu_costs import CpuCosts
+from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.uncertainty import Assumed, assumed_figures
 
 SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepler, four SIMDs in GCN and CDNA
@@ -46,7 +47,7 @@ class Machine:
     dram_latency_cycles: float
     caches: tuple[Cache, ...]  # outermost first; a GPU: its L2
     assumed: Assumed
-    costs: CpuCosts = COSTS
+    costs: CpuCosts = FITTED
 
     @property
     def last_cache(self) -> Cache | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from tilespaces import matmul, relu, row_sum
@@ -16,7 +18,9 @@ from roller_svc.construct import rank
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.report import Plan
 from roller_svc.perf.cpu_costs import CpuCosts
+from roller_svc.perf.cpu_costs_fitted import FITTED
 
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 HW = hardware.load("cpu-x86-avx512")
 START = CpuCosts()
 # what made-up times were made with
@@ -84,3 +88,20 @@ def test_without_measurements_nothing_changes() -> None:
 def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
     one = cases()[number]
     assert all_estimated((one,), HW, TRUE) == (tuple(estimated(plan, HW, TRUE) for plan in one.plans),)
+
+
+def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    costs = replace(CpuCosts(), nest=replace(CpuCosts().nest, load_cycles=0.31415), single_task=0.2718)
+    found: dict[str, object] = {}
+    exec(script.module(costs, "two plans of one program"), found)
+    rounded = replace(costs, nest=replace(costs.nest, load_cycles=0.31), single_task=0.27)
+    assert found["FITTED"] == rounded
+
+
+def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:
+    start, fitted_to = asdict(CpuCosts()), asdict(FITTED)
+    for family, costs in start.items():
+        pairs = zip(costs.values(), fitted_to[family].values(), strict=True) if isinstance(costs, dict) else ()
+        assert all(1 / WITHIN * 0.95 <= after / before <= WITHIN * 1.05 for before, after in pairs), family
