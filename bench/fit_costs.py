@@ -1,0 +1,68 @@
+"""Measurements of `roller bench model --json` → the module of costs that the model ships, fitted to all of them.
+
+    python bench/fit_costs.py bench/results/RESULT.json > roller_svc/perf/cpu_costs_fitted.py
+
+The fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from roller_svc.bench.cases import performance_cases
+from roller_svc.bench.fit import fitted
+from roller_svc.bench.model_report import fit_cases, read_measurements
+from roller_svc.hardware import from_mapping
+from roller_svc.perf.cpu_costs import CpuCosts
+
+CASES = Path(__file__).parent / "data" / "cpu_bench.json"
+DIGITS = 2  # significant ones: what measuring tells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, help="the document")
+    parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
+    options = parser.parse_args()
+    document = read_measurements(options.result)
+    cases = fit_cases(document, {case.id: case for case in performance_cases(options.cases)})
+    costs = fitted(cases, from_mapping(document["hardware"]), CpuCosts())
+    plans = sum(len(case.plans) for case in cases)
+    machine = document["machine"]
+    sys.stdout.write(module(costs, f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}"))
+
+
+def module(costs: CpuCosts, source: str) -> str:
+    """The text of a module whose FITTED are these costs."""
+    parts = {part.name: getattr(costs, part.name) for part in fields(costs)}
+    families = sorted(type(part).__name__ for part in parts.values() if not isinstance(part, float))
+    lines = [
+        '"""The costs of `cpu_costs.py` fitted to measurements; written by `bench/fit_costs.py`.',
+        "",
+        f"{source}.",
+        '"""',
+        "",
+        "from roller_svc.perf.cpu_costs import (",
+        *(f"    {name}," for name in sorted(("CpuCosts", *families))),
+        ")",
+        "",
+        "FITTED = CpuCosts(",
+    ]
+    for name, part in parts.items():
+        if isinstance(part, float):
+            lines.append(f"    {name}={_rounded(part)},")
+            continue
+        inner = (f"        {one.name}={_rounded(getattr(part, one.name))}," for one in fields(part))
+        lines += [f"    {name}={type(part).__name__}(", *inner, "    ),"]
+    return "\n".join([*lines, ")", ""])
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+if __name__ == "__main__":
+    main()
