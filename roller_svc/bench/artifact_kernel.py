@@ -1,8 +1,8 @@
-"""Windowed and strided rPrograms as ROLLER's artifact generates them → their estimate.
+"""Windowed, strided and reducing rPrograms as ROLLER's artifact generates them → their estimate.
 
 Our kernels of those families read memory where it lies; the artifact's stage the box around every input that a block
 touches in shared memory, element by element, in one buffer, and read it from there for each tap (its codegenR.py).
-The terms are those of `roller_svc.perf`.
+The terms are those of `roller_svc.perf`, and how many of a thread's loads the compiler leaves under way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.estimate import StageCost
 from roller_svc.ir.group import TileAccess
+from roller_svc.ir.hardware import Family
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import conflict_cycles
 from roller_svc.perf.machine import Machine
@@ -20,10 +21,16 @@ from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_regi
 from roller_svc.perf.problem import DIVISION_OPS, Problem
 from roller_svc.perf.simt_contraction import GUARD_OPS, LOAD_OPS, STORE_OPS
 from roller_svc.perf.simt_step import BARRIER_CYCLES
-from roller_svc.perf.simt_window import BLOCK_CYCLES
+from roller_svc.perf.simt_window import BLOCK_CYCLES, LOADS_IN_FLIGHT
 from roller_svc.perf.terms import load_latency_cycles, resident_bytes, simt_waves, streaming_bandwidth
 
 ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernels of these families
+# What LLVM 14 makes of the staging of 128 rows for gfx906 at -O2. Whole rows, which one step stages, follow one another
+# in memory, and offsets in the instructions reach them: eight loads are under way, 98 take 11.7 latencies (with the 64
+# registers that HIP's default of 1024 threads a block leaves; with 256, 7.7). In a loop over steps it waits for two
+# loads, stores them with one ds_write2 and begins the next two: 128 take 66 to 68, whatever the pitch of the rows (128
+# to 4032 elements) and the registers allowed.
+PAIRED_LOADS = 2
 Reach = Mapping[str, int]
 
 
@@ -66,7 +73,8 @@ def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageC
     registers = overhead_registers(hw.limits) + held * (1 + len(boxes))
     resident = blocks_per_core(BlockNeeds(program.threads, registers, shared), hw)
     step = _step(p, program, boxes)
-    latency = load_latency_cycles(mach, p.compulsory_bytes)
+    waits = program.steps * _serial_waits(p, program, boxes)
+    latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of loads that are asked for together
     turn = 2 * BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
 
     def block_cycles(blocks: float) -> float:
@@ -74,6 +82,7 @@ def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageC
         return BLOCK_CYCLES * blocks + program.steps * max(blocks * step, latency + turn + step)
 
     _, cycles = simt_waves(program.grid, resident, mach.cores, block_cycles)
+    _, waited = simt_waves(program.grid, resident, mach.cores, lambda _: waits * mach.dram_latency_cycles)
     line = hw.dram.transaction_bytes
     moved = program.grid * program.steps * sum(box.moved_bytes(line) for box in boxes)
     whole = sum(box.access.tensor_bytes for box in boxes)
@@ -86,9 +95,10 @@ def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageC
         StageCost("compute", mach.seconds(cycles)),
         StageCost(last.name if last else "cache", (moved + stored) / (last.bytes_per_s if last else math.inf)),
         StageCost("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
+        StageCost("latency", mach.seconds(waited)),
     )
     # blocks of a wave begin together and stay in step: with one buffer memory and cores take turns
-    body = stages[0].seconds + max(stages[1].seconds, stages[2].seconds)
+    body = stages[0].seconds + max(stage.seconds for stage in stages[1:])
     launch = hw.limits.launch_overhead_s
     return max(p.floor_s, body) + launch, (*stages, StageCost("launch", launch))
 
@@ -103,6 +113,18 @@ def _boxes(program: RProgram) -> tuple[Box, ...]:
             spans = [1 + sum(abs(c) * (reach.get(name, 1) - 1) for name, c in dim.coeffs) for dim in access.dims]
             found.append(Box(access, tuple(spans)))
     return tuple(found)
+
+
+def _serial_waits(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:
+    """How many latencies of DRAM, one after another, a thread takes to stage a step; 0 where its loads go together.
+
+    Only of AMD's plain reductions, whose elements are read once: no other staging was compiled to see.
+    """
+    plain = all(len(dim.coeffs) == 1 for box in boxes for dim in box.access.dims)
+    if p.machine.hw.family is not Family.AMD or not program.space.reduced or not plain:
+        return 0.0
+    under_way = LOADS_IN_FLIGHT if program.steps == 1 else PAIRED_LOADS
+    return sum(box.elements for box in boxes) / program.threads / under_way
 
 
 def _step(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:

@@ -21,14 +21,16 @@ from roller_svc.construct.partition import partition
 from roller_svc.construct.rprograms import prepared
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.group import TileSpace
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.perf.model import Model
 from roller_svc.ranking import ranked_groups
 
 # A device's fields in the file of published times.
 COLUMNS = {"nvidia-k80": "k80", "amd-mi50": "mi50"}
-STAGED = ("depthwiseconv", "pooling")  # classes whose kernels the artifact stages and we do not
+# Classes whose kernels the artifact stages in shared memory and we do not, and the families that are priced so:
+# reductions only where the compiled code is known (docs/model.md).
+STAGED = {"depthwiseconv": tuple(Family), "pooling": tuple(Family), "reduce": (Family.AMD,)}
 _LEVEL = re.compile(r"\[level (\d): \[tile: \[([\d, ]*)\]; step: \[([\d, ]*)\]\]\]")
 Json = dict[str, Any]
 
@@ -77,7 +79,8 @@ def _row(op: Json, hw: HardwareSpec) -> Json:
     unit = hw.unit_for(group.space.compute_dtype)
     p = prepared(group, hw, unit)
     tile = published_program(published["roller_best_config"], group.space, unit)
-    tile_s = artifact_seconds(p, tile)[0] if op["kind"] in STAGED else Model(p).estimate(tile).seconds
+    staged = hw.family in STAGED.get(op["kind"], ())
+    tile_s = artifact_seconds(p, tile)[0] if staged else Model(p).estimate(tile).seconds
     _, ranked, _ = ranked_groups(program, hw, TOP_K)
     return {
         "id": op["id"],

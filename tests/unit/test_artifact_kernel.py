@@ -1,4 +1,4 @@
-"""What the artifact's kernels of windows cost: the box they stage, its traffic, its banks."""
+"""What the artifact's kernels cost: the box they stage, its traffic, its banks, what a thread waits for."""
 
 from __future__ import annotations
 
@@ -61,3 +61,27 @@ def test_strided_reads_meet_in_banks_of_four_bytes_and_not_of_eight() -> None:
 
 def test_narrow_tiles_read_more_of_their_neighbours() -> None:
     assert seconds(MI50, 7, 1, "[1, 4, 4]") > seconds(MI50, 7, 1, "[1, 16, 16]")
+
+
+def rows_summed(hw: HardwareSpec, columns: int, step: int) -> dict[str, float]:
+    """Seconds of 65536 rows of so many columns, 128 a block of 64 threads: of each stage, and of all."""
+    program = parse("Y[M] +=! X[M, K]", {"X": TensorType(DType.FLOAT32, (65536, columns))})
+    (group,) = partition(program, hw)
+    unit = hw.unit_for(DType.FLOAT32)
+    tiles = f"[level 0: [tile: [128]; step: [{step}]]][level 1: [tile: [2]; step: [1]]]"
+    found, stages = artifact_seconds(prepared(group, hw, unit), published_program(tiles, group.space, unit))
+    return {stage.name: stage.seconds for stage in stages} | {"all": found}
+
+
+def test_loads_in_a_loop_wait_in_pairs_and_those_of_one_step_in_eights() -> None:
+    once, loop = rows_summed(MI50, 64, 64), rows_summed(MI50, 128, 64)
+    assert loop["latency"] == pytest.approx(2 * 4 * once["latency"])  # twice the steps, four times the waits of each
+    assert all(seconds["all"] > seconds["latency"] + seconds["compute"] for seconds in (once, loop))
+
+
+def test_threads_whose_rows_begin_in_one_bank_read_them_in_turn() -> None:
+    assert rows_summed(MI50, 64, 64)["compute"] > 2 * rows_summed(MI50, 65, 65)["compute"]
+
+
+def test_loads_of_other_devices_go_together() -> None:
+    assert rows_summed(K80, 1024, 64)["latency"] == 0.0

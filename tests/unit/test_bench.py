@@ -91,7 +91,8 @@ def test_published_tiles_are_estimated_near_their_times_and_in_their_order(targe
     for name in ("conv", "depthwiseconv", "elementwise", "pooling"):
         assert report["classes"][name]["spearman"] >= 0.85
         assert report["classes"][name]["median_abs_log_ratio"] <= 0.25
-    assert report["classes"]["matmul"]["median_abs_log_ratio"] <= 0.25
+    for name in ("matmul", "reduce"):
+        assert report["classes"][name]["median_abs_log_ratio"] <= 0.25
     assert report["classes"]["reduce"]["spearman"] is None  # two operators have no order to speak of
 
 
