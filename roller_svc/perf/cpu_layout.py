@@ -30,7 +30,7 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
     cycles = (turned, compute, tiles * costs.tile_cycles, launch.grid * costs.task_cycles)
     seconds = [mach.seconds(c * share) for c in cycles]
-    memory = _memory_s(p, layout, launch) * share * mach.cores
+    memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of cores at work that with the most
     core = sum(seconds)
     leak = costs.square_leak if layout.turn is Turn.SQUARE else costs.dealt_leak
     return Costs(

@@ -43,7 +43,7 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     memory = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.accesses)
     # lines that neighbouring tasks share are still in the cache that held the task before
     shared = repeated(p.touched.reads, launch.grid, clipped, p.extents) - 1
-    shared *= sum(t.moved_bytes(p.extents) for t in p.touched.reads) / mach.cores
+    shared *= sum(t.moved_bytes(p.extents) for t in p.touched.reads) / min(launch.grid, mach.cores)
     memory += shared * own_byte_seconds(mach, p.touched.bytes(clipped))
     memory += again * share * own_byte_seconds(mach, held)
     core = sum(seconds)

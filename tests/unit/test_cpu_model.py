@@ -1,0 +1,70 @@
+"""The model of CPUs: what more cores, and caches that hold a part, must never do to an estimate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.construct.partition import partition
+from roller_svc.construct.rprograms import construct, prepared, views
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec, Scope
+from roller_svc.ir.program import TensorType
+from roller_svc.lang import parse
+from roller_svc.perf.model import Model
+
+AVX512 = hardware.load("cpu-x86-avx512")
+# One of each family of kernels, small enough that few tasks are natural.
+FAMILIES = {
+    "layout": ("y[j, i] = x[i, j]", {"x": (48, 48)}),
+    "window": ("y[c, i, j] >=! x[c, i + p, j + q] where p in 3, q in 3, i in 30, j in 30", {"x": (2, 32, 32)}),
+    "nest": ("y[i] +=! x[i, k]", {"x": (16, 500)}),
+    "contraction": ("y[i, j] +=! a[i, k] * b[k, j]", {"a": (48, 64), "b": (64, 48)}),
+    "convolution": (
+        "y[n, f, i, j] +=! x[n, c, i + p, j + q] * w[f, c, p, q] where i in 28, j in 28",
+        {"x": (1, 32, 30, 30), "w": (32, 32, 3, 3)},
+    ),
+}
+
+
+def with_cores(hw: HardwareSpec, cores: int) -> HardwareSpec:
+    """The same rates and capacities for each core."""
+    factor = cores / hw.num_cores
+    levels = tuple(
+        replace(
+            lv,
+            bandwidth_bytes_per_s=lv.bandwidth_bytes_per_s * factor,
+            capacity_bytes=round(lv.capacity_bytes * (factor if lv.scope is Scope.DEVICE else 1)),
+        )
+        for lv in hw.levels
+    )
+    units = tuple(replace(unit, flops_per_s=unit.flops_per_s * factor) for unit in hw.units)
+    return replace(hw, num_cores=cores, levels=levels, units=units)
+
+
+def model_of(group: KernelGroup, hw: HardwareSpec) -> Model:
+    return Model(prepared(group, hw, hw.unit_for(DType.FLOAT32)))
+
+
+def group_of(family: str) -> KernelGroup:
+    text, shapes = FAMILIES[family]
+    types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
+    (group,) = partition(parse(text, types), AVX512)
+    return next(view for view in views(group, AVX512) if model_of(view, AVX512).cpu_family == family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cores_without_a_task_cost_nothing(family: str) -> None:
+    group = group_of(family)
+    models = {cores: model_of(group, with_cores(AVX512, cores)) for cores in (1, 2, 4, 8, 28)}
+    made_for = [models[cores].problem.machine for cores in (1, 4)]
+    programs = [program for m in made_for for program in construct(group, m.hw, m.unit).programs]
+    assert min(models[1].estimate(program).waves for program in programs) == 1
+    for program in programs:
+        tasks = models[1].estimate(program).waves  # one core does one after the other
+        priced = [m.estimate(program).seconds for cores, m in models.items() if cores >= tasks]
+        assert all(more <= less * (1 + 1e-9) for less, more in pairwise(priced)), (program, priced)
