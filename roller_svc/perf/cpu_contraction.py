@@ -1,7 +1,6 @@
 """The cost of a contraction on a CPU: packed panels and a micro-kernel, all terms summed.
 
-Ranking by this sum gave Spearman 0.90 and 1.7 % top-1 regret over 550 measured configurations; the maximum of its
-terms, as ROLLER takes it, 0.31 and 37 % (design notes on the CPU back end).
+How well the sum ranks what was measured: `docs/model.md`, "CPUs".
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_memory import held_share
+from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at
 from roller_svc.perf.cpu_tile import (
     L1_WAYS,
     Lie,
@@ -26,7 +25,6 @@ from roller_svc.perf.terms import Costs, Launch
 
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
-PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for C and what passes by
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 
 
@@ -95,7 +93,7 @@ def _kernel(p: Problem, s: _Sizes) -> float:
         cycles += s.steps * max(0.0, sweeps - 1) * _returning_cycles(p, s, at_once)
     else:
         streamed, sweeps = block_of_b, float(-(-s.rows // at_once))
-    arrival = s.steps * sweeps * streamed / (_held_at(mach, streamed) / mach.clock_hz)
+    arrival = s.steps * sweeps * streamed / (bandwidth_held_at(mach, streamed) / mach.clock_hz)
     return cycles + mach.costs.contraction.exposed * arrival
 
 
@@ -106,7 +104,7 @@ def _returning_cycles(p: Problem, s: _Sizes, at_once: int) -> float:
         return 0.0
     mach, row = p.machine, s.kc * p.elem_bytes
     walked = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
-    lost = 1.0 - held_share(mach.costs.memory.held * _l2_bytes(p), walked)
+    lost = 1.0 - mach.costs.memory.held_share(_l2_bytes(p), walked)
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
@@ -177,7 +175,7 @@ def _update(p: Problem, s: _Sizes) -> float:
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
         return vectors + (exposed if _along_rows(p, s) or _packs_beside(p, s) else 1.0) * 2 * tile_bytes / all_of_it
-    return s.steps * (2 * vectors + exposed * 2 * tile_bytes / (_held_at(mach, tile_bytes) / mach.clock_hz))
+    return s.steps * (2 * vectors + exposed * 2 * tile_bytes / (bandwidth_held_at(mach, tile_bytes) / mach.clock_hz))
 
 
 def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
@@ -199,7 +197,7 @@ def _put_away_cycles(p: Problem, s: _Sizes) -> float:
     if p.b.constant or _packs_beside(p, s):
         return 0.0
     block, mach = s.columns * s.kc * p.elem_bytes, p.machine
-    lost = block * (1.0 - held_share(mach.costs.memory.held * _l2_bytes(p), 2 * block))
+    lost = block * (1.0 - mach.costs.memory.held_share(_l2_bytes(p), 2 * block))
     return (2.0 if _along_rows(p, s) else 1.0) * lost / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
@@ -311,14 +309,6 @@ def source_bandwidth(mach: Machine, total_bytes: int) -> float:
         if total_bytes <= cache.total_bytes // 2:
             return cache.bytes_per_s
     return mach.dram.bandwidth_bytes_per_s
-
-
-def _held_at(mach: Machine, task_bytes: int) -> float:
-    """Bandwidth for one core of the smallest cache in which it can keep that much."""
-    for cache in reversed(mach.caches):
-        if task_bytes <= cache.bytes_per_core // 2:
-            return cache.bytes_per_s / mach.cores
-    return mach.dram.bandwidth_bytes_per_s / mach.cores
 
 
 def _members(p: Problem, axis: int | None) -> int:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.cpu_contraction import LOAD_PORTS, kernel_cycles, source_bandwidth
-from roller_svc.perf.cpu_memory import byte_seconds, moving_s
+from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moving_s
 from roller_svc.perf.image_tile import ImageSpace
-from roller_svc.perf.machine import Machine
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
 BUSY_PORTS = 0.8  # from that share of the multiply-adds' time on loads leave no ports to lines that arrive
-PANEL_OF_L1, PANELS_OF_L2 = 0.7, 0.6  # what a panel, and all of them, may fill to be found there again
+PANELS_OF_L2 = 0.6  # what all panels may fill to be found there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     if s.steps == 1:
         return moving
     held = vectors * lanes * p.elem_bytes
-    return s.steps * (2.0 * moving + 2 * held / (_held_at(mach, held) / mach.clock_hz))
+    return s.steps * (2.0 * moving + 2 * held / (bandwidth_held_at(mach, held) / mach.clock_hz))
 
 
 def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
@@ -187,10 +186,3 @@ def _results(p: Problem, image: ImageSpace, s: _Sizes) -> float:
         return cycles + rows * costs.row_cycles
     blocks = pixels // s.window[-1] * -(-s.window[-1] // lanes) * s.vectors
     return cycles + blocks * lanes * costs.turn_cycles + rows * 2.0
-
-
-def _held_at(mach: Machine, task_bytes: int) -> float:
-    for cache in reversed(mach.caches):
-        if task_bytes <= cache.bytes_per_core // 2:
-            return cache.bytes_per_s / mach.cores
-    return mach.dram.bandwidth_bytes_per_s / mach.cores

@@ -136,6 +136,12 @@ class MemoryCosts:
     hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
 
+    def held_share(self, cache_bytes: float, walked_bytes: float) -> float:
+        """Which share of what is walked through again and again a cache keeps. One that drops what was used longest ago
+        would have everything or nothing; real ones, with other data in them, have less and less from where that limit
+        is, and nothing of what is twice as much."""
+        return min(1.0, max(0.0, 2 * self.held * cache_bytes / max(1.0, walked_bytes) - 1))
+
 
 @dataclass(frozen=True, slots=True)
 class CpuCosts:

@@ -10,12 +10,13 @@ from roller_svc.perf.problem import Problem
 
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
+PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for results and what passes by
 MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
 
 
 def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
     """Of one byte read on so many cores, which share what they all walk through from call to call."""
-    return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes, mach.cores))
+    return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes))
 
 
 def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> float:
@@ -27,7 +28,7 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
         hinted = tensor.run(block) * tensor.elem_bytes >= HINTED_RUN_BYTES
         moved *= costs.written * (1.0 if hinted else costs.unasked)
     seconds = 0.0
-    for share, cache in _found(mach, p.compulsory_bytes, mach.cores):
+    for share, cache in _found(mach, p.compulsory_bytes):
         each = _byte_seconds(mach, cache, grid)
         latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
         waits_s = costs.restart * mach.seconds(max(0.0, latency - costs.hidden_cycles))
@@ -38,7 +39,7 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
 
 def memory_share(mach: Machine, walked_bytes: float) -> float:
     """How much of what a call walks through the next one finds in no cache."""
-    return sum(share for share, cache in _found(mach, walked_bytes, mach.cores) if cache is None)
+    return sum(share for share, cache in _found(mach, walked_bytes) if cache is None)
 
 
 def repeated(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
@@ -57,19 +58,16 @@ def streamed_s(p: Problem, tensor: AccessFootprint, grid: int) -> float:
 def own_byte_seconds(mach: Machine, own_bytes: float) -> float:
     """The same of one core that walks again through what it alone has walked through before; nothing in L1, from where
     loads are counted by themselves."""
-    found = _found(mach, own_bytes, 1)
+    found = _found(mach, own_bytes, by_one=True)
     first = mach.caches[-1]
     return sum(share * _byte_seconds(mach, cache, mach.cores) * mach.cores for share, cache in found if cache != first)
 
 
-def _found(mach: Machine, walked_bytes: float, cores: int) -> Iterator[tuple[float, Cache | None]]:
-    """Which share of the bytes is where, the innermost cache first; None is DRAM. A cache that drops what was used
-    longest ago would have everything or nothing; real ones, with other data in them, have less and less from where
-    that limit is, and nothing of what is twice as much."""
-    costs, known = mach.costs.memory, 0.0
+def _found(mach: Machine, walked_bytes: float, *, by_one: bool = False) -> Iterator[tuple[float, Cache | None]]:
+    """Which share of what all cores, or one alone, walk through is where, the innermost cache first; None is DRAM."""
+    known = 0.0
     for cache in reversed(mach.caches):
-        room = costs.held * (cache.total_bytes if cores > 1 else cache.bytes_per_core)
-        share = held_share(room, walked_bytes)
+        share = mach.costs.memory.held_share(cache.bytes_per_core if by_one else cache.total_bytes, walked_bytes)
         if share > known:
             yield share - known, cache
             known = share
@@ -77,9 +75,12 @@ def _found(mach: Machine, walked_bytes: float, cores: int) -> Iterator[tuple[flo
         yield 1.0 - known, None
 
 
-def held_share(room_bytes: float, walked_bytes: float) -> float:
-    """Which share of what is walked through again and again a cache with that room keeps."""
-    return min(1.0, max(0.0, 2 * room_bytes / max(1.0, walked_bytes) - 1))
+def bandwidth_held_at(mach: Machine, task_bytes: int) -> float:
+    """Bandwidth for one core of the smallest cache in which it can keep that much."""
+    for cache in reversed(mach.caches):
+        if task_bytes <= cache.bytes_per_core // 2:
+            return cache.bytes_per_s / mach.cores
+    return mach.dram.bandwidth_bytes_per_s / mach.cores
 
 
 def _byte_seconds(mach: Machine, cache: Cache | None, cores: int) -> float:
