@@ -263,7 +263,8 @@ def _promising(rules: MmaContraction, shapes: list[Shape], most: int) -> list[Sh
 
     few = [s for s in shapes if s.split_k == 1 and fills_few_waves(p, s.block)]
     other = [tile for s in nsmallest(EVENED, few, key=cycles) for tile in evened(p, s.block, s.base)]
-    legal = [Shape(block, base) for block, base in other if not any(rules.look(block, base)[2:])]
+    looks = [(Shape(block, base), rules.look(block, base)) for block, base in other]
+    legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
     order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
     first = round(FASTEST * most)
     return [*order[:first], *spread(order[first:], most - first)]

@@ -17,7 +17,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 JUMPS = 64  # steps from which a strided walk is more than a window
 PAGE_BYTES = 4096  # prefetchers do not cross it
-_EXTREMES = frozenset({Combine.MAX, Combine.MIN})
+_EXTREME_JOINS = frozenset({Combine.MAX, Combine.MIN})
 
 
 def cpu_nest(p: Problem, launch: Launch) -> Costs:
@@ -100,7 +100,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     side_by_side = max(1, launch.lanes * math.prod(launch.thread) // width)
     busy = (
         costs.operation_cycles * (counts.simple + (each.joins is Combine.SUM or each.joins is Combine.PROD))
-        + costs.extreme_cycles * (counts.extremes + (each.joins in _EXTREMES))
+        + costs.extreme_cycles * (counts.extremes + (each.joins in _EXTREME_JOINS))
         + costs.quotient_cycles * counts.quotients
         + costs.exponential_cycles * counts.exponentials
         + costs.function_cycles * counts.functions
@@ -108,7 +108,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     rows = p.outer_points
     is_row = each.points > rows
     if each.joins is not None and is_row and not walks_columns(p.space):
-        latency = costs.extreme_latency_cycles if each.joins in _EXTREMES else costs.join_latency_cycles
+        latency = costs.extreme_latency_cycles if each.joins in _EXTREME_JOINS else costs.join_latency_cycles
         # rows that are short are under way together: theirs is not the latency of a chain
         alone = min(1.0, each.points / (rows * width * costs.steps_in_flight))
         busy = max(busy, alone * latency / side_by_side)

@@ -11,7 +11,7 @@ from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
-_EXTREMES = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
+_EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
 _QUOTIENTS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
 _EXPONENTIALS = frozenset({OpKind.EXP, OpKind.EXP2, OpKind.SIGMOID, OpKind.SILU, OpKind.TANH, OpKind.EXPM1})
 _SIMPLE = frozenset({
@@ -93,7 +93,7 @@ def _cost(expr: Expr, statement: TensorExpr, inner: set[str]) -> Counts:
             return Counts(simple=1)  # the divisor is the row's: a product with its reciprocal
         case Op(kind=kind) if kind in _QUOTIENTS:
             return Counts(quotients=2 if kind is OpKind.RSQRT else 1)
-        case Op(kind=kind) if kind in _EXTREMES:
+        case Op(kind=kind) if kind in _EXTREME_OPS:
             return Counts(extremes=1)
         case Op(kind=kind) if kind in _EXPONENTIALS:
             return Counts(exponentials=1)
