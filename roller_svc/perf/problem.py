@@ -80,8 +80,6 @@ class Problem:
     inner_points: int
     operations: int
     compulsory_bytes: int
-    found_in: str  # name of the level where a repeated run finds what it touches
-    floor_s: float
     elem_bytes: int  # of a staged or computed value
     feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
     # what the model of matrix units remembers of each (block's tile, warp's tile)
@@ -102,6 +100,18 @@ class Problem:
     @property
     def extents(self) -> Tile:
         return self.touched.extents
+
+    # These two are not kept: a CPU's depend on costs, and `Model.with_costs` replaces those.
+    @property
+    def found_in(self) -> str:
+        """Name of the level where a repeated run finds what it touches."""
+        return _outer_level(self.machine, self.compulsory_bytes)[0]
+
+    @property
+    def floor_s(self) -> float:
+        """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
+        _, bandwidth = _outer_level(self.machine, self.compulsory_bytes)
+        return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / bandwidth)
 
     def extent(self, position: int | None) -> int:
         return 1 if position is None else self.touched.extents[position]
@@ -127,7 +137,6 @@ def problem(
     flops = 2 * outer * inner if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
     mach = machine(hw, unit)
-    found_in, bandwidth = _outer_level(mach, compulsory)
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Problem(
@@ -149,8 +158,6 @@ def problem(
         inner_points=inner,
         operations=flops,
         compulsory_bytes=compulsory,
-        found_in=found_in,
-        floor_s=max(flops / unit.flops_per_s, compulsory / bandwidth),
         elem_bytes=space.compute_dtype.bytes,
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
@@ -168,11 +175,11 @@ def _lines(hw: HardwareSpec) -> Lines:
 
 
 def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
-    """Name and bandwidth of the level a repeated run finds its data in: DRAM, or a CPU's last caches where they hold
-    it, or as much as half of it."""
+    """Name and bandwidth of the level a repeated run finds its data in: DRAM, or the innermost of a CPU's caches that
+    keep any of it."""
     if not mach.simt:
         for cache in reversed(mach.caches):
-            if compulsory_bytes < 2 * cache.total_bytes:
+            if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes) > 0:
                 return cache.name, cache.bytes_per_s
     return mach.dram.name, mach.dram.bandwidth_bytes_per_s
 

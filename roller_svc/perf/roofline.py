@@ -8,7 +8,8 @@ from roller_svc.perf.problem import Problem
 
 def roofline(p: Problem) -> tuple[Roof, ...]:
     """Arithmetic at the unit's rate, then every memory level outside the registers, the outermost first: each tensor
-    once at the level's bandwidth. Levels outside a CPU's cache that holds everything from run to run move nothing."""
+    once at the level's bandwidth. Of a CPU's caches the innermost that keeps any of it from run to run counts as if it
+    kept all, and levels outside it move nothing: no tile is faster than that."""
     hw = p.machine.hw
     levels = [level for level in hw.levels if level.name != hw.tile_levels[1]]
     names = [level.name for level in levels]

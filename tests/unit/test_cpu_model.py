@@ -15,7 +15,10 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Scope
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
+from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.cpu_memory import memory_share
 from roller_svc.perf.model import Model
+from roller_svc.perf.roofline import roofline
 
 AVX512 = hardware.load("cpu-x86-avx512")
 # One of each family of kernels, small enough that few tasks are natural.
@@ -57,6 +60,13 @@ def group_of(family: str) -> KernelGroup:
     return next(view for view in views(group, AVX512) if model_of(view, AVX512).cpu_family == family)
 
 
+def map_of(walked_bytes: float) -> KernelGroup:
+    """Reads half of the bytes and writes the other half."""
+    types = {"x": TensorType(DType.FLOAT32, (round(walked_bytes / 8),))}
+    (group,) = partition(parse("y[i] = x[i] + 1.0", types), AVX512)
+    return group
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cores_without_a_task_cost_nothing(family: str) -> None:
     group = group_of(family)
@@ -68,3 +78,24 @@ def test_cores_without_a_task_cost_nothing(family: str) -> None:
         tasks = models[1].estimate(program).waves  # one core does one after the other
         priced = [m.estimate(program).seconds for cores, m in models.items() if cores >= tasks]
         assert all(more <= less * (1 + 1e-9) for less, more in pairwise(priced)), (program, priced)
+
+
+def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
+    last = AVX512.level("l3").capacity_bytes
+    kept = 2 * FITTED.memory.held * last  # nothing of more
+    for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
+        problem = model_of(map_of(walked), AVX512).problem
+        share = memory_share(problem.machine, problem.compulsory_bytes)
+        assert (share < 1) == (level == "l3")
+        assert problem.found_in == level
+        assert problem.floor_s == problem.compulsory_bytes / AVX512.level(level).bandwidth_bytes_per_s
+        moved = {roof.level: roof.amount for roof in roofline(problem)}
+        assert moved["dram"] == (problem.compulsory_bytes if level == "dram" else 0)
+
+
+def test_the_floor_follows_the_costs() -> None:
+    walked = 1.8 * AVX512.level("l3").capacity_bytes
+    keeps_more = replace(FITTED, memory=replace(FITTED.memory, held=0.95))
+    model = model_of(map_of(walked), AVX512)
+    assert model.problem.found_in == "dram"
+    assert model.with_costs(keeps_more).problem.found_in == "l3"
