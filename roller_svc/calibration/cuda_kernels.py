@@ -8,7 +8,7 @@ first cache, which would hold a block's share of what the second one is read for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.codegen.instructions import instruction, mma_wrapper
 from roller_svc.ir.dtype import DType
@@ -104,19 +104,22 @@ class _Grid:
         return self.blocks * self.threads
 
 
-def _source(
-    hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str, grid: _Grid, top: str = ""
-) -> KernelSource:
+def _source(hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str, grid: _Grid) -> KernelSource:
     """`body` has the buffers by their names, `thread` (of all) and `THREADS_IN_ALL`."""
     parameters = ", ".join(
         f"{'const ' if b.role is Role.INPUT else ''}{_c_type(b)} *{b.symbol}" for b in buffers
     )  # fmt: skip
     text = (
-        f'{top}extern "C" __global__ void __launch_bounds__({grid.threads}) {name}({parameters}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({grid.threads}) {name}({parameters}) {{\n'
         f"  const int thread = blockIdx.x * {grid.threads} + threadIdx.x;\n{body}}}\n"
     )
     launch = LaunchSpec(name, tuple(b.symbol for b in buffers), (grid.blocks, 1, 1), (grid.threads, 1, 1))
     return KernelSource(name, Language.CUDA, hw.arch, text, buffers, (launch,))
+
+
+def _below(functions: str, source: KernelSource) -> KernelSource:
+    """The kernel, below the functions that it calls."""
+    return replace(source, text=functions + source.text)
 
 
 def _c_type(buffer: Buffer) -> str:
@@ -174,7 +177,7 @@ def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
         "  results[thread] = x[0];\n"
     )
     buffers = (_values(dtype, 8), _results(dtype, grid.all))
-    source = _source(hw, f"multiply_{unit.name}", buffers, body, grid, _FMA_F16X2 if half else "")
+    source = _below(_FMA_F16X2 if half else "", _source(hw, f"multiply_{unit.name}", buffers, body, grid))
     each = 4 if half else 2
     return Kernel(
         f"multiply_{unit.name}", OPERATIONS, each * CHAINS * sizes.rounds * grid.all,
@@ -213,7 +216,7 @@ def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
         "  results[thread] = d[0][0] + d[0][1] + d[0][2] + d[0][3];\n"
     )
     buffers = (_values(DType.UINT32, 8), _results(dtype, grid.all))
-    source = _source(hw, f"matrix_{unit.name}", buffers, body, grid, _wrapper(name))
+    source = _below(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
     flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP
     return Kernel(
         f"matrix_{unit.name}", OPERATIONS, flops, f"{name}, {CHAINS} chains a warp", source,

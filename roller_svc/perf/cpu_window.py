@@ -34,21 +34,13 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
         cycles = [c + planes * part for c, part in zip(cycles, (*parts, 0.0), strict=True)]
         cycles[3] += fill + costs.task_cycles
     waves = -(-launch.grid // mach.cores)
-    uneven = waves * mach.cores / launch.grid
-    share = launch.grid * uneven / mach.cores
-    seconds = [mach.seconds(c * share) for c in cycles]
-    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
+    seconds = [mach.seconds(c * waves) for c in cycles]
+    staged = staged_bytes(space, launch.block, launch.thread)
     # what is staged and what it is staged from take room side by side
-    held = 2 * staged_bytes(space, launch.block, launch.thread)
-    memory = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.accesses)
-    # lines that neighbouring tasks share are still in the cache that held the task before
-    shared = repeated(p.touched.reads, launch.grid, clipped, p.extents) - 1
-    shared *= sum(t.moved_bytes(p.extents) for t in p.touched.reads) / min(launch.grid, mach.cores)
-    memory += shared * own_byte_seconds(mach, p.touched.bytes(clipped))
-    memory += again * share * own_byte_seconds(mach, held)
+    memory = _memory_s(p, launch) + again * waves * own_byte_seconds(mach, 2 * staged)
     core = sum(seconds)
     # while a band is computed, memory moves only what prefetchers have asked for of the next one
-    ahead = min(1.0, costs.ahead_bytes / (held / 2))
+    ahead = min(1.0, costs.ahead_bytes / staged)
     joint = max(core, memory) + costs.memory_leak * min(core, memory)
     return Costs(
         core_s=ahead * joint + (1 - ahead) * (core + memory),
@@ -60,6 +52,16 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )  # fmt: skip
+
+
+def _memory_s(p: Problem, launch: Launch) -> float:
+    """Everything once; and, from the cache that held the task before, lines that neighbouring tasks share."""
+    mach, reads = p.machine, p.touched.reads
+    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
+    once = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.accesses)
+    shared = repeated(reads, launch.grid, clipped, p.extents) - 1
+    shared *= sum(t.moved_bytes(p.extents) for t in reads) / min(launch.grid, mach.cores)
+    return once + shared * own_byte_seconds(mach, p.touched.bytes(clipped))
 
 
 def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
