@@ -8,12 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.measured_plans import FitCase
+from roller_svc.bench.measurements_schema import MeasurementsModel
 from roller_svc.bench.model_cpu import fit_case
 from roller_svc.bench.regret import JudgedCase, case_json, judgement
 from roller_svc.bench.two_folds import as_shipped, by_halves
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, SpecError
 from roller_svc.hardware import from_mapping
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -21,13 +24,19 @@ Json = dict[str, Any]
 
 
 def read_measurements(path: Path) -> Json:
-    """The document of an earlier run."""
+    """The document of an earlier run; ArgumentError, with what is wrong and where, for any other file."""
     try:
         document: Json = json.loads(path.read_text(encoding="utf-8"))
-        if {"machine", "settings", "hardware", "cases"} <= document.keys():
-            return document
-        problem = "other fields"
-    except (OSError, ValueError, AttributeError) as failure:
+        MeasurementsModel.model_validate(document)
+        from_mapping(document["hardware"], "hardware")
+        return document
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        problem = f"{where}: {first['msg']}" if where else first["msg"]
+    except SpecError as invalid_spec:
+        problem = invalid_spec.message
+    except (OSError, ValueError) as failure:
         problem = str(failure)
     raise ArgumentError(f"{path}: no measurements of candidates: {problem}", code="unreadable-file",
                         hint="roller bench model --json writes such a file")  # fmt: skip

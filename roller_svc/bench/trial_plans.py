@@ -39,7 +39,7 @@ def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int,
     rng.shuffle(turns)
     for g in turns:
         rprogram = next(pools[g], None)
-        if rprogram is None or len(drawn) == sample:
+        if rprogram is None or len(drawn) >= sample:
             continue
         others = first[0].choices
         plan = Plan((*others[:g], candidate_of(rprogram, groups[g], hw), *others[g + 1 :]))

@@ -77,12 +77,13 @@ def execute(options: argparse.Namespace) -> int:
             document["threads"][str(threads)] = _measured(cases, threads, chosen, turnstile, journals[-1])
     finally:
         turnstile.close()
-    for journal in journals:
-        journal.drop()
     if options.json:
         show.as_json(document)
     else:
         print(_text(document))
+    sys.stdout.flush()
+    for journal in journals:  # nothing that was measured is lost before it is out
+        journal.drop()
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
+from roller_svc.errors import ArgumentError
 from roller_svc.farm.action import generator_digest
 from roller_svc.settings import settings
 
@@ -35,6 +36,9 @@ MEASURED_COLUMNS = (
     "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
     "top-1 regret", "p90", "worst", "top-10 regret",
 )  # fmt: skip
+# Options, by what they are for; given without need they would be ignored.
+OF_CASES = ("cases", "every", "only")
+OF_MEASURING = ("threads", "top", "sample", "seed", "uncalibrated", "lock", "resume")
 Json = dict[str, Any]
 
 
@@ -66,23 +70,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    _check(options)
     if options.published:
         results, shown = _published(Path(options.published), options.target or TARGET)
-    else:
-        cases = {case.id: case for case in cpu_bench.chosen_cases(options)}
-        measured = Path(options.measurements) if options.measurements else None
-        results = report(read_measurements(measured) if measured else _measured(cases.values(), options), cases)
-        shown = _text(results)
+        return _tell(options, results, shown)
+    cases = {case.id: case for case in cpu_bench.chosen_cases(options)}
+    if options.measurements:
+        results = report(read_measurements(Path(options.measurements)), cases)
+        return _tell(options, results, _text(results))
+    document, journal = _measured(cases.values(), options)
+    results = report(document, cases)
+    _tell(options, results, _text(results))
+    journal.drop()  # nothing that was measured is lost before it is out
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """ArgumentError for numbers that mean nothing and for options that would be ignored."""
+    common.check_positive(options, "threads", "top", "every")
+    if options.sample < 0:
+        raise ArgumentError("--sample must not be negative", code="invalid-option")
+    if options.published:
+        _refuse(options, "published", ("measurements", *OF_CASES, *OF_MEASURING))
+    elif options.measurements:
+        _refuse(options, "measurements", ("target", *OF_MEASURING))
+
+
+def _refuse(options: argparse.Namespace, with_option: str, others: Iterable[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = parser.parse_args([])
+    for name in others:
+        if getattr(options, name) != getattr(defaults, name):
+            raise ArgumentError(f"--{with_option} and --{name} exclude each other", code="invalid-option")
+
+
+def _tell(options: argparse.Namespace, results: Json, shown: str) -> int:
     if options.json:
         show.as_json(results)
     else:
         print(shown)
+    sys.stdout.flush()
     return 0
 
 
-def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json:
-    """The document of the cases' measured candidates; a row stands in the journal as soon as it is there."""
-    common.check_positive(options, "threads", "top", "every")
+def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tuple[Json, Journal]:
+    """The document of the cases' measured candidates, and the journal, in which a row stands as soon as it is there."""
     target = options.target or Settings().target
     chosen = Settings(
         target, options.threads, options.top, options.sample, options.seed, calibrate=not options.uncalibrated
@@ -108,8 +141,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> Json
     finally:
         turnstile.close()
         worker.close()
-    journal.drop()
-    return document | {"hardware": hardware.to_mapping(hw), "cases": [done[case.id] for case in cases]}
+    return document | {"hardware": hardware.to_mapping(hw), "cases": [done[case.id] for case in cases]}, journal
 
 
 def until_quiet(cases: Collection[BenchCase], done: Mapping[str, Json]) -> Iterator[tuple[int, BenchCase]]:

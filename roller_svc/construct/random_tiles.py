@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from roller_svc.construct.align import EPSILONS
@@ -18,6 +19,7 @@ from roller_svc.construct.scale_out import splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.construct.split import may_split
 from roller_svc.construct.units import units_for
+from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -31,12 +33,15 @@ def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: rand
     """At most `count` different rPrograms, fewer where there are not so many.
 
     Drawn are a reading of the group, a thread's tile, a block's, and how blocks run, in this order: each thread's tile
-    is as likely as any other, however many blocks are built from it.
+    is as likely as any other, however many blocks are built from it. A reading that no rules fit is left out; `rank`
+    says why.
     """
-    pairs = itertools.product(units_for(group, hw, NO_DEMANDS).taken, views(group, hw))
-    readings = [_Reading(view, rules_for(view, prepared(view, hw, unit))) for unit, view in pairs]
+    readings: list[_Reading] = []
+    for unit, view in itertools.product(units_for(group, hw, NO_DEMANDS).taken, views(group, hw)):
+        with suppress(NoCandidateError):
+            readings.append(_Reading(view, rules_for(view, prepared(view, hw, unit))))
     found: dict[RProgram, None] = {}
-    for _ in range(TRIES * count):
+    for _ in range(TRIES * count if readings else 0):
         if len(found) < count:
             found.update(dict.fromkeys(rng.choice(readings).drawn(rng)))
     return tuple(found)

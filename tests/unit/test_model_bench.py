@@ -23,6 +23,7 @@ from roller_svc.bench.model_cpu import (
     fit_case,
     in_turns,
 )
+from roller_svc.bench.model_report import read_measurements
 from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here, work
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import trial_plans
@@ -30,7 +31,11 @@ from roller_svc.cli import main
 from roller_svc.cli.model_bench import until_quiet
 from roller_svc.construct import rank_units
 from roller_svc.construct.random_tiles import random_rprograms
-from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.construct.rprograms import rules_for
+from roller_svc.construct.rules import Rules
+from roller_svc.errors import ArgumentError, InvariantError, NoCandidateError
+from roller_svc.ir.group import KernelGroup
+from roller_svc.perf.problem import Problem
 from roller_svc.pipeline import ranked_groups
 from roller_svc.selection import built_for_trial
 
@@ -189,9 +194,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--top", "2", "--sample", "2",
-               "--uncalibrated", "--json"]  # fmt: skip
-    assert main(command) == 0
+    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--json"]
+    assert main([*command, "--top", "2", "--sample", "2", "--uncalibrated"]) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
     rows = {row["id"]: row for row in document["cases"]}
@@ -224,6 +228,97 @@ def test_measurements_that_are_none_are_refused(capsys: pytest.CaptureFixture[st
         file.write_text(content, encoding="utf-8")
         assert main(["bench", "model", "--cases", str(corpus(tmp_path)), "--measurements", str(file)]) == 2
         assert "no measurements of candidates" in capsys.readouterr().err
+
+
+KERNEL: dict[str, Any] = {"reading": 0, "unit": "vector_f32", "block": {"m": 1}, "thread": {"m": 1}}
+CANDIDATE: dict[str, Any] = {"error": None, "min_s": 1.0, "kernels": [KERNEL]}
+ROW: dict[str, Any] = {"id": "product", "cls": "gemm", "error": None, "candidates": [CANDIDATE]}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({}, None),
+        ({"machine": {}}, "machine.cpu"),
+        ({"cases": [{}]}, "cases.0.id"),
+        ({"cases": [ROW, ROW]}, "a case is there twice"),
+        ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": None}]}]}, "cases.0.candidates.0"),
+        ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": 0.0}]}]}, "cases.0.candidates.0.min_s"),
+        ({"cases": [ROW | {"candidates": [CANDIDATE | {"kernels": [KERNEL | {"reading": -1}]}]}]},
+         "cases.0.candidates.0.kernels.0.reading"),
+        ({"hardware": {"id": "x"}}, "hardware: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_it_is_said_where_measurements_are_wrong(
+    change: dict[str, Any], where: str | None, tmp_path: Path, hw: Any
+) -> None:
+    right = {"machine": {"cpu": "a", "date": "2026"}, "settings": {"threads": 1}, "cases": [ROW],
+             "hardware": hardware.to_mapping(hw)}  # fmt: skip
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps(right | change), encoding="utf-8")
+    if where is None:
+        assert read_measurements(file) == right
+        return
+    with pytest.raises(ArgumentError, match="no measurements of candidates") as refused:
+        read_measurements(file)
+    assert where in refused.value.message
+    assert refused.value.code == "unreadable-file"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--every 0", "--every must be positive"),
+        ("--sample -1", "--sample must not be negative"),
+        ("--published a --measurements b", "--published and --measurements"),
+        ("--published a --top 3", "--published and --top"),
+        ("--measurements a --target local", "--measurements and --target"),
+        ("--measurements a --uncalibrated", "--measurements and --uncalibrated"),
+    ],
+)
+def test_options_that_mean_nothing_or_would_be_ignored_are_refused(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "model", *given.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_was_measured_outlives_a_failure_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise ArgumentError("no report")
+
+    monkeypatch.setattr("roller_svc.cli.model_bench.report", failing)
+    command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--only", "softmax", "--top", "1", "--sample", "0",
+               "--uncalibrated"]  # fmt: skip
+    assert main(command) == 2
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert main([*command, "--resume"]) == 0
+    shown = capsys.readouterr()
+    assert "candidates" not in shown.err  # nothing was measured again
+    assert "softmax" in shown.out
+
+
+def test_a_reading_without_rules_is_left_out(monkeypatch: pytest.MonkeyPatch, hw: Any) -> None:
+    (group,), _, _ = ranked_groups(CONVOLUTION.program(), hw, 1)
+    spaces = {program.space for program in random_rprograms(group, hw, 30, random.Random(1))}
+    assert len(spaces) > 1
+
+    def plain_only(view: KernelGroup, p: Problem) -> Rules:
+        if view == group:
+            return rules_for(view, p)
+        raise NoCandidateError("no rules")
+
+    def none_at_all(*_: object) -> Rules:
+        raise NoCandidateError("no rules")
+
+    monkeypatch.setattr("roller_svc.construct.random_tiles.rules_for", plain_only)
+    assert {program.space for program in random_rprograms(group, hw, 30, random.Random(1))} == {group.space}
+    monkeypatch.setattr("roller_svc.construct.random_tiles.rules_for", none_at_all)
+    assert random_rprograms(group, hw, 30, random.Random(1)) == ()
 
 
 def test_only_cpus_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
