@@ -1,14 +1,14 @@
 """Measurements of `roller bench model --json` → the module of costs that the model ships, fitted to all of them.
 
-    python bench/fit_costs.py bench/results/RESULT.json > roller_svc/perf/cpu_costs_fitted.py
+    python bench/fit_costs.py bench/results/RESULT.json --output roller_svc/perf/cpu_costs_fitted.py
 
-The fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down.
+The fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
+a shell's `>` would empty it before this script, which imports it, has begun.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -26,13 +26,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="the document")
     parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
     options = parser.parse_args()
     document = read_measurements(options.result)
     cases = fit_cases(document, {case.id: case for case in performance_cases(options.cases)})
     costs = fitted(cases, from_mapping(document["hardware"]), CpuCosts())
     plans = sum(len(case.plans) for case in cases)
     machine = document["machine"]
-    sys.stdout.write(module(costs, f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}"))
+    source = f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}"
+    replace_file(options.output, module(costs, source))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """The file has its old text or the new one, never a part."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def module(costs: CpuCosts, source: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.bench.measured_plans import FitCase, MeasuredPlan
+from roller_svc.bench.measured_plans import FitCase
 from roller_svc.construct.rprograms import prepared
 from roller_svc.ir.group import KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
@@ -84,16 +84,9 @@ def fitted(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCo
     return fit.costs(theta)
 
 
-def estimated(plan: MeasuredPlan, hw: HardwareSpec, costs: CpuCosts) -> float:
-    """Seconds that the model with these constants predicts for a plan."""
-    groups = zip(plan.groups, plan.plan.choices, strict=True)
-    return sum(_choice(group, choice.program, hw, {}).seconds(costs) for group, choice in groups)
-
-
-def all_estimated(
-    cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts
-) -> tuple[tuple[float, ...], ...]:
-    """The same for every plan of every case; plans of a case share what is prepared."""
+def all_estimated(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[tuple[float, ...], ...]:
+    """Seconds that the model with these constants predicts for every plan of every case; plans of a case share what is
+    prepared."""
     measured = _measured(cases, hw)
     seconds = np.array([choice.seconds(costs) for choice in measured.choices])
     plans = iter(float(seconds[list(part)].sum()) for part in measured.parts)

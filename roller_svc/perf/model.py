@@ -18,7 +18,6 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_convolution import cpu_convolution
 from roller_svc.perf.cpu_costs import CpuCosts
-from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
@@ -125,11 +124,9 @@ class Model:
         return _costs(self.problem, _launch(self.problem, program)).needs
 
 
-def model(
-    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factors | None = None, costs: CpuCosts = FITTED
-) -> Model:
+def model(space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: Factors | None = None) -> Model:
     """Prepare the model of a group's space. A matrix unit's needs the operands of the contraction, `factors`."""
-    return Model(problem(space, hw, unit, factors)).with_costs(costs)
+    return Model(problem(space, hw, unit, factors))
 
 
 def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None) -> Estimate:

@@ -12,13 +12,15 @@ import pytest
 from tilespaces import matmul, relu, row_sum
 
 from roller_svc import hardware
-from roller_svc.bench.fit import WITHIN, all_estimated, estimated, fitted
+from roller_svc.bench.fit import WITHIN, all_estimated, fitted
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan
 from roller_svc.construct import rank
+from roller_svc.construct.rprograms import prepared
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.report import Plan
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.model import Model
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 HW = hardware.load("cpu-x86-avx512")
@@ -36,8 +38,10 @@ GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), rel
 def case(group: KernelGroup, costs: CpuCosts, slower: float = 1.0) -> FitCase:
     candidates, _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 8)
     plans = [MeasuredPlan(Plan((candidate,)), (group,), 1.0) for candidate in candidates]
-    timed = tuple(replace(plan, seconds=slower * estimated(plan, HW, costs)) for plan in plans)
-    return FitCase(group.name, "made up", timed)
+    made = FitCase(group.name, "made up", tuple(plans))
+    (seconds,) = all_estimated((made,), HW, costs)
+    timed = tuple(replace(plan, seconds=slower * s) for plan, s in zip(plans, seconds, strict=True))
+    return replace(made, plans=timed)
 
 
 @lru_cache(maxsize=1)
@@ -87,7 +91,29 @@ def test_without_measurements_nothing_changes() -> None:
 @pytest.mark.parametrize("number", range(len(GROUPS)))
 def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
     one = cases()[number]
-    assert all_estimated((one,), HW, TRUE) == (tuple(estimated(plan, HW, TRUE) for plan in one.plans),)
+    alone = (
+        Model(prepared(GROUPS[number], HW, choice.program.unit)).with_costs(TRUE).estimate(choice.program).seconds
+        for plan in one.plans
+        for choice in plan.plan.choices
+    )
+    assert all_estimated((one,), HW, TRUE) == (tuple(alone),)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_fitted_module_replaces_the_old_one_whole(
+    tmp_path: Path, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    module = tmp_path / "costs.py"
+    module.write_text("OLD = 1\n", encoding="utf-8")
+    if writes:
+        script.replace_file(module, "NEW = 2\n")
+    else:
+        with pytest.raises(UnicodeEncodeError):
+            script.replace_file(module, "NEW = 2\n\ud800")
+    assert module.read_text(encoding="utf-8") == ("NEW = 2\n" if writes else "OLD = 1\n")
+    assert list(tmp_path.iterdir()) == [module]
 
 
 def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,5 +129,10 @@ def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:
     start, fitted_to = asdict(CpuCosts()), asdict(FITTED)
     for family, costs in start.items():
-        pairs = zip(costs.values(), fitted_to[family].values(), strict=True) if isinstance(costs, dict) else ()
+        before_and_after = (costs, fitted_to[family])
+        if isinstance(costs, float):  # no family
+            pairs = [before_and_after]
+        else:
+            pairs = list(zip(*(one.values() for one in before_and_after), strict=True))
+        assert pairs
         assert all(1 / WITHIN * 0.95 <= after / before <= WITHIN * 1.05 for before, after in pairs), family
