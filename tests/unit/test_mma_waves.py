@@ -40,7 +40,9 @@ def test_steps_are_streamed_where_the_last_wave_would_be_empty(tiles: int, steps
 @pytest.mark.parametrize("tiles", [37, 64, 90, 130, 150])
 @pytest.mark.parametrize("steps", [16, 33, 250])
 def test_streamed_steps_are_shared_evenly(tiles: int, steps: int) -> None:
-    for blocks in streams(tiles, steps, CORES):
+    found = streams(tiles, steps, CORES)
+    assert len(found) == 1
+    for blocks in found:
         share = math.ceil(tiles * steps / blocks)
         assert blocks <= CORES
         assert (blocks - 1) * share < tiles * steps <= blocks * share
