@@ -47,7 +47,10 @@ MAX_GRID = 2**31 - 1  # blocks of one launch
 
 @dataclass(frozen=True, slots=True)
 class MmaContraction:
+    """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
+
     problem: Problem
+    varied: bool = False
 
     def lane_choices(self) -> tuple[int, ...]:
         return (self.problem.machine.hw.limits.warp_size,)
@@ -170,7 +173,8 @@ class MmaContraction:
         fragments = (at(base.thread, p.m) // ROWS) * (at(base.thread, p.n) // COLUMNS)
         long_enough = (b for b in fitting[1:] if b // STEP_BYTES * fragments >= LEAST_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
-        return tuple([b // size for b in fitting if (b < longest and not self._whole_chunks) or b == longest])
+        shorter = self.varied or not self._whole_chunks
+        return tuple([b // size for b in fitting if (b < longest and shorter) or b == longest])
 
     def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> str:
         limits = self.problem.machine.hw.limits

@@ -102,7 +102,7 @@ def rank_units(
         if len(best) == top_k and best[-1].seconds <= least_s:
             continue  # nothing that this unit computes can be among the best
         try:
-            construction = _construct(view, p, _limit(unit))
+            construction = _construct(view, p, _limit(unit), varied=bool(demands.tiles))
         except NoCandidateError as failure:
             failures.append(failure)
             continue
@@ -180,15 +180,18 @@ def prepared(
     return replace(p, planes=plane_space(group), layout=layout_space(group, hw), passes=walked)
 
 
-def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
+def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:
+    """`varied`: tiles of a matrix unit as different as may be, since those that promise most may not meet a demand."""
     rules = rules_for(group, p)
+    if isinstance(rules, MmaContraction) and varied:
+        rules = replace(rules, varied=True)
     log = Log(MAX_VISITS)
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
         raise _unfit(group, rules, log)
     splittable = group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group)
     split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)] if splittable else []
-    if isinstance(rules, MmaContraction):
+    if isinstance(rules, MmaContraction) and not varied:
         shapes = _promising(rules, [*shapes, *split], limit // 2)
     elif split:
         shapes = [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)]
@@ -197,7 +200,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int) -> Construction:
     ]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
-    chosen = shapes[:limit] if isinstance(rules, MmaContraction) else spread(shapes, limit)
+    chosen = shapes[:limit] if isinstance(rules, MmaContraction) and not varied else spread(shapes, limit)
     programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(chosen))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
