@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from roller_svc.errors import ArgumentError
@@ -36,6 +36,11 @@ class Settings(BaseSettings):
     )
     server: str = Field("", description="service that the command line runs on; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="key the command line shows to that service")
+
+    @field_validator("local_spec", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return None if value == "" else value
 
     @property
     def accepted_keys(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ import argparse
 
 import uvicorn
 
-from roller_svc import settings
+from roller_svc import hardware, settings
 
 STOP_S = 10  # what requests under way get before the service ends
 
@@ -22,6 +22,8 @@ def execute(options: argparse.Namespace) -> int:
     chosen = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
     settings.check_address(chosen)
     settings.use(chosen)
+    if refusal := hardware.refusal_of_local():
+        raise refusal
     try:
         uvicorn.run(
             "roller_svc.service.app:from_settings",

@@ -9,7 +9,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from roller_svc.errors import ArgumentError, InvariantError, SpecError, UnknownHardwareError
+from roller_svc.errors import ArgumentError, InputError, InvariantError, SpecError, UnknownHardwareError
 from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.yaml_text import load_yaml
 from roller_svc.ir.hardware import HardwareSpec
@@ -35,8 +35,26 @@ def ids() -> tuple[str, ...]:
 
 
 def all_specs() -> tuple[HardwareSpec, ...]:
-    """Every spec, in the order of `ids`."""
-    return tuple(load(hardware_id) for hardware_id in ids())
+    """Every spec, in the order of `ids`; without `local` where the file of ROLLER_LOCAL_SPEC is refused, which
+    `refusal_of_local` tells."""
+    local = (load(LOCAL),) if LOCAL in ids() and refusal_of_local() is None else ()
+    return (*shipped_specs(), *local)
+
+
+def shipped_specs() -> tuple[HardwareSpec, ...]:
+    """Those of hwspecs/, by id."""
+    return tuple(_shipped(hardware_id) for hardware_id in sorted(_files()))
+
+
+def refusal_of_local() -> InputError | None:
+    """Why the file that ROLLER_LOCAL_SPEC names is not taken; None where it is, or none is named."""
+    if settings().local_spec is None:
+        return None
+    try:
+        load(LOCAL)
+    except InputError as refusal:
+        return refusal
+    return None
 
 
 def detect_local() -> HardwareSpec:
@@ -55,7 +73,8 @@ def _local() -> HardwareSpec:
 
 
 def _calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
-    """The spec that ROLLER_LOCAL_SPEC names; ArgumentError where it is another machine's."""
+    """The spec that ROLLER_LOCAL_SPEC names, of as many of its cores as this process may use; ArgumentError where it
+    is another machine's."""
     where = f"ROLLER_LOCAL_SPEC={file}"
     try:
         spec = load_yaml(file.read_text(encoding="utf-8"), str(file))
@@ -63,12 +82,42 @@ def _calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
         raise ArgumentError(f"{where}: cannot be read: {failure}", code="invalid-setting") from failure
     for field in ("name", "num_cores", "vector_bytes"):
         said, there = getattr(spec, field), getattr(detected, field)
-        if said != there:
+        if said != there and not (field == "num_cores" and said > there):
             raise ArgumentError(
                 f"{where}: {field} is {said}, here it is {there}", code="invalid-setting",
                 hint=f"roller calibrate --output {file}",
             )  # fmt: skip
-    return replace(spec, id=LOCAL)
+    return replace(with_fewer_cores(spec, detected.num_cores), id=LOCAL)
+
+
+def with_fewer_cores(spec: HardwareSpec, cores: int) -> HardwareSpec:
+    """A CPU's spec for a process that may use only so many of its cores. A rate is that many times what one core was
+    measured at alone, at most what all of them reach; without such a measurement their share of it."""
+    if cores == spec.num_cores:
+        return spec
+    alone = {one.name: one.quiet for one in spec.measured if one.cores == 1}
+    of_one = {one.figure: alone[one.name] for one in spec.measured if one.figure is not None and one.name in alone}
+
+    def rate(figure: str, of_all: float) -> float:
+        return min(of_all, cores * of_one.get(figure, of_all / spec.num_cores))
+
+    levels = tuple(
+        replace(
+            level,
+            bandwidth_bytes_per_s=rate(f"levels.{level.name}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s),
+            peak_bandwidth_bytes_per_s=None,
+        )
+        for level in spec.levels
+    )
+    units = tuple(
+        replace(
+            unit,
+            flops_per_s=rate(f"units.{unit.name}.flops_per_s", unit.flops_per_s),
+            peak_flops_per_s=None,
+        )
+        for unit in spec.units
+    )
+    return replace(spec, num_cores=cores, levels=levels, units=units, measured=())
 
 
 @lru_cache(maxsize=1)
