@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from roller_svc import toolchain
-from roller_svc.calibration.cpu import CpuKernels, probes
-from roller_svc.calibration.cuda import calibrated_cuda, device, measured_on_device
+from roller_svc.calibration.cpu import CpuKernels, compiled_kernels, probes
+from roller_svc.calibration.cuda import calibrated_cuda, check_spec, device, measured_on_device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
 from roller_svc.calibration.spec import figure_of, with_figures
@@ -31,6 +31,7 @@ def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECO
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
     check_present(spec)
     if hw.family is Family.CUDA:
+        check_spec(hw, device(0))
         return calibrated_cuda(0, seconds)
     measured = measured_on(spec, seconds)
     return with_figures(spec, measured, _provenance(spec, measured))
@@ -46,7 +47,7 @@ def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
     if hw.family is Family.CUDA:
         return measured_on_device(hw, device(0), seconds)
     start = time.perf_counter()
-    every = probes(CpuKernels(hw, hw.num_cores))
+    every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))
     found = sampled(every, seconds - (time.perf_counter() - start))
     all_cores = {one.name for one in found if one.cores == hw.num_cores}
     return tuple(

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from roller_svc.calibration import kernels
 from roller_svc.calibration.samples import Probe
+from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import aligned_empty
+from roller_svc.runtime.binding import Array, aligned_empty
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
@@ -39,9 +40,15 @@ _PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a
 
 
 def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
-    """Bytes of one thread for each level: half of what it has of a cache, and well beyond the last."""
+    """Bytes of one thread for each level: half of what it has of a cache, and well beyond the last.
+
+    Of an L3 of which a thread has less than four times its L2, that half beside the whole L2: such large L2s stand
+    before an L3 that keeps what they evict (Skylake-SP, Zen), so that both together hold it, and L2 alone does not.
+    """
     levels = [level for level in reversed(hw.levels) if level.name in CACHES]
     result = [(v.name, v.capacity_bytes // (2 * threads if v.name == "l3" else 2)) for v in levels]
+    within, (last, half) = levels[-2].capacity_bytes, result[-1]
+    result[-1] = (last, half if half >= 2 * within else within + half)
     dram = min(_BEYOND_CACHES * levels[-1].capacity_bytes, _DRAM_BYTES_MOST) // threads
     page = kernels.PAGE_BYTES
     return [*((name, size // page * page) for name, size in result), (DRAM, dram // page * page)]
@@ -130,13 +137,12 @@ class Rate:
 
 
 class CpuKernels:
-    """The micro-benchmarks of one spec, compiled, on one block of memory. Raises BuildError where nothing compiles for
-    the spec, LaunchError where it does not run here."""
+    """The micro-benchmarks of one spec on one block of memory, of DRAM's working set and more. Raises LaunchError where
+    they do not run here, or there is not so much memory (out-of-memory)."""
 
-    def __init__(self, hw: HardwareSpec, cores: int) -> None:
+    def __init__(self, hw: HardwareSpec, cores: int, compiled: CompiledKernel) -> None:
+        """`compiled` is what compiled_kernels gives for the spec."""
         self.hw, self.cores = hw, cores
-        names = kernels.names()
-        compiled = compile_source(_source(hw, names))
         chased = _chased(hw)
         far = dict(working_sets(hw, 1))[DRAM]
         piece = cores * dict(pieces(hw, cores))[DRAM]
@@ -148,14 +154,12 @@ class CpuKernels:
         parts = [far + kernels.PAGE_BYTES * (cores + 1), near, *chased.values()]
         self._near, chase, *starts = accumulate(parts)
         self._chased = dict(zip(chased, (chase, *starts), strict=False))
-        self.memory = aligned_empty((sum(parts),), np.dtype(np.uint8))
+        self.memory = _memory(sum(parts))
         self.memory[:chase].fill(0)
-        self._modules = {name: CpuModule(_only(compiled, name, self.memory.size)) for name in names}
+        self._modules = {name: CpuModule(_only(compiled, name, self.memory.size)) for name in kernels.names()}
 
     def timer(self, name: str, work: Work) -> Timer:
-        shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
-        call = self._modules[name].bound({"shape": shape}, {"memory": self.memory})
-        return Timer(call, shape, work)
+        return _timer(self._modules[name], self.memory, work)
 
     def streamed(self, name: str, threads: int, level: str, own: tuple[int, int]) -> Timer:
         """On that level's working set; what is in DRAM piece after piece."""
@@ -252,6 +256,31 @@ def _packings(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
             seconds = cpu.streamed(name, cores, level, (apart, _PACKED_ROWS))
             amount = 4 * _PACKED_ROWS * apart * cores
             yield Probe(f"{name}_{level}", "bytes/s", cores, f"{how}, from {level}", Rate(seconds, amount))
+
+
+def compiled_kernels(hw: HardwareSpec) -> CompiledKernel:
+    """All of them in one binary. Raises BuildError where nothing compiles for the spec."""
+    return compile_source(_source(hw, kernels.names()))
+
+
+def multiply_timer(compiled: CompiledKernel, dtype: DType, threads: int) -> Timer:
+    """Of multiply-adds in registers, with a page of memory for each thread's result and no more."""
+    memory = _memory(kernels.PAGE_BYTES * (threads + 1))
+    memory.fill(0)
+    module = CpuModule(_only(compiled, kernels.multiply_name(dtype), memory.size))
+    return _timer(module, memory, Work(threads))
+
+
+def _timer(module: CpuModule, memory: Array, work: Work) -> Timer:
+    shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
+    return Timer(module.bound({"shape": shape}, {"memory": memory}), shape, work)
+
+
+def _memory(size: int) -> Array:
+    try:
+        return aligned_empty((size,), np.dtype(np.uint8))
+    except MemoryError as failure:
+        raise LaunchError(f"micro-benchmarks need {size >> 20} MiB of memory", code="out-of-memory") from failure
 
 
 def _only(compiled: CompiledKernel, name: str, memory_bytes: int) -> CompiledKernel:

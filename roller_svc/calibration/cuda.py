@@ -59,13 +59,19 @@ def spec_of(found: Device) -> HardwareSpec:
     return replace(spec, num_cores=found.cores)
 
 
+def check_spec(hw: HardwareSpec, found: Device) -> None:
+    """Raises LaunchError (wrong-device) where the device's spec is another than this one."""
+    if (there := spec_of(found).id) != hw.id:
+        raise LaunchError(f"the device here is a {found.name}, whose spec is {there}, not {hw.id}", code="wrong-device")
+
+
 def shipped_spec(name: str, capability: tuple[int, int]) -> HardwareSpec | None:
     """The same by what the driver says; None where there is none."""
     words = set(name.upper().replace("-", " ").split())
     number = 10 * capability[0] + capability[1]
     specs = [
         spec
-        for spec in hardware.all_specs()
+        for spec in hardware.shipped_specs()
         if spec.family is Family.CUDA and runs_on(spec.arch, capability) and spec.arch.number == number
     ]
     named = [spec for spec in specs if words & set(spec.id.upper().split("-")[1:2])]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.calibration import kernels
-from roller_svc.calibration.cpu import CpuKernels, Work, pieces, working_sets
+from roller_svc.calibration.cpu import CpuKernels, compiled_kernels, multiply_timer, pieces, working_sets
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -58,8 +58,8 @@ class LimitProbes:
     LaunchError where it does not run here."""
 
     def __init__(self, hw: HardwareSpec, threads: int) -> None:
-        self._cpu = CpuKernels(hw, threads)
-        self._multiply = self._cpu.timer(kernels.multiply_name(DType.FLOAT32), Work(threads))
+        self._hw, self._threads, self._compiled = hw, threads, compiled_kernels(hw)
+        self._multiply = multiply_timer(self._compiled, DType.FLOAT32, threads)
         self._flops = kernels.CHAINS * 2 * (hw.vector_bytes // 4) * threads
 
     def flops_per_s(self) -> float:
@@ -67,8 +67,9 @@ class LimitProbes:
         return self._flops / self._multiply()
 
     def limits(self) -> Limits:
-        """The best of several samples each, in about a second."""
-        found = [one for stream in Stream for one in _bandwidths(self._cpu, stream)]
+        """The best of several samples each, in about a second. The memory that it takes is free again afterwards."""
+        cpu = CpuKernels(self._hw, self._threads, self._compiled)
+        found = [one for stream in Stream for one in _bandwidths(cpu, stream)]
         return Limits(max(self.flops_per_s() for _ in range(_SAMPLES)), tuple(found))
 
 

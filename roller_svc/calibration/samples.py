@@ -60,7 +60,7 @@ def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
     seconds -= start - begun
     rounds, spent_s = 0, 0.0
     few: list[str] = []
-    while rounds == 0 or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if few else 1):
+    while rounds < SAMPLES_LEAST or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if few else 1):
         for one in series:
             _take(one)
         rounds, spent_s = rounds + 1, time.perf_counter() - start

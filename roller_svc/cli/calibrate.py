@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from roller_svc import calibration, hardware
@@ -29,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    common.check_positive(options, "seconds")
+    common.check_seconds(options)
+    if options.output:
+        _check_writable(Path(options.output))
     spec = _calibrated(options.target, options.seconds)
     if options.output:
         _write(Path(options.output), hardware.yaml_of(spec))
@@ -62,13 +66,31 @@ def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:
             yield (one.figure, one.unit, *(f"{value:.4g}" for value in (one.quiet, one.min, one.median, one.max)))
 
 
+def _check_writable(path: Path) -> None:
+    """Before anything is measured."""
+    with _beside(path) as part:
+        part.touch(exist_ok=False)
+
+
 def _write(path: Path, text: str) -> None:
     """All of it or nothing."""
+    with _beside(path) as part:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name in the same folder, nothing of which stays. Raises ArgumentError (unwritable-file) for what the system
+    refuses meanwhile."""
+    part = path.parent / f".roller-{os.getpid()}.part"
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        yield part
     except OSError as failure:
         raise ArgumentError(f"cannot write {path}: {failure.strerror or failure}", code="unwritable-file") from failure
-    print(f"wrote {path}", file=sys.stderr)
+    finally:
+        with suppress(OSError):  # such as that of a folder which is not there
+            part.unlink()

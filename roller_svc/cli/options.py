@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from roller_svc.settings import settings
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
 FILE_BYTES_MOST = 64 << 20
+SECONDS_MOST = 3600.0  # of measuring: samples are kept, and nobody waits longer
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -144,8 +146,15 @@ def device_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:
     for name in names:
-        if getattr(options, name) <= 0:
-            raise ArgumentError(f"--{name} must be positive", code="invalid-option")
+        if not 0 < getattr(options, name) < math.inf:
+            raise ArgumentError(f"--{name} must be positive and finite", code="invalid-option")
+
+
+def check_seconds(options: argparse.Namespace) -> None:
+    """--seconds, how long to measure."""
+    check_positive(options, "seconds")
+    if options.seconds > SECONDS_MOST:
+        raise ArgumentError(f"--seconds must be at most {SECONDS_MOST:g}", code="invalid-option")
 
 
 def _extents(text: str, shape: str) -> list[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from roller_svc import calibration, hardware
 from roller_svc.cli import options as common
-from roller_svc.cli import remote, show
+from roller_svc.cli import remote, show, tell
 from roller_svc.describe import Json, device_json
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import HardwareSpec
@@ -39,6 +40,8 @@ def execute(options: argparse.Namespace) -> int:
             rows = service.hardware()
     else:
         rows = [device_json(spec) for spec in hardware.all_specs()]
+        if refusal := hardware.refusal_of_local():
+            print(tell.rendered(refusal, ""), file=sys.stderr)
     if options.json:
         show.as_json({"targets": rows})
         return 0
@@ -49,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """0 where the spec says what the device does, 1 where some figure differs."""
-    common.check_positive(options, "seconds")
+    common.check_seconds(options)
     if options.server:
         raise ArgumentError("the device at hand is checked, not a service's", code="invalid-option")
     spec = _spec(options)

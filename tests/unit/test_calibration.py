@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from roller_svc import hardware
 from roller_svc.calibration import kernels, samples
 from roller_svc.calibration.check import Comparison, figure, measured_comparisons
-from roller_svc.calibration.cpu import DRAM, CpuKernels, pieces, probes, working_sets
+from roller_svc.calibration.cpu import DRAM, CpuKernels, compiled_kernels, pieces, probes, working_sets
+from roller_svc.calibration.limits import LimitProbes
 from roller_svc.calibration.samples import Probe, sampled
 from roller_svc.calibration.spec import figure_of, with_figures
 from roller_svc.cli import main
@@ -70,6 +72,12 @@ def test_disturbed_samples_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     stepped(monkeypatch, [0, 0, 0, 0.5, 0.5, 0.5, 0.5, 0.5])  # our threads waited during the second one
     (found,) = sampled([probe_of([99, 3, 1000, 5, 4])], seconds=13.5)
     assert (found.min, found.max, found.samples) == (3, 5, 3)
+
+
+def test_there_are_three_rounds_however_little_time_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped(monkeypatch, [0.0] * 100)
+    (found,) = sampled([probe_of([99, 2, 1, 4, 5])], seconds=-1)
+    assert (found.min, found.max, found.samples) == (1, 4, 3)
 
 
 def test_a_busy_machine_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,22 +164,34 @@ def test_a_spec_is_compared_figure_by_figure() -> None:
     assert figure(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
 
 
-@pytest.mark.parametrize("cores", [1, 2, 64])
+def with_caches(**capacities: int) -> HardwareSpec:
+    levels = (replace(v, capacity_bytes=capacities.get(v.name, v.capacity_bytes)) for v in LOCAL.levels)
+    return replace(LOCAL, levels=tuple(levels))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 28, 64])
 def test_working_sets_fit_where_they_belong(cores: int) -> None:
-    levels = {level.name: level for level in LOCAL.levels}
-    for name, size in working_sets(LOCAL, cores):
-        shared = cores if name in ("l3", DRAM) else 1
-        assert (size * shared <= levels[name].capacity_bytes // 2) or name == DRAM
-    assert dict(working_sets(LOCAL, cores))[DRAM] * cores > levels["l3"].capacity_bytes
-    assert all(size >= 4096 for _, size in pieces(LOCAL, cores))
+    hw = with_caches(l1=32 << 10, l2=1 << 20, l3=38_500 << 10)  # Skylake-SP of 28 cores
+    sets, levels = dict(working_sets(hw, cores)), {level.name: level.capacity_bytes for level in hw.levels}
+    assert (sets["l1"], sets["l2"]) == (levels["l1"] // 2, levels["l2"] // 2)
+    # more than L2 holds, and no more than L3 does beside it
+    assert levels["l2"] < sets["l3"] <= max(levels["l3"] // (2 * cores), levels["l2"] + levels["l3"] // (2 * cores))
+    assert sets["l3"] == levels["l3"] // (2 * cores) // 4096 * 4096 or cores > 8
+    assert sets[DRAM] * cores > levels["l3"]
+    assert all(size >= 4096 for _, size in pieces(hw, cores))
 
 
 def test_every_micro_benchmark_gives_a_number() -> None:
-    found = probes(CpuKernels(LOCAL, LOCAL.num_cores))
+    cpu = CpuKernels(LOCAL, LOCAL.num_cores, compiled_kernels(LOCAL))
+    found = probes(cpu)
     assert len({(probe.name, probe.cores) for probe in found}) == len(found)
     values = {(probe.name, probe.cores): probe.sample() for probe in found}
     assert all(0 < value < 1e15 for value in values.values())
-    assert values["latency_l1", 1] < values["latency_dram", 1]
+    # what is followed for a latency are all lines of the set, each once
+    start, lines = cpu._chased["l1"], cpu.hw.level("l1").capacity_bytes // 2 // kernels.LINE_BYTES
+    words = cpu.memory[start : start + lines * kernels.LINE_BYTES].view(np.uint64).reshape(lines, -1)
+    at = next(column for column in words.T if len(set(column.tolist())) == lines)
+    assert sorted((at - at.min()) // kernels.LINE_BYTES) == list(range(lines))
     assert {figure_of(name, LOCAL) for name, cores in values if cores == LOCAL.num_cores} >= {"clock_hz"}
 
 
@@ -190,6 +210,9 @@ def test_the_text_has_every_function(hardware_id: str) -> None:
         (("calibrate", "--target", "amd-mi50"), 3, "none for amd"),
         (("calibrate", "--target", "nothing"), 2, "unknown-hardware"),
         (("calibrate", "--seconds", "0"), 2, "positive"),
+        (("calibrate", "--seconds", "nan"), 2, "finite"),
+        (("calibrate", "--seconds", "inf"), 2, "finite"),
+        (("targets", "check", "--seconds", "1e9"), 2, "at most"),
         (("targets", "check", "nvidia-h200-sxm"), 3, "NVIDIA device 0"),
         (("targets", "check", "local", "--hardware", "x"), 2, "exclude"),
         (("targets", "check", "--server", "http://127.0.0.1:9"), 2, "at hand"),
@@ -246,8 +269,37 @@ def test_calibrate_prints_a_spec(capsys: pytest.CaptureFixture[str], monkeypatch
     assert hardware.load_yaml(capsys.readouterr().out).clock_hz == 3e9
     assert main(("calibrate", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["clock_hz"] == 3e9
-    assert main(("calibrate", "--output", "/proc/nowhere/x.yaml")) == 2
-    assert "unwritable-file" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("roller_svc.calibration.calibrated", lambda *_, **__: pytest.fail("measured"))
+    for file in ("/proc/nowhere/x.yaml", str(tmp_path)):
+        assert main(("calibrate", "--output", file)) == 2
+        assert "unwritable-file" in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    fake_measuring(monkeypatch)
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert main(("calibrate", "--output", str(tmp_path / "x.yaml"))) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_not_there_has_a_code() -> None:
+    endless = replace(with_caches(l2=1 << 59), num_cores=1)
+    with pytest.raises(LaunchError) as refused:
+        CpuKernels(endless, 1, compiled_kernels(LOCAL))
+    assert refused.value.code == "out-of-memory"
+
+
+def test_the_probe_of_the_peak_takes_no_working_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.calibration.limits.CpuKernels", lambda *_: pytest.fail("took all the memory"))
+    assert LimitProbes(LOCAL, 1).flops_per_s() > 1e8
 
 
 def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,7 +309,8 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
     file.write_text(hardware.yaml_of(spec))
     assert hardware.load("local") == spec
-    for other in (replace(spec, name="another CPU"), replace(spec, num_cores=spec.num_cores + 1)):
+    fewer = replace(spec, num_cores=spec.num_cores - 1) if spec.num_cores > 1 else replace(spec, vector_bytes=2)
+    for other in (replace(spec, name="another CPU"), fewer):
         file.write_text(hardware.yaml_of(other))
         with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:
             hardware.load("local")
@@ -265,3 +318,34 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     file.unlink()
     with pytest.raises(ArgumentError, match="cannot be read"):
         hardware.load("local")
+
+
+def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
+    alone = tuple(replace(one, cores=1, figure=None) for one in measured_as({"read_l1": 4e11}, 1, LOCAL))
+    spec = calibrated_as(every_figure())
+    spec = replace(spec, num_cores=4, measured=(*spec.measured, *alone))
+    for cores, l1 in ((1, 4e11), (2, 6e11), (4, 6e11)):  # what one core reads alone, at most what all do
+        fewer = catalog.with_fewer_cores(spec, cores)
+        assert (fewer.num_cores, fewer.level("l1").bandwidth_bytes_per_s) == (cores, pytest.approx(l1))
+        assert fewer.level("l2").bandwidth_bytes_per_s == pytest.approx(2e11 * cores / 4)
+        assert fewer.units[0].flops_per_s == pytest.approx(spec.units[0].flops_per_s * cores / 4)
+
+
+def test_a_refused_file_is_no_matter_of_other_devices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = Settings(local_spec=tmp_path / "none.yaml")
+    monkeypatch.setattr(catalog, "settings", lambda: broken)
+    monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
+    assert [spec.id for spec in hardware.all_specs()] == [one for one in hardware.ids() if one != hardware.LOCAL]
+    assert main(("targets",)) == 0
+    assert "invalid-setting" in capsys.readouterr().err
+    monkeypatch.setattr("roller_svc.cli.serve.settings.use", lambda _: None)
+    monkeypatch.setattr("roller_svc.cli.serve.uvicorn.run", lambda *_, **__: pytest.fail("served"))
+    assert main(("serve", "--port", "0")) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLER_LOCAL_SPEC", "")
+    assert Settings().local_spec is None

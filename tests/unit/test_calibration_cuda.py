@@ -145,6 +145,13 @@ def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
     assert hardware.load_yaml(hardware.yaml_of(spec)) == spec
 
 
+def test_another_device_than_the_specs_is_refused(device: cuda.Device) -> None:
+    cuda.check_spec(A100, device)
+    with pytest.raises(LaunchError, match="nvidia-h200-sxm") as refused:
+        cuda.check_spec(hardware.load("nvidia-h200-sxm"), device)
+    assert refused.value.code == "wrong-device"
+
+
 def test_a_device_is_known_by_its_name_and_capability() -> None:
     def of(name: str, *capability: int) -> str | None:
         spec = cuda.shipped_spec(name, (capability[0], capability[1]))
