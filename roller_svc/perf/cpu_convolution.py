@@ -12,7 +12,6 @@ from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-BUSY_PORTS = 0.8  # from that share of the multiply-adds' time on loads leave no ports to lines that arrive
 PANELS_OF_L2 = 0.6  # what all panels may fill to be found there again
 
 
@@ -85,16 +84,16 @@ def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     """All calls of the micro-kernel."""
     mach, costs = p.machine, p.machine.costs.convolution
     depth = image.depth * image.taps
-    row = kernel_cycles(mach, s.rows, s.vectors)
-    crowded = min(1.0, max(0.0, (s.rows + s.vectors) / LOAD_PORTS / row - BUSY_PORTS) / (1.0 - BUSY_PORTS))
-    exposed = costs.l2_exposed + costs.crowded * crowded
+    near, far = _streamed_bytes(p, image, s)
+    l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
+    arriving = near / l2 + far / l3
+    # lines that arrive take their turns at the load ports
+    row = max(kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.crowded * arriving)
     if not image.along_filters and image.slides[-1].taps > 1:
         row += costs.across_lines_cycles * s.vectors
     inner = image.slides[-1].taps
     row += costs.tap_loop_cycles / inner if inner > 1 else 0.0
-    near, far = _streamed_bytes(p, image, s)
-    l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
-    row = max(row + exposed * (near / l2 + far / l3), near / (costs.l2_beside * l2) + far / l3)
+    row = max(row + costs.l2_exposed * arriving, near / (costs.l2_beside * l2) + far / l3)
     return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
 
 

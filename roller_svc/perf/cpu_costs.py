@@ -57,7 +57,7 @@ class ConvolutionCosts:
     tap_loop_cycles: float = 3.0  # one pass of the innermost loop over taps: counters that are set again
     across_lines_cycles: float = 0.4  # a vector of pixels that a tap has moved across two cache lines
     l2_exposed: float = 0.25  # of the time that rows of a panel take from the second cache
-    crowded: float = 0.7  # of the same, more where loads take all ports: 28 x 16 stands after 14 x 32, as measured
+    crowded: float = 0.7  # of the time that these lines take from there, what their turns at the load ports do
     l2_beside: float = 0.9  # of the second cache's bandwidth, what there is beside a micro-kernel
     weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
     memory_exposed: float = 0.3  # of the time that image, weights and results take from memory
