@@ -182,17 +182,16 @@ def prepared(
 
 def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:
     """`varied`: tiles of a matrix unit as different as may be, since those that promise most may not meet a demand."""
-    rules = rules_for(group, p)
-    if isinstance(rules, MmaContraction) and varied:
-        rules = replace(rules, varied=True)
+    rules = rules_for(group, p, varied=varied)
+    matrix = rules if isinstance(rules, MmaContraction) and not varied else None
     log = Log(MAX_VISITS)
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
         raise _unfit(group, rules, log)
     splittable = group.kind is not GroupKind.SCATTER and p.planes is None and may_split(group)
     split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)] if splittable else []
-    if isinstance(rules, MmaContraction) and not varied:
-        shapes = _promising(rules, [*shapes, *split], limit // 2)
+    if matrix is not None:
+        shapes = _promising(matrix, [*shapes, *split], limit // 2)
     elif split:
         shapes = [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)]
     shapes = [
@@ -200,16 +199,17 @@ def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = Fal
     ]
     if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
         shapes = [s for s in shapes if not s.pipeline.stream_k]
-    chosen = shapes[:limit] if isinstance(rules, MmaContraction) and not varied else spread(shapes, limit)
+    chosen = shapes[:limit] if matrix is not None else spread(shapes, limit)
     programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(chosen))
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
-def rules_for(group: KernelGroup, p: Problem) -> Rules:
-    """The rules of the group's family on the problem's unit; NoCandidateError where there are none."""
+def rules_for(group: KernelGroup, p: Problem, *, varied: bool = False) -> Rules:
+    """The rules of the group's family on the problem's unit, of a matrix unit perhaps `varied`. NoCandidateError where
+    there are none."""
     unit = p.machine.unit
     if unit.kind is UnitKind.MMA and p.is_contraction:
-        return MmaContraction(p)
+        return MmaContraction(p, varied)
     if unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
         raise NoCandidateError(
             f"{unit.name} of {p.machine.hw.id}: no rules for a {group.kind.value} on units of kind {unit.kind.value}",
