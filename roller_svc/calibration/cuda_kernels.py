@@ -312,6 +312,14 @@ def _read_shared(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     )  # fmt: skip
 
 
+def _chain(count: int) -> tuple[Buffer, Buffer]:
+    """So many elements, each the place of the next, and where one is."""
+    return (
+        Buffer("next", "next", Role.INPUT, DType.UINT32, (count,)),
+        Buffer("place", "place", Role.OUTPUT, DType.UINT32, (1,)),
+    )
+
+
 def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
     """Begins where the last run ended: lines that it has just read would be in a cache."""
     nbytes = sizes.dram_bytes if level == "dram" else sizes.last_cache_bytes
@@ -321,13 +329,9 @@ def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
         f"  for (int i = 0; i < {sizes.steps}; ++i) at = __ldcg(next + at);\n"
         "  place[0] = at;\n"
     )
-    buffers = (
-        Buffer("next", "next", Role.INPUT, DType.UINT32, (count,)),
-        Buffer("place", "place", Role.OUTPUT, DType.UINT32, (1,)),
-    )
     return Kernel(
         f"latency_{level}", SECONDS, sizes.steps, f"a load of {level} that needs the one before, nothing else running",
-        _source(hw, f"chase_{level}", buffers, body, _Grid(1, 1)), figure,
+        _source(hw, f"chase_{level}", _chain(count), body, _Grid(1, 1)), figure,
     )  # fmt: skip
 
 
@@ -340,13 +344,9 @@ def _chase_shared(hw: HardwareSpec, sizes: Sizes) -> Kernel:
         f"  for (int i = 0; i < {16 * sizes.steps}; ++i) at = tile[at];\n"
         "  place[0] = at;\n"
     )
-    buffers = (
-        Buffer("next", "next", Role.INPUT, DType.UINT32, (count,)),
-        Buffer("place", "place", Role.OUTPUT, DType.UINT32, (1,)),
-    )
     return Kernel(
         "latency_shared", SECONDS, 16 * sizes.steps, "a load of shared memory that needs the one before",
-        _source(hw, "chase_shared", buffers, body, _Grid(1, 1)), "levels.shared.latency_s",
+        _source(hw, "chase_shared", _chain(count), body, _Grid(1, 1)), "levels.shared.latency_s",
     )  # fmt: skip
 
 
