@@ -40,13 +40,15 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`top` plans that the model puts first and `sample` random ones, drawn with `seed`, for so many threads.
-    `calibrate`: the model works with figures measured at the start, else with the spec as it is shipped."""
+    """`top` plans that the model puts first and `sample` random ones of each case, `class_sample` of a class at least,
+    drawn with `seed`, for so many threads. `calibrate`: the model works with figures measured at the start, else with
+    the spec as it is shipped."""
 
     target: str = "local"
     threads: int = 1
     top: int = 10
     sample: int = 10
+    class_sample: int = 60
     seed: int = 0
     calibrate: bool = True
 
@@ -95,11 +97,12 @@ class Turns:
         return self.repeated >= MOST_REPEATED
 
 
-def measured_case(case: BenchCase, settings: Settings, hw: HardwareSpec, worker: Worker) -> Json:
-    """One row: the case's candidates with what the model expects of them and what they took, or its `error`."""
+def measured_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec, worker: Worker) -> Json:
+    """One row: the case's candidates, `sample` random ones among them, with what the model expects of them and what
+    they took, or its `error`."""
     try:
         program = case.program()
-        trial = trial_plans(program, hw, settings.top, settings.sample, f"{settings.seed} {case.id}")
+        trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
         start = time.perf_counter()
         attempts = built_for_trial(trial.plans, program, trial.groups, hw)
         build_s = time.perf_counter() - start

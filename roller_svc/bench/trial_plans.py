@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.measured_plans import candidate_of
 from roller_svc.construct.random_tiles import random_rprograms
 from roller_svc.generate import Groups
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram
 from roller_svc.ranking import best_plans, ranked_groups
+
+TRIES = 10  # draws for each plan wanted: some come twice, some are among the model's first
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlans:
-    """`ranked` are the model's first, in its order; `drawn` differ from the first of these in one group each."""
+    """`ranked` are the model's first, in its order; `drawn` are others, each kernel's tiles drawn by themselves."""
 
     groups: Groups
     ranked: tuple[Plan, ...]
@@ -27,24 +35,29 @@ class TrialPlans:
         return (*self.ranked, *self.drawn)
 
 
+def sample_sizes(cases: Collection[BenchCase], of_case: int, of_class: int) -> dict[str, int]:
+    """Class → how many plans to draw of each of its cases, `of_case` at least: as many as make `of_class` of all."""
+    counts = Counter(case.cls for case in cases)
+    return {cls: max(of_case, math.ceil(of_class / count)) for cls, count in counts.items()}
+
+
 def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int, seed: str) -> TrialPlans:
-    """The model's `top` plans and `sample` others, the same ones for the same seed."""
+    """The model's `top` plans and `sample` others, or all where there are fewer, the same for the same seed."""
     groups, ranked, _ = ranked_groups(program, hw, top)
     first = best_plans(ranked, top)
     rng = random.Random(seed)
+    pools = [random_rprograms(group, hw, top + sample, rng) for group in groups]
+    turns = [_in_turns(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)]
     known = {tuple(c.program for c in plan.choices) for plan in first}
     drawn: list[Plan] = []
-    pools = [iter(random_rprograms(group, hw, top + sample, rng)) for group in groups]
-    turns = [g for g in range(len(groups)) for _ in range(top + sample)]
-    rng.shuffle(turns)
-    for g in turns:
-        rprogram = next(pools[g], None)
-        if rprogram is None or len(drawn) >= sample:
-            continue
-        others = first[0].choices
-        plan = Plan((*others[:g], candidate_of(rprogram, groups[g], hw), *others[g + 1 :]))
-        key = tuple(c.program for c in plan.choices)
-        if key not in known:
-            known.add(key)
-            drawn.append(plan)
+    for programs in itertools.islice(zip(*turns, strict=True), TRIES * (top + sample)):
+        if len(drawn) < sample and programs not in known:
+            known.add(programs)
+            drawn.append(Plan(tuple(candidate_of(p, group, hw) for p, group in zip(programs, groups, strict=True))))
     return TrialPlans(groups, first, tuple(drawn))
+
+
+def _in_turns(pool: Sequence[RProgram], rng: random.Random) -> Iterator[RProgram]:
+    """All of them again and again, each time in another order."""
+    while True:
+        yield from rng.sample(pool, len(pool))

@@ -19,6 +19,7 @@ from roller_svc.bench.model_cpu import Settings, Worker, measured_case
 from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
+from roller_svc.bench.trial_plans import sample_sizes
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
@@ -38,7 +39,7 @@ MEASURED_COLUMNS = (
 )  # fmt: skip
 # Options, by what they are for; given without need they would be ignored.
 OF_CASES = ("cases", "every", "only")
-OF_MEASURING = ("threads", "top", "sample", "seed", "uncalibrated", "lock", "resume")
+OF_MEASURING = ("threads", "top", "sample", "class_sample", "seed", "uncalibrated", "lock", "resume")
 Json = dict[str, Any]
 
 
@@ -57,8 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plans to time that the model puts first (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--sample", type=int, default=default.sample, metavar="N", help="random plans to time beside (%(default)s)"
-    )
+        "--sample", type=int, default=default.sample, metavar="N",
+        help="random plans to time beside, of each case at least (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--class-sample", type=int, default=default.class_sample, metavar="N",
+        help="the same of each class at least: of classes of few cases more of each (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of the random plans (%(default)s)")
     parser.add_argument(
         "--uncalibrated", action="store_true", help="take the spec as it is shipped; measure no figures first"
@@ -88,8 +94,9 @@ def execute(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """ArgumentError for numbers that mean nothing and for options that would be ignored."""
     common.check_positive(options, "threads", "top", "every")
-    if options.sample < 0:
-        raise ArgumentError("--sample must not be negative", code="invalid-option")
+    for name in ("sample", "class-sample"):
+        if getattr(options, name.replace("-", "_")) < 0:
+            raise ArgumentError(f"--{name} must not be negative", code="invalid-option")
     if options.published:
         _refuse(options, "published", ("measurements", *OF_CASES, *OF_MEASURING))
     elif options.measurements:
@@ -102,7 +109,8 @@ def _refuse(options: argparse.Namespace, with_option: str, others: Iterable[str]
     defaults = parser.parse_args([])
     for name in others:
         if getattr(options, name) != getattr(defaults, name):
-            raise ArgumentError(f"--{with_option} and --{name} exclude each other", code="invalid-option")
+            given = name.replace("_", "-")
+            raise ArgumentError(f"--{with_option} and --{given} exclude each other", code="invalid-option")
 
 
 def _tell(options: argparse.Namespace, results: Json, shown: str) -> int:
@@ -118,8 +126,10 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     """The document of the cases' measured candidates, and the journal, in which a row stands as soon as it is there."""
     target = options.target or Settings().target
     chosen = Settings(
-        target, options.threads, options.top, options.sample, options.seed, calibrate=not options.uncalibrated
-    )
+        target, options.threads, options.top, options.sample, options.class_sample, options.seed,
+        calibrate=not options.uncalibrated,
+    )  # fmt: skip
+    samples = sample_sizes(cases, chosen.sample, chosen.class_sample)
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = _journal(options, document)
@@ -135,7 +145,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
         done = {row["id"]: row for row in known[1:]}
         for number, case in until_quiet(cases, done):
             turnstile.enter()
-            done[case.id] = measured_case(case, chosen, hw, worker)
+            done[case.id] = measured_case(case, chosen, samples[case.cls], hw, worker)
             journal.add([done[case.id]])
             print(f"[{number} of {len(cases)}] {_line(done[case.id])}", file=sys.stderr, flush=True)
     finally:

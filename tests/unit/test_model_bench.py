@@ -26,7 +26,7 @@ from roller_svc.bench.model_cpu import (
 from roller_svc.bench.model_report import read_measurements
 from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here, work
 from roller_svc.bench.sampling import Sample
-from roller_svc.bench.trial_plans import trial_plans
+from roller_svc.bench.trial_plans import sample_sizes, trial_plans
 from roller_svc.cli import main
 from roller_svc.cli.model_bench import until_quiet
 from roller_svc.construct import rank_units
@@ -76,9 +76,26 @@ def test_drawn_plans_are_new_and_the_same_for_the_same_seed(case: BenchCase, hw:
     assert 1 <= len(trial.ranked) <= 4
     assert 1 <= len(trial.drawn) <= 6
     assert trial.plans == trial_plans(program, hw, 4, 6, "7").plans
-    first = trial.ranked[0].choices
-    for plan in trial.drawn:
-        assert sum(mine.program != its.program for mine, its in zip(plan.choices, first, strict=True)) == 1
+
+
+def test_each_kernel_of_a_plan_is_drawn(hw: Any) -> None:
+    first, *_ = (trial := trial_plans(TWO.program(), hw, 4, 6, "7")).ranked
+    changed = {tuple(mine.program != its.program for mine, its in zip(plan.choices, first.choices, strict=True))
+               for plan in trial.drawn}  # fmt: skip
+    assert (True, True) in changed
+
+
+def test_a_program_of_few_plans_is_drawn_whole(hw: Any) -> None:
+    few = trial_plans(SOFTMAX.program(), hw, 1, 1000, "7")
+    (group,) = few.groups
+    everything = set(random_rprograms(group, hw, 1000, random.Random(2)))
+    assert {plan.choices[0].program for plan in few.plans} == everything
+
+
+def test_a_class_of_few_cases_draws_more_of_each() -> None:
+    cases = [PRODUCT, replace(PRODUCT, id="other"), SOFTMAX]
+    assert sample_sizes(cases, 10, 60) == {"gemm": 30, "softmax": 60}
+    assert sample_sizes(cases, 40, 60) == {"gemm": 40, "softmax": 60}
 
 
 def test_another_seed_draws_other_plans(hw: Any) -> None:
@@ -197,7 +214,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--json"]
-    assert main([*command, "--top", "2", "--sample", "2", "--uncalibrated"]) == 0
+    assert main([*command, "--top", "2", "--sample", "2", "--class-sample", "0", "--uncalibrated"]) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
     rows = {row["id"]: row for row in document["cases"]}
@@ -273,9 +290,11 @@ def test_it_is_said_where_measurements_are_wrong(
     [
         ("--every 0", "--every must be positive"),
         ("--sample -1", "--sample must not be negative"),
+        ("--class-sample -1", "--class-sample must not be negative"),
         ("--published a --measurements b", "--published and --measurements"),
         ("--published a --top 3", "--published and --top"),
         ("--measurements a --target local", "--measurements and --target"),
+        ("--measurements a --class-sample 3", "--measurements and --class-sample"),
         ("--measurements a --uncalibrated", "--measurements and --uncalibrated"),
     ],
 )
@@ -294,7 +313,7 @@ def test_what_was_measured_outlives_a_failure_to_report_it(
 
     monkeypatch.setattr("roller_svc.cli.model_bench.report", failing)
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--only", "softmax", "--top", "1", "--sample", "0",
-               "--uncalibrated"]  # fmt: skip
+               "--class-sample", "0", "--uncalibrated"]  # fmt: skip
     assert main(command) == 2
     monkeypatch.undo()
     capsys.readouterr()
