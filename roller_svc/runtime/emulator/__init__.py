@@ -45,6 +45,7 @@ _CHECKS = (
 _WATCHED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g1")
 _WATCHED_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
 _ARENA_ALIGNMENT_BYTES = 64
+_WARP = {Language.CUDA: 32, Language.HIP: 64}  # threads of a warp; AMD's waves of 64
 _FAULT, _OUT_OF_RANGE = 3, 5
 _BUSY_TRIES = 50
 
@@ -73,8 +74,8 @@ class EmulatorModule:
         has an order of its own, which follows from its inputs and from how many calls went before.
         `races`: two accesses of a byte that nothing orders are a fault too, in whatever order they come; slower.
         """
-        if compiled.source.language is not Language.CUDA:
-            raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not CUDA")
+        if compiled.source.language not in _WARP:
+            raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not a GPU's")
         self.source: KernelSource = compiled.source
         self.seed = seed
         self.limits = limits or EmulatorLimits()
@@ -153,10 +154,11 @@ class EmulatorCall:
 @functools.lru_cache(maxsize=64)
 def _built(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str, ...]) -> bytes:
     """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
-    flags = (*_FLAGS, *_CHECKS, *more_flags)
+    warp = f"-DEMULATOR_WARP={_WARP[source.language]}"
+    flags = (*_FLAGS, *_CHECKS, *more_flags, warp)
     files = {**_files("emulator.h", "vectors.h", "instructions.h"), "program.cpp": program_text(source).encode()}
     built = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
-    objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx)}
+    objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx, warp)}
     return compile_cxx(source.name, objects, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
 
 
@@ -165,9 +167,9 @@ def _files(*names: str) -> dict[str, bytes]:
 
 
 @functools.lru_cache(maxsize=4)
-def _runtime_object(compile_cxx: CxxCompiler) -> bytes:
+def _runtime_object(compile_cxx: CxxCompiler, warp: str) -> bytes:
     files = _files(*(path.name for path in _HERE.glob("*.h")), "runtime.cpp")
-    return compile_cxx("emulator", files, (*_FLAGS, "-c", "runtime.cpp", "-o", "output"))
+    return compile_cxx("emulator", files, (*_FLAGS, warp, "-c", "runtime.cpp", "-o", "output"))
 
 
 # runs -----------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 
 namespace emulator {
 
-constexpr int WARP = 32;
+constexpr int WARP = EMULATOR_WARP;  // 32, or 64 where the text is HIP's
 constexpr unsigned int WHOLE_WARP = 0xffffffffu;
 
 // Data of a shuffle or a vote, one entry a lane; lanes that the block does not have are 0xff bytes.
@@ -19,7 +19,7 @@ const Votes &exchanged(const char *what, unsigned int mask, int width, unsigned 
 void sync_warp(unsigned int mask, int line);
 void give_way();  // every second call lets other threads run before the caller goes on
 unsigned int lane();
-unsigned int lanes();  // a warp's; the last one of a block may have fewer than 32
+unsigned int lanes();  // a warp's; the last one of a block may have fewer than WARP
 
 // `room`: bytes from there to the end of the array, as far as the compiler knows.
 void copy(void *shared, unsigned long room, const void *memory, unsigned int bytes, bool inside, int line);
@@ -102,7 +102,7 @@ inline int __all_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
 }
 
 namespace emulator {
-// The value of the lane `from`; a lane that is not one of the warp's 32 gives the caller its own.
+// The value of the lane `from`; a lane that is not one of the warp's gives the caller its own.
 template <class T>
 inline T shuffled(const char *what, unsigned int mask, T value, unsigned int from, int width, int line) {
   static_assert(sizeof(T) <= 8, "one entry a lane");
@@ -114,17 +114,23 @@ inline T shuffled(const char *what, unsigned int mask, T value, unsigned int fro
 }
 }  // namespace emulator
 #define EMULATOR_SHUFFLES(type) \
-  inline type __shfl_sync(unsigned int mask, type value, int from, int width = 32, EMULATOR_LINE) { \
-    return emulator::shuffled("__shfl_sync", mask, value, from & 31, width, line); \
+  inline type __shfl_sync(unsigned int mask, type value, int from, int width = emulator::WARP, EMULATOR_LINE) { \
+    return emulator::shuffled("__shfl_sync", mask, value, from & (emulator::WARP - 1), width, line); \
   } \
-  inline type __shfl_xor_sync(unsigned int mask, type value, int lanes, int width = 32, EMULATOR_LINE) { \
+  inline type __shfl_xor_sync(unsigned int mask, type value, int lanes, int width = emulator::WARP, EMULATOR_LINE) { \
     return emulator::shuffled("__shfl_xor_sync", mask, value, emulator::lane() ^ lanes, width, line); \
   } \
-  inline type __shfl_down_sync(unsigned int mask, type value, unsigned int by, int width = 32, EMULATOR_LINE) { \
+  inline type __shfl_down_sync(unsigned int mask, type value, unsigned int by, int width = emulator::WARP, \
+                               EMULATOR_LINE) { \
     return emulator::shuffled("__shfl_down_sync", mask, value, emulator::lane() + by, width, line); \
   } \
-  inline type __shfl_up_sync(unsigned int mask, type value, unsigned int by, int width = 32, EMULATOR_LINE) { \
+  inline type __shfl_up_sync(unsigned int mask, type value, unsigned int by, int width = emulator::WARP, \
+                             EMULATOR_LINE) { \
     return emulator::shuffled("__shfl_up_sync", mask, value, emulator::lane() - by, width, line); \
+  } \
+  inline type __shfl_xor(type value, int lanes, EMULATOR_LINE) { /* HIP's */ \
+    return emulator::shuffled("__shfl_xor", emulator::WHOLE_WARP, value, emulator::lane() ^ lanes, emulator::WARP, \
+                              line); \
   }
 EMULATOR_SHUFFLES(int)
 EMULATOR_SHUFFLES(unsigned int)
