@@ -12,7 +12,10 @@ from enum import Enum
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.hopper_nodes import HopperNode, hopper_expressions, hopper_line
 from roller_svc.ir.program import Combine
+
+SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first
 
 
 class LoopKind(Enum):
@@ -57,7 +60,8 @@ class Storage:
     is a part of a tensor in memory, from that element on, and holds what is there.
 
     Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
-    banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes.
+    banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes; `alignment_bytes`: of
+    its first byte.
     """
 
     tensor: str
@@ -70,6 +74,7 @@ class Storage:
     over: tuple[str, ...] = ()
     pinned: bool = False
     window: Load | None = None
+    alignment_bytes: int = SHARED_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +247,7 @@ class Mma:
 
 Node = (
     Loop | Let | Storage | Compute | Branch | Routine | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
-    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
+    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma | HopperNode
 )  # fmt: skip
 
 
@@ -294,6 +299,8 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (window,)
         case Prefetch(index=index) | LaneReduce(index=index):
             return index
+        case _ if isinstance(node, HopperNode):
+            return hopper_expressions(node)
         case _:
             return ()
 
@@ -372,5 +379,7 @@ def _matrix_line(node: Node) -> str:
             return f"round {tensor} to tf32"
         case Mma(tensor=tensor, a=a, b=b):
             return f"{tensor} += {a} * {b}"
+        case _ if isinstance(node, HopperNode):
+            return hopper_line(node)
         case _:
             return type(node).__name__

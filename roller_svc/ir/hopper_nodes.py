@@ -1,0 +1,218 @@
+"""Nodes of the schedule tree that sm_90 adds: barriers in shared memory, bulk copies (TMA), products of warpgroups.
+
+Names and semantics are PTX ISA's: "mbarrier", "cp.async.bulk.tensor", "wgmma.mma_async", "setmaxnreg", "stmatrix". A
+warpgroup is four warps. What bulk copies and products do with shared memory happens in the *async proxy*: what threads
+wrote there themselves, it sees behind a fence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr
+
+WARP_THREADS = 32
+WARPGROUP_THREADS = 128
+
+Index = tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InitBarrier:
+    """barrier[index] expects that many arrivals a phase, from phase 0 on. One thread does it, before all others."""
+
+    barrier: str
+    index: Index
+    arrivals: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBarriers:
+    """What this thread initialised is seen by other threads, blocks and bulk copies, once they have met."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveBarrier:
+    """One arrival at barrier[index]. `bytes`: that many more are to land before the phase ends. `rank`: the barrier is
+    that of the cluster's block with this number."""
+
+    barrier: str
+    index: Index
+    bytes: int | None = None
+    rank: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitBarrier:
+    """Until the phase of that parity has ended; the one before phase 0 has parity 1 and has ended."""
+
+    barrier: str
+    index: Index
+    parity: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoad:
+    """A box of memory into a shared room, from tensor[index] on; its bytes count on barrier[barrier_index] when there.
+
+    `map`: symbol of the tree's tensor map. `coordinates` and, of im2col maps, `offsets`: the innermost dimension first.
+    `mask`: the cluster's blocks that get it, one bit each, every one at the same place.
+    """
+
+    tensor: str
+    index: Index
+    map: str
+    coordinates: Index
+    offsets: Index
+    barrier: str
+    barrier_index: Index
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkStore:
+    """A box of memory from a shared room, from tensor[index] on; what lies outside of the map's tensor is left out."""
+
+    map: str
+    coordinates: Index
+    tensor: str
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBulk:
+    """The stores that this thread has begun since the last one become a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitBulk:
+    """All of this thread's groups of stores but the `pending` youngest are done; `read`: have read their room, which
+    may be written again."""
+
+    pending: int
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAsync:
+    """What this thread wrote to shared memory is seen by bulk stores and products that begin later."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMatrix:
+    """An operand of a product as it lies in a shared room, from tensor[index] on, a row of a whole swizzle pattern.
+
+    `along_k`: K-major, else MN-major. `swizzle_bytes`: length of a row of the room, whose 16-byte chunks are permuted.
+    `stride_bytes` lie between groups of eight rows, `leading_bytes` between such rows side by side (MN-major only).
+    `advance_bytes`: the operand begins so far on, as if nothing were permuted.
+    """
+
+    tensor: str
+    index: Index
+    dtype: DType
+    along_k: bool
+    swizzle_bytes: int
+    leading_bytes: int
+    stride_bytes: int
+    advance_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupMma:
+    """Begins: a warpgroup's 64 x `columns` results, tensor[index] being a thread's first, += a * b over 32 bytes of k;
+    where `accumulate` is 0 they become a * b. Registers belong to it until it is awaited."""
+
+    tensor: str
+    index: Index
+    columns: int
+    a: SharedMatrix
+    b: SharedMatrix
+    accumulate: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class FenceWarpgroup:
+    """Registers that products begun from here on use may have been touched before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWarpgroup:
+    """The products begun since the last one become a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitWarpgroup:
+    """All groups of the warpgroup's products but the `pending` youngest are done."""
+
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetRegisters:
+    """Threads of the warpgroup have that many registers from here on; `increase`: more than before, else fewer."""
+
+    count: int
+    increase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WarpBarrier:
+    """All threads of a warp meet, and see what each other wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterBarrier:
+    """All threads of a cluster meet, and see what each other wrote."""
+
+
+HopperNode = (
+    InitBarrier | FenceBarriers | ArriveBarrier | AwaitBarrier | BulkLoad | BulkStore | CommitBulk | AwaitBulk
+    | FenceAsync | WarpgroupMma | FenceWarpgroup | CommitWarpgroup | AwaitWarpgroup | SetRegisters | WarpBarrier
+    | ClusterBarrier
+)  # fmt: skip
+
+
+def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:
+    """What such a node computes."""
+    match node:
+        case InitBarrier(index=index):
+            return index
+        case ArriveBarrier(index=index, rank=rank):
+            return index if rank is None else (*index, rank)
+        case AwaitBarrier(index=index, parity=parity):
+            return (*index, parity)
+        case BulkLoad(mask=mask):
+            parts = (*node.index, *node.coordinates, *node.offsets, *node.barrier_index)
+            return parts if mask is None else (*parts, mask)
+        case BulkStore(coordinates=coordinates, index=index):
+            return (*coordinates, *index)
+        case WarpgroupMma(index=index, a=a, b=b, accumulate=accumulate):
+            return (*index, *a.index, *b.index, accumulate)
+        case _:
+            return ()
+
+
+def hopper_line(node: HopperNode) -> str:
+    """What is said of such a node to people."""
+    match node:
+        case InitBarrier(barrier=barrier, arrivals=arrivals):
+            return f"{barrier}[...] expects {arrivals} arrivals"
+        case ArriveBarrier(barrier=barrier, bytes=size):
+            return f"arrive at {barrier}[...]{'' if size is None else f', {size} bytes to come'}"
+        case AwaitBarrier(barrier=barrier):
+            return f"await {barrier}[...]"
+        case BulkLoad(tensor=tensor, map=name, barrier=barrier):
+            return f"bulk load of {name} to {tensor}[...], on {barrier}[...]"
+        case BulkStore(tensor=tensor, map=name):
+            return f"bulk store of {tensor}[...] to {name}"
+        case AwaitBulk(pending=pending):
+            return f"await bulk stores, {pending} pending"
+        case WarpgroupMma(tensor=tensor, columns=columns, a=a, b=b):
+            return f"{tensor}[...] += {a.tensor} * {b.tensor}, 64 x {columns}"
+        case AwaitWarpgroup(pending=pending):
+            return f"await products, {pending} pending"
+        case SetRegisters(count=count):
+            return f"{count} registers a thread"
+        case _:
+            return type(node).__name__
