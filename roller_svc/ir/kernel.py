@@ -10,6 +10,7 @@ from enum import Enum
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
+from roller_svc.ir.tensor_map import TensorMap
 
 
 class Language(Enum):
@@ -73,6 +74,8 @@ class LaunchSpec:
     `zeroed` are symbols of args that the runtime fills with zero bytes just before this launch. `prepares`: it reads
     constants alone and fills workspace that later launches only read; such launches come first, and as long as that
     workspace is kept they need to run but once.
+    `maps` are parameters of 128 bytes each behind `args`, made of their buffers' addresses (`const __grid_constant__`).
+    `cluster`: neighbouring blocks that run together on one GPC, as the text says too; the grid's x is a multiple.
     """
 
     name: str
@@ -82,6 +85,12 @@ class LaunchSpec:
     shared_bytes: int = 0
     zeroed: tuple[str, ...] = ()
     prepares: bool = False
+    maps: tuple[TensorMap, ...] = ()
+    cluster: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cluster < 1 or self.grid[0] % self.cluster:
+            raise InvariantError(f"{self.name}: {self.grid[0]} blocks do not make clusters of {self.cluster}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +116,7 @@ class KernelSource:
             "arch": str(self.arch),
             "text": self.text,
             "options": self.options,
-            "launches": [
-                (x.name, x.args, x.grid, x.block, x.shared_bytes, x.zeroed, x.prepares) for x in self.launches
-            ],
+            "launches": [_launch_key(x) for x in self.launches],
             "buffers": [(b.name, b.symbol, b.role.value, b.dtype.value, b.shape) for b in self.buffers],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -135,6 +142,20 @@ class KernelSource:
     @property
     def workspace_bytes(self) -> int:
         return sum(b.bytes for b in self.buffers_of(Role.WORKSPACE))
+
+
+def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
+    plain = (
+        launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.prepares,
+    )  # fmt: skip
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.maps))
+
+
+def _map_key(view: TensorMap) -> tuple[object, ...]:
+    return (
+        view.symbol, view.buffer, view.dtype.value, view.mode.value, view.extents, view.strides_bytes, view.box,
+        view.element_strides, view.lower, view.upper, view.swizzle.value, view.offset_bytes, view.tf32,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
