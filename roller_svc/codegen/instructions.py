@@ -1,4 +1,4 @@
-"""Named wrappers of instructions that CUDA C++ has no word for: the only place where kernel text has an `asm`.
+"""Named wrappers of instructions that CUDA C++ has no word for: here and in hopper_instructions.py alone is an `asm`.
 
 The emulator has a twin of every one. Shapes, fragments and sizes are PTX ISA's: "cp.async", "ldmatrix", "mma".
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.helpers import Helper
+from roller_svc.codegen.hopper_instructions import hopper_instruction
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
@@ -71,7 +72,7 @@ def instruction(name: str) -> Helper | None:
         return Helper(_composed(name, "int", steps), (one,))
     if found := re.fullmatch(r"mma_(m\d+n\d+k\d+)_(\w+)", name):
         return Helper(_mma(name, found[1], found[2]))
-    return None
+    return hopper_instruction(name)
 
 
 def _copy(size: int) -> str:
