@@ -238,8 +238,8 @@ def compile(  # noqa: PLR0913 - the name and the options that interface.md gives
 ) -> Kernel:
     """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`.
 
-    `family` ("simt", "mma") and `tiles` ({"split_k": 4}) narrow down what is chosen from. `constants`: inputs that
-    stay the same from call to call; see Kernel.prepare.
+    `family` ("simt", "mma", "wgmma") and `tiles` ({"split_k": 4}) narrow down what is chosen from. `constants`: inputs
+    that stay the same from call to call; see Kernel.prepare.
     """
     if unknown:
         raise ArgumentError(f"compile has no option {next(iter(unknown))!r}", code="invalid-option")

@@ -37,7 +37,7 @@ class OptionsBody(Body):
     select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
     allow_tf32: bool = False
     runtime: Name = "auto"
-    family: Name | None = Field(None, description="simt or mma: what contractions on a GPU run on; default: the faster")
+    family: Name | None = Field(None, description="simt, mma or wgmma: what contractions on a GPU run on; default: the faster")
     tiles: dict[Name, int] = Field({}, description="values that lanes, split_k, stages, raster or stream_k must have")
     constants: list[Name] = Field(
         [], max_length=INPUTS_MOST, description="inputs that stay the same from call to call: prepared once, on CPUs"

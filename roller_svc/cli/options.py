@@ -12,6 +12,7 @@ from typing import Any
 from roller_svc import hardware
 from roller_svc.ask import build_request
 from roller_svc.errors import ArgumentError
+from roller_svc.ir.demands import TILE_FIELDS
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings
 
@@ -57,9 +58,9 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
 
 def add_family(parser: argparse.ArgumentParser) -> None:
     """For experiments: a part of what there is to choose from."""
-    parser.add_argument("--family", metavar="NAME", help="what contractions on a GPU run on: simt or mma")
+    parser.add_argument("--family", metavar="NAME", help="what contractions on a GPU run on: simt, mma or wgmma")
     parser.add_argument(
-        "--tiles", metavar="split_k=4,stages=3", help="values that lanes, split_k, stages, raster or stream_k must have"
+        "--tiles", metavar="split_k=4,stages=3", help=f"values that some of {', '.join(TILE_FIELDS)} must have"
     )
 
 

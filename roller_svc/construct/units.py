@@ -8,8 +8,17 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
-from roller_svc.ir.operand import Operand, operands, unfit
+from roller_svc.ir.operand import STAGED_KINDS, Operand, operands, unfit
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
+
+# What each family computes with; where none is demanded, what the model may choose from. Units of kind WGMMA must be
+# demanded as long as not all that their rules build can be lowered.
+_KINDS = {
+    None: (UnitKind.MMA,),
+    KernelFamily.MMA: (UnitKind.MMA,),
+    KernelFamily.WGMMA: (UnitKind.WGMMA,),
+}
+_UNITS = {KernelFamily.MMA: "matrix units", KernelFamily.WGMMA: "matrix units of warpgroups"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +38,15 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
         return Units((plain,))
     if demands.family is KernelFamily.SIMT:
         return Units((plain,))
-    taken, refusals = _matrix_units(group, hw, allow_tf32=demands.allow_tf32)
-    if demands.family is KernelFamily.MMA:
-        if not taken:
-            reasons = "; ".join(refusals) or f"{hw.id} has no matrix units"
-            raise NoCandidateError(f"{group.name} cannot run on matrix units: {reasons}", rejections={"mma": 1})
-        return Units(taken, refusals)
-    return Units((*taken, plain), refusals)
+    taken, refusals = _matrix_units(group, hw, demands)
+    if demands.family is None:
+        return Units((*taken, plain), refusals)
+    if not taken:
+        reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[demands.family]}"
+        raise NoCandidateError(
+            f"{group.name} cannot run on {_UNITS[demands.family]}: {reasons}", rejections={demands.family.value: 1}
+        )
+    return Units(taken, refusals)
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
@@ -43,29 +54,46 @@ def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
 
 
 def _matrix_units(
-    group: KernelGroup, hw: HardwareSpec, *, allow_tf32: bool
+    group: KernelGroup, hw: HardwareSpec, demands: Demands
 ) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
-    """The fastest unit that takes the group, and, if that must be fed element by element, the next that need not."""
-    fitting, refusals = [], []
+    """Of each kind that is allowed the fastest unit that takes the group, and, if that must be fed element by element,
+    the next that need not."""
+    wanted = _KINDS[demands.family]
+    fitting: dict[UnitKind, list[ComputeUnit]] = {}
+    refusals = []
     factors = operands(group)
     for unit in hw.units:
-        if unit.kind in (UnitKind.FMA, UnitKind.VECTOR):
+        if not unit.is_matrix or (demands.family is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted):
             continue
-        reason = _shape_refusal(unit) or unfit(unit, group.space.compute_dtype, factors, allow_tf32=allow_tf32)
+        reason = _kind_refusal(unit, wanted) or _group_refusal(unit, group) or _shape_refusal(unit)
+        reason = reason or unfit(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
         if reason:
             refusals.append(f"{unit.name}: {reason}")
         else:
-            fitting.append(unit)
-    fitting.sort(key=lambda u: -u.flops_per_s)
-    gathered = [_gathered(unit, factors, hw) for unit in fitting]
-    easier = [unit for unit, count in zip(fitting, gathered, strict=True) if count < gathered[0]]
-    return (*fitting[:1], *easier[:1]), tuple(refusals)
+            fitting.setdefault(unit.kind, []).append(unit)
+    taken: list[ComputeUnit] = []
+    for kind in wanted:
+        units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
+        gathered = [_gathered(unit, factors, hw) for unit in units]
+        easier = [unit for unit, count in zip(units, gathered, strict=True) if count < gathered[0]]
+        taken += [*units[:1], *easier[:1]]
+    return tuple(taken), tuple(refusals)
+
+
+def _kind_refusal(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
+    return "" if unit.kind in wanted else f"no rules for units of kind {unit.kind.value}"
+
+
+def _group_refusal(unit: ComputeUnit, group: KernelGroup) -> str:
+    if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
+        return "rows of its results are reduced, which warpgroups leave to warps"
+    return ""
 
 
 def _shape_refusal(unit: ComputeUnit) -> str:
     """Why fragments of 16 x 8 results over 32 bytes of k are not made of whole instructions of the unit."""
-    if unit.kind is not UnitKind.MMA:
-        return f"no rules for units of kind {unit.kind.value}"
+    if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
+        return ""
     if unit.acc_dtype.bytes != WORD_BYTES:
         return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
     granules = (ROWS, COLUMNS, STEP_BYTES // unit.in_dtype.bytes)

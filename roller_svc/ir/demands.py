@@ -7,7 +7,8 @@ from enum import Enum
 
 from roller_svc.ir.rprogram import RProgram
 
-TILE_FIELDS = ("lanes", "split_k", "stages", "raster", "stream_k")  # of an RProgram
+# of an RProgram
+TILE_FIELDS = ("lanes", "split_k", "stages", "raster", "stream_k", "blocks", "cluster_m", "cluster_n")
 
 
 class KernelFamily(Enum):
@@ -15,6 +16,7 @@ class KernelFamily(Enum):
 
     SIMT = "simt"  # multiply-adds of single threads
     MMA = "mma"  # instructions of warps on matrix units
+    WGMMA = "wgmma"  # instructions of warpgroups on matrix units, asynchronous
 
 
 @dataclass(frozen=True, slots=True)

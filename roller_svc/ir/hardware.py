@@ -102,6 +102,11 @@ class ComputeUnit:
     max_shape: tuple[int, ...] = ()  # empty: `shape` is the only size
     peak_flops_per_s: float | None = None
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether one instruction multiplies matrices."""
+        return self.kind not in (UnitKind.FMA, UnitKind.VECTOR)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

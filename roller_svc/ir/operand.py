@@ -13,6 +13,7 @@ from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import TensorType
 
+STAGED_KINDS = (UnitKind.MMA, UnitKind.WGMMA)  # matrix units that are fed from shared memory
 LONGEST_RUN = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
 
 _FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
@@ -78,7 +79,7 @@ def refusal(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
 
 def unfit(unit: ComputeUnit, sums: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool) -> str:
     """The same for a contraction of those factors whose sums are of that type."""
-    if unit.kind is not UnitKind.MMA:
+    if unit.kind not in STAGED_KINDS:
         return f"no rules for units of kind {unit.kind.value}"
     if sums is not unit.acc_dtype:
         return f"sums in {sums.value}, the unit in {unit.acc_dtype.value}"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.group import AxisRole, TileSpace
-from roller_svc.ir.hardware import ComputeUnit
+from roller_svc.ir.hardware import ComputeUnit, UnitKind
+
+WARPGROUP = 128  # threads that drive one wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class RProgram:
     `block`: the rTile of one rTask at the spec's block level: a thread block, a CPU task. On a reduced axis its
     extent is the step that is staged at once (K of a contraction), or the whole axis (INNER).
     `thread`: the rTile of one thread at the register level; block is a multiple of it on every spatial axis. Of a
-    matrix unit: the rTile of a warp, whose threads are the `lanes`.
+    matrix unit: the rTile of a warp, or of a warpgroup (WGMMA), whose threads are the `lanes`.
     `lanes`: threads of a block (GPU), or vector lanes (CPU), that share one reduction; 1 means none do.
     `split_k`: rTasks that share one reduction, joined by a second launch.
     `stages`: staged steps in flight at once, each with a buffer of its own.
@@ -53,6 +55,10 @@ class RProgram:
     `stream_k`: blocks that share all steps of all tiles evenly (stream-K), a tile's parts joined by a second launch;
     0: a block computes whole tiles.
     `streamed`: results go past the caches (a CPU's non-temporal stores).
+    `blocks`: so many are launched and walk the rTasks in turns, block i those numbered i, i + blocks, ... (persistent);
+    0: one block for each.
+    `cluster`: blocks along m and n that run together and share what they load: neighbours along n the tile of A, along
+    m that of B.
     """
 
     space: TileSpace
@@ -65,16 +71,24 @@ class RProgram:
     raster: int = 1
     stream_k: int = 0
     streamed: bool = False
+    blocks: int = 0
+    cluster: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:
             big, small = self.block[axis.name], self.thread[axis.name]
             if small < 1 or big < small or big % small:
                 raise InvariantError(f"axis {axis.name}: block tile {big} is no multiple of thread tile {small}")
-        if min(self.lanes, self.split_k, self.stages, self.raster) < 1 or self.stream_k < 0:
-            raise InvariantError("lanes, split_k, stages and raster are at least 1, stream_k at least 0")
+        if min(self.lanes, self.split_k, self.stages, self.raster, *self.cluster) < 1:
+            raise InvariantError("lanes, split_k, stages, raster and both sides of a cluster are at least 1")
+        if min(self.stream_k, self.blocks) < 0:
+            raise InvariantError("stream_k and blocks are at least 0")
         if self.split_k > 1 and self.stream_k:
             raise InvariantError("a reduction is split evenly or streamed, not both")
+        if self.stream_k and (self.blocks or self.cluster_size > 1):
+            raise InvariantError("blocks that stream steps neither walk whole tiles nor form clusters")
+        if self.blocks % self.cluster_size:
+            raise InvariantError(f"{self.blocks} blocks are no whole clusters of {self.cluster_size}")
 
     @property
     def grid(self) -> int:
@@ -82,9 +96,24 @@ class RProgram:
         return self.split_k * math.prod(-(-a.extent // self.block[a.name]) for a in self.space.spatial)
 
     @property
+    def cluster_m(self) -> int:
+        """Blocks of a cluster along m: they share tiles of B."""
+        return self.cluster[0]
+
+    @property
+    def cluster_n(self) -> int:
+        """Blocks of a cluster along n: they share tiles of A."""
+        return self.cluster[1]
+
+    @property
+    def cluster_size(self) -> int:
+        return math.prod(self.cluster)
+
+    @property
     def threads(self) -> int:
-        """Threads of one block (on a CPU: register tiles of one task)."""
-        return self.lanes * math.prod(self.block[a.name] // self.thread[a.name] for a in self.space.spatial)
+        """Threads of one block (on a CPU: register tiles of one task), with the warpgroup that only loads (WGMMA)."""
+        at_work = self.lanes * math.prod(self.block[a.name] // self.thread[a.name] for a in self.space.spatial)
+        return at_work + (WARPGROUP if self.unit.kind is UnitKind.WGMMA else 0)
 
     @property
     def steps(self) -> int:

@@ -83,7 +83,7 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"runtime": "gpu"}, "invalid-option"),
         ({"runtime": "emulator"}, "emulator-unavailable"),
         ({"allow_tf32": 1}, "invalid-option"),
-        ({"family": "wgmma"}, "invalid-option"),
+        ({"family": "tcgen05"}, "invalid-option"),
         ({"family": 1}, "invalid-option"),
         ({"tiles": "split_k=4"}, "invalid-option"),
         ({"tiles": {"block": 4}}, "invalid-option"),
