@@ -94,7 +94,7 @@ def _only(source: KernelSource, program: Program) -> KernelSource:
     named = {launch.name: launch for launch in source.launches}
     names = (program.name,) if program.name in named else tuple(tree.name for tree in program.trees)
     launches = tuple(named[name] for name in (*(tree.name for tree in program.prepares), *names))
-    touched = {symbol for launch in launches for symbol in launch.args}
+    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.maps))}
     private = (Role.WORKSPACE, Role.STATUS)
     buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)
     return replace(source, launches=launches, buffers=buffers)

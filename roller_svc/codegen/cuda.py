@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.congruences import Congruence, congruence
-from roller_svc.codegen.cuda_matrix import is_matrix_node, matrix_lines
+from roller_svc.codegen.cuda_hopper import hopper_line
+from roller_svc.codegen.cuda_matrix import MatrixNode, matrix_lines
 from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import AMPERE, instruction
@@ -16,12 +17,15 @@ from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import Range, fold, range_of
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.walk import Walk
+from roller_svc.ir.build import ceil_div
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, loads_of, walk
 from roller_svc.ir.hardware import Arch
+from roller_svc.ir.hopper_nodes import HopperNode
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
+    SHARED_ALIGNMENT_BYTES,
     Barrier,
     Compute,
     Copy,
@@ -37,10 +41,10 @@ from roller_svc.ir.schedule import (
     bodies,
     descend,
 )
+from roller_svc.ir.tensor_map import TensorMap
 
 # Static shared memory ends here; more is dynamic, which a launch must ask for (CUDA programming guide).
 STATIC_SHARED_BYTES = 48 << 10
-SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
@@ -55,6 +59,7 @@ class Function:
     block: int
     shared_bytes: int  # dynamic
     checks: tuple[RuntimeCheck, ...] = ()
+    maps: tuple[TensorMap, ...] = ()  # as parameters behind the buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,11 @@ class Room:
     bytes: int
     offset: int
     over: bool  # it takes the memory of others
+    alignment: int
 
     @property
     def end(self) -> int:
-        return self.offset + -(-self.bytes // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
+        return self.offset + ceil_div(self.bytes, SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
 
 
 @dataclass(slots=True)
@@ -82,9 +88,11 @@ class CudaWalk(Walk):
     known: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
 
     def node(self, node: Node) -> None:
-        if is_matrix_node(node):
+        if isinstance(node, MatrixNode):
             for line in matrix_lines(node, self.scalar, self.arch):
                 self.line(line)
+        elif isinstance(node, HopperNode):
+            self.line(hopper_line(node, self.scalar))
         else:
             Walk.node(self, node)
 
@@ -134,10 +142,12 @@ class CudaWalk(Walk):
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
             start = min((self.rooms[t].offset for t in storage.over), default=None)
             if start is None:
-                start = max((room.end for room in self.rooms.values()), default=0)
+                end = max((room.end for room in self.rooms.values()), default=0)
+                start = ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes
             self.rooms[storage.tensor] = Room(
-                type_, identifier, count, count * storage.dtype.bytes, start, over=bool(storage.over)
-            )
+                type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.over),
+                storage.alignment_bytes,
+            )  # fmt: skip
             return
         self.private.add(storage.tensor)
         if storage.shape:
@@ -173,11 +183,12 @@ def _statements(loop: Loop) -> int:
 def emit_function(
     tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
-    """One launch as an extern "C" __global__ function over its buffers, in the order of `args`."""
+    """One launch as an extern "C" __global__ function over its buffers, in the order of `args`, then its maps."""
     wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _outgrows_int(tree.body, {})
     dialect = dialects.CUDA
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
+    maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.maps)
     index = dialect.wide_index if wide else dialect.index
     scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
@@ -186,13 +197,15 @@ def emit_function(
     _declare_ids(walker, tree)
     walker.nodes(tree.body)
     shared, dynamic = _shared_declarations(list(walker.rooms.values()))
-    parameters = ", ".join(_parameter(a) for a in args)
+    parameters = ", ".join([*map(_parameter, args), *(f"const __grid_constant__ TensorMap {m.symbol}" for m in maps)])
+    cluster = f"__cluster_dims__({tree.cluster}, 1, 1) " if tree.cluster > 1 else ""
+    bounds = f"__launch_bounds__({threads}, {tree.resident})"
     text = (
-        f'extern "C" __global__ void __launch_bounds__({threads}, {tree.resident})\n{tree.name}({parameters}) {{\n'
+        f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({parameters}) {{\n'
         + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
     )
     return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,
-                    tuple(scalar.checks[first_check:]))  # fmt: skip
+                    tuple(scalar.checks[first_check:]), maps)  # fmt: skip
 
 
 def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
@@ -262,13 +275,14 @@ def _shared_declarations(rooms: list[Room]) -> tuple[list[str], int]:
     total = max((room.end for room in rooms), default=0)
     if total <= STATIC_SHARED_BYTES and not any(room.over for room in rooms):
         return [
-            f"__shared__ __align__({SHARED_ALIGNMENT_BYTES}) {room.type_} {room.identifier}[{room.elements}];"
+            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];"
             for room in rooms
         ], 0
     static = total <= STATIC_SHARED_BYTES
     size = str(total) if static else ""
+    alignment = max(room.alignment for room in rooms)
     lines = [
-        f"{'' if static else 'extern '}__shared__ __align__({SHARED_ALIGNMENT_BYTES}) "
+        f"{'' if static else 'extern '}__shared__ __align__({alignment}) "
         f"unsigned char shared_memory[{size}];"
     ]
     lines += [

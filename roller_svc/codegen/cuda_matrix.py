@@ -8,32 +8,28 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.schedule import AwaitCopies, CommitCopies, Copy, LoadMatrix, Mma, Node, RoundFragment
+from roller_svc.ir.schedule import AwaitCopies, CommitCopies, Copy, LoadMatrix, Mma, RoundFragment
 
 MatrixNode = Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
 
 
-def is_matrix_node(node: Node) -> bool:
-    return isinstance(node, MatrixNode)
-
-
-def matrix_lines(node: Node, scalar: Scalar, arch: Arch) -> list[str]:
+def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
     """What a node prints; the wrappers it calls are noted in `scalar.helpers`."""
     match node:
         case Copy():
             return [_copy(node, scalar, arch)]
         case CommitCopies():
-            return [f"{_called('commit_copies', scalar)}();"]
+            return [f"{called('commit_copies', scalar)}();"]
         case AwaitCopies(pending=pending):
-            return [f"{_called('await_copies', scalar)}<{pending}>();"]
+            return [f"{called('await_copies', scalar)}<{pending}>();"]
         case LoadMatrix():
             return [_load_matrix(node, scalar)]
         case RoundFragment():
-            name = _called("round_tf32", scalar)
+            name = called("round_tf32", scalar)
             words = [f"{_word(scalar, node.tensor, node.index)}[{i}]" for i in range(node.count)]
             return [f"{word} = {name}({word});" for word in words]
         case Mma():
-            name = _called(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
+            name = called(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
             operands = ((node.tensor, node.index), (node.a, node.a_index), (node.b, node.b_index))
             return [f"{name}({', '.join(_word(scalar, tensor, index) for tensor, index in operands)});"]
         case _:
@@ -44,10 +40,10 @@ def _copy(node: Copy, scalar: Scalar, arch: Arch) -> str:
     if arch < AMPERE:
         raise InvariantError(f"{arch} has no asynchronous copies")
     source = scalar.places[node.source.tensor]
-    name = _called(f"copy_async_{node.elements * source.dtype.bytes}", scalar)
-    target = _pointer(scalar, node.tensor, node.index)
+    name = called(f"copy_async_{node.elements * source.dtype.bytes}", scalar)
+    target = pointer(scalar, node.tensor, node.index)
     if node.guard is None:
-        return f"{name}({target}, {_pointer(scalar, node.source.tensor, node.source.index)}, true);"
+        return f"{name}({target}, {pointer(scalar, node.source.tensor, node.source.index)}, true);"
     # beyond the edge the address may lie outside: the first element's stands in for one that is not read
     guard = scalar.value(node.guard)
     address = scalar.address(source, node.source.index)
@@ -57,10 +53,10 @@ def _copy(node: Copy, scalar: Scalar, arch: Arch) -> str:
 def _load_matrix(node: LoadMatrix, scalar: Scalar) -> str:
     words = _word(scalar, node.tensor, node.index)
     if node.transposed and scalar.places[node.source].dtype.bits == DType.UINT32.bits:
-        return f"*{words} = __float_as_uint(*{_pointer(scalar, node.source, node.at)});"
+        return f"*{words} = __float_as_uint(*{pointer(scalar, node.source, node.at)});"
     suffix = "_transposed" if node.transposed else ""
-    name = _called(f"load_matrix_{node.count}{suffix}", scalar)
-    return f"{name}({words}, {_pointer(scalar, node.source, node.at)});"
+    name = called(f"load_matrix_{node.count}{suffix}", scalar)
+    return f"{name}({words}, {pointer(scalar, node.source, node.at)});"
 
 
 def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
@@ -71,16 +67,18 @@ def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
     return f"({place.identifier} + {offset})" if offset else place.identifier
 
 
-def _pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
+def pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
+    """The address of an element, in parentheses."""
     place = scalar.places[tensor]
     return f"({place.identifier} + {scalar.address(place, index)})"
 
 
-def _called(name: str, scalar: Scalar) -> str:
+def called(name: str, scalar: Scalar) -> str:
+    """The name of a wrapper, which is printed above the kernel from now on, and before it what it needs."""
     found = instruction(name)
     if found is None:
         raise InvariantError(f"no instruction {name}")
     for needed in found.needs:
-        _called(needed, scalar)
+        called(needed, scalar)
     scalar.helpers[name] = None
     return name

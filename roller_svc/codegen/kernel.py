@@ -215,7 +215,7 @@ def _emit_cuda(
             checks += function.checks
             launches.append(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
-                           function.shared_bytes, tree.zeroed)
+                           function.shared_bytes, tree.zeroed, maps=function.maps, cluster=tree.cluster)
             )  # fmt: skip
     text = f"{_comment(comment)}{cuda.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
     used = _used(buffers, launches)
@@ -264,7 +264,7 @@ def _has_checks(nodes: tuple[Node, ...]) -> bool:
 
 def _used(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
     """Every input and output, read or not, and the workspaces that some launch touches."""
-    touched = {symbol for launch in launches for symbol in launch.args}
+    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.maps))}
     return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in touched)
 
 

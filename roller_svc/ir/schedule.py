@@ -14,6 +14,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.hopper_nodes import HopperNode, hopper_expressions, hopper_line
 from roller_svc.ir.program import Combine
+from roller_svc.ir.tensor_map import TensorMap
 
 SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first
 
@@ -258,6 +259,8 @@ class ScheduleTree:
     `raster`: thread blocks with neighbouring numbers take that many values of the last block loop but one before the
     innermost moves on, so that blocks that run together share what they read; 1: the innermost varies fastest.
     `resident`: blocks that a core shall hold at once: the compiler gives threads no more registers than that leaves.
+    `maps`: of what bulk copies move; their buffers are tensors' names. `cluster`: neighbouring blocks that
+    run together.
     """
 
     name: str
@@ -265,6 +268,8 @@ class ScheduleTree:
     zeroed: tuple[str, ...] = ()
     raster: int = 1
     resident: int = 1
+    maps: tuple[TensorMap, ...] = ()
+    cluster: int = 1
 
 
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:

@@ -7,20 +7,28 @@ threads of a block meet them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.build import add, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, walk
+from roller_svc.ir.hopper_nodes import (
+    WARP_THREADS,
+    WARPGROUP_THREADS,
+    BulkLoad,
+    BulkStore,
+    HopperNode,
+    WarpgroupMma,
+    hopper_expressions,
+)
 from roller_svc.ir.schedule import (
     AwaitCopies,
     Barrier,
     Branch,
-    CommitCopies,
     Compute,
     Copy,
     JoinLanes,
@@ -39,10 +47,12 @@ from roller_svc.ir.schedule import (
     Transpose,
     descend,
 )
+from roller_svc.lower.asynchronous import AsyncOrder, together
 from roller_svc.lower.dependence import Dependence
 from roller_svc.lower.disjoint import Value, Variables
 
 MOST_LANES = 64  # of the widest vector, of bytes
+_THREADS = {"warp": WARP_THREADS, "warpgroup": WARPGROUP_THREADS}
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
 
@@ -53,19 +63,22 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> No
     for node in descend(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
-        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose):
+        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma):
             computed.add(node.tensor)
-    checker = _Checker(frozenset(storages), frozenset(computed), buffers)
+    checker = _Checker(frozenset(storages), frozenset(computed), buffers, _strides(nodes))
     checker.nodes(nodes)
     checker.settle(checker.pending)
+    checker.order.settle()
 
 
-class _Arrival(Enum):
-    """How far the first copies to a room are: slots that are filled again later are the schedule's own affair."""
-
-    BEGUN = "begun"
-    AWAITED = "awaited"
-    VISIBLE = "visible"  # to all threads of the block
+def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
+    """How many threads with neighbouring numbers have the same value of each thread loop."""
+    strides: dict[str, int] = {}
+    stride = 1
+    for loop in reversed([n for n in descend(nodes) if isinstance(n, Loop) and n.kind is LoopKind.THREAD]):
+        strides[loop.var] = stride
+        stride *= loop.extent
+    return strides
 
 
 @dataclass(slots=True)
@@ -73,12 +86,13 @@ class _Checker:
     storages: frozenset[str]  # all of the tree
     computed: frozenset[str]
     buffers: Collection[str] | None
+    strides: dict[str, int]  # thread loop → neighbouring threads that share its value
     rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
     dependence: Dependence = field(default_factory=Dependence)
-    uneven: int = 0  # branches and loops around that not all threads take alike
+    uneven: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
     written: set[str] = field(default_factory=set)
-    arrival: dict[str, _Arrival] = field(default_factory=dict)  # of what is copied asynchronously
     pending: dict[str, str] = field(default_factory=dict)  # read in a branch before it is written, perhaps a round ago
+    order: AsyncOrder = field(default_factory=AsyncOrder)
 
     @property
     def loops(self) -> list[Loop]:
@@ -113,12 +127,19 @@ class _Checker:
                     self._lanes(node)
                 case Transpose():
                     self._transpose(node)
-                case Copy():
-                    self._copy(node)
-                case CommitCopies() | AwaitCopies():
-                    self._await(node)
-                case LoadMatrix() | RoundFragment() | Mma():
-                    self._fragment(node)
+                case _:
+                    self._of_matrix_units(node)
+
+    def _of_matrix_units(self, node: Node) -> None:
+        match node:
+            case Copy():
+                self._copy(node)
+            case AwaitCopies():
+                self.order.awaited()
+            case LoadMatrix() | RoundFragment() | Mma():
+                self._fragment(node)
+            case _ if isinstance(node, HopperNode):
+                self._hopper(node)
 
     @contextmanager
     def _bound(self, name: str, value: Value) -> Iterator[None]:
@@ -137,7 +158,7 @@ class _Checker:
                 f"loop {loop.var} is inside of a vector loop: only innermost loops are vectors",
                 code="schedule-vector-inner",
             )
-        uneven = False
+        alike: tuple[int, ...] = ()
         if loop.limit is not None:
             if loop.kind is not LoopKind.SERIAL:
                 raise ScheduleError(
@@ -145,11 +166,11 @@ class _Checker:
                     code="schedule-extent",
                 )
             self._reads(loop.limit)
-            uneven = self._is_uneven(loop.limit)
-        self.uneven += uneven
+            alike = self._alike(loop.limit)
+        self.uneven += alike
         with self._bound(loop.var, Value.of_loop(loop.var)), self.dependence.inside(loop):
             self.nodes(loop.body)
-        self.uneven -= uneven
+        del self.uneven[len(self.uneven) - len(alike) :]
         if loop.kind is LoopKind.SERIAL:
             for tensor in [t for t in self.pending if t in self.written and self._room(t)[0] <= len(self.loops)]:
                 del self.pending[tensor]
@@ -191,13 +212,13 @@ class _Checker:
 
     def _branch(self, branch: Branch) -> None:
         self._reads(branch.cond)
-        uneven = self._is_uneven(branch.cond)
-        self.uneven += uneven
+        alike = self._alike(branch.cond)
+        self.uneven += alike
         self.dependence.branches.append((len(self.loops), branch.cond))
         self.nodes(branch.then)
         self.nodes(branch.otherwise)
         self.dependence.branches.pop()
-        self.uneven -= uneven
+        del self.uneven[len(self.uneven) - len(alike) :]
 
     def _routine(self, routine: Routine) -> None:
         """One thread's own work: a function that is called, not a piece of the loops around it."""
@@ -211,10 +232,11 @@ class _Checker:
 
     def _barrier(self) -> None:
         self._barrier_like("block")
-        self._arrive(_Arrival.AWAITED, _Arrival.VISIBLE)
+        self.order.met()
 
     def _barrier_like(self, threads: str) -> None:
-        if self.uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
+        uneven = any(threads not in _THREADS or alike % _THREADS[threads] for alike in self.uneven)
+        if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
             raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
     def _lanes(self, node: JoinLanes | LaneReduce) -> None:
@@ -264,17 +286,8 @@ class _Checker:
             self._reads(expr)
         self._read(node.source)
         self.written.add(node.tensor)
-        self.arrival.setdefault(node.tensor, _Arrival.BEGUN)
+        self.order.copied(node.tensor)
         self._record(node.tensor, node.index, is_write=True)
-
-    def _await(self, node: Node) -> None:
-        if isinstance(node, AwaitCopies):
-            self._arrive(_Arrival.BEGUN, _Arrival.AWAITED)
-
-    def _arrive(self, before: _Arrival, after: _Arrival) -> None:
-        for tensor, state in self.arrival.items():
-            if state is before:
-                self.arrival[tensor] = after
 
     def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
         """A warp does it together: all of its threads must get there, with fragments in registers."""
@@ -299,11 +312,37 @@ class _Checker:
                 raise ScheduleError(f"{tensor} is used before it has a value", code="schedule-order")
         self.written.add(node.tensor)
 
-    def _is_uneven(self, expr: Expr) -> bool:
-        """Whether threads of one block may see different values of it."""
+    def _hopper(self, node: HopperNode) -> None:
+        """Those who must do it together do; what it reads is there; what it begins is noted."""
+        if (threads := together(node)) is not None:
+            self._barrier_like(threads)
+        for expr in hopper_expressions(node):
+            self._reads(expr)
+        self.order.node(node)
+        match node:
+            case BulkLoad(tensor=tensor):
+                self._in_scope(tensor)
+                self.written.add(tensor)
+            case BulkStore(tensor=tensor, index=index):
+                self._read(Load(tensor, index, DType.UINT32))
+            case WarpgroupMma(tensor=tensor, a=a, b=b):
+                for side in (a, b):
+                    self._read(Load(side.tensor, side.index, side.dtype))
+                self._in_scope(tensor)
+                if self._room(tensor)[1] is not Scope.REGISTER:
+                    raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
+                self.written.add(tensor)
+            case _:
+                pass
+
+    def _alike(self, expr: Expr) -> tuple[int, ...]:
+        """Where threads of one block may see different values of it: how many neighbours see the same."""
         value = self.variables.value(expr)
         threads = {loop.var for loop in self.loops if loop.kind is LoopKind.THREAD}
-        return bool(threads) and (value.from_data or bool(threads & value.loops))
+        if threads and value.from_data:
+            return (1,)
+        strides = [self.strides[var] for var in threads & value.loops]
+        return (math.gcd(*strides),) if strides else ()
 
     def _record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
         self.dependence.record(tensor, index, self._room(tensor), is_write=is_write)
@@ -333,11 +372,7 @@ class _Checker:
             return
         if tensor not in self.written:
             self._read_early(tensor)
-        if self.arrival.get(tensor, _Arrival.VISIBLE) is not _Arrival.VISIBLE:
-            raise ScheduleError(
-                f"{tensor} is read while copies to it are under way", code="schedule-order",
-                hint="await the copies, then let all threads of the block meet",
-            )  # fmt: skip
+        self.order.read(tensor)
         self._record(tensor, load.index, is_write=False)
 
     def _read_early(self, tensor: str) -> None:
@@ -359,6 +394,8 @@ class _Checker:
         if node.combine is not None and node.tensor in self.rooms and node.tensor not in self.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
         self.written.add(node.tensor)
+        if self._room(node.tensor)[1] is Scope.SHARED:
+            self.order.written(node.tensor)
         if node.tensor in self.rooms and not node.value.dtype.is_float:
             known = self.variables.contents.get(node.tensor, frozenset())
             self.variables.contents[node.tensor] = known | self.variables.followed(node.value)[0]
