@@ -37,8 +37,12 @@ class OptionsBody(Body):
     select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
     allow_tf32: bool = False
     runtime: Name = "auto"
-    family: Name | None = Field(None, description="simt, mma or wgmma: what contractions on a GPU run on; default: the faster")
-    tiles: dict[Name, int] = Field({}, description="values that lanes, split_k, stages, raster or stream_k must have")
+    family: Name | None = Field(
+        None, description="simt, mma or wgmma: what contractions on a GPU run on; default: the faster"
+    )
+    tiles: dict[Name, int] = Field(
+        {}, description="values that lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n must have"
+    )
     constants: list[Name] = Field(
         [], max_length=INPUTS_MOST, description="inputs that stay the same from call to call: prepared once, on CPUs"
     )

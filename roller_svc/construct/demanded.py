@@ -13,7 +13,7 @@ from roller_svc.ir.demands import Demands
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.mma_contraction import LEAST_STAGES
+from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import BlockNeeds, block_registers
 from roller_svc.perf.stream_k import stream

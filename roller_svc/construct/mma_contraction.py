@@ -13,7 +13,8 @@ from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_gri
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.mma_contraction import LEAST_STAGES, block_step, mma_block, steps_ahead
+from roller_svc.perf.matrix_terms import LEAST_STAGES
+from roller_svc.perf.mma_contraction import block_step, mma_block, steps_ahead
 from roller_svc.perf.mma_tile import (
     CHUNK_BYTES,
     COLUMNS,

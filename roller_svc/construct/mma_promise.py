@@ -13,7 +13,8 @@ from roller_svc.construct.mma_waves import streams
 from roller_svc.construct.rules import Base, at, spatial_grid
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.mma_contraction import CORE_L2_BYTES_PER_CYCLE, MMA_LATENCY_CYCLES
+from roller_svc.perf.matrix_terms import CORE_L2_BYTES_PER_CYCLE
+from roller_svc.perf.mma_contraction import MMA_LATENCY_CYCLES
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import second_launch_s

@@ -37,7 +37,7 @@ from roller_svc.ir.operand import operands
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.layout_tile import layout_space
-from roller_svc.perf.mma_contraction import LEAST_STAGES
+from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.model import Model, Timed
 from roller_svc.perf.nest_work import passes
 from roller_svc.perf.plane_tile import plane_space

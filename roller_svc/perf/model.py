@@ -22,7 +22,8 @@ from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.mma_contraction import mma_contraction, tile_count
+from roller_svc.perf.matrix_terms import tile_count
+from roller_svc.perf.mma_contraction import mma_contraction
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.simt_contraction import simt_contraction

@@ -15,7 +15,7 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.operand import operands
 from roller_svc.perf import estimate
-from roller_svc.perf.mma_contraction import wave_rectangle
+from roller_svc.perf.matrix_terms import wave_rectangle
 
 F16 = unit(A100, "mma_f16")
 GROUPS = {
