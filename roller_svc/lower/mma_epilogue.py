@@ -6,24 +6,21 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, walk
-from roller_svc.ir.group import TileAxis
-from roller_svc.ir.operand import contiguous_run
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.mma_fragments import LANE, LANES, SHARED_A, SHARED_B
 from roller_svc.lower.mma_pipeline import ACC
+from roller_svc.lower.outputs import Outputs, inside_axis
 from roller_svc.lower.rows import RowReads, converted, row_tensors, wrapped
 from roller_svc.lower.staging import THREAD
-from roller_svc.perf.mma_tile import CHUNK_BYTES, COLUMNS, ROWS, MmaTile
+from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
 
 SUMS, PART = ".sums", ".part"
 # Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
 UNROLLED_OPERATIONS = 256
-FUNCTION_OPERATIONS = 16  # of a function such as erf, once it is written out
-_PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +60,10 @@ class Epilogue:
     def _to_memory(self, number: int, count: int) -> tuple[Node, ...]:
         """Every thread takes `width` neighbours of a row, threads along the row."""
         tile = self.tile
-        width = self.store_width()
+        width = self.outputs.width(tile.n)
         rows, per_row = tile.warps[0] * count * ROWS, tile.n // width
         total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
-        nodes = self.outputs(total, width)
+        nodes = self.outputs.nodes(total, width)
         nodes = (Let("m.place", self._row_place(number, count), nodes),)
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
@@ -76,15 +73,9 @@ class Epilogue:
             nodes = (Branch(less(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(tile.threads)), ref(THREAD)), nodes),)
         rounds = ceil_div(items, tile.threads)
-        unrolled = rounds * width * self._operations <= UNROLLED_OPERATIONS
+        unrolled = rounds * width * self.outputs.operations <= UNROLLED_OPERATIONS
         kind = LoopKind.UNROLL if unrolled else LoopKind.SERIAL
         return (Loop(".round", rounds, kind, nodes),)
-
-    @property
-    def _operations(self) -> int:
-        """Of one output point, its store counted as one."""
-        parts = (part for s in self.view.group.statements[1:] for part in walk(s.body))
-        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in parts if isinstance(p, Op))
 
     def _row_place(self, number: int, count: int) -> Expr:
         """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
@@ -97,10 +88,11 @@ class Epilogue:
         tile, view = self.tile, self.view
         rows, warps = tile.warps[0] * count * ROWS, tile.threads // LANES
         combine = reduction.combine or Combine.SUM
-        inside_row = both(less(ref(".row"), num(rows)) if rows % warps else None, _inside(view.m, tile.m, "m.place"))
+        some = less(ref(".row"), num(rows)) if rows % warps else None
+        inside_row = both(some, inside_axis(view.m, tile.m, "m.place"))
         own = add(mul(ref(".column"), num(LANES)), ref(LANE))
         inside = both(less(ref(".element"), num(tile.n)) if tile.n % LANES else None,
-                      both(inside_row, _inside(view.n, tile.n, "n.place")))  # fmt: skip
+                      both(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
         storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
         nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
@@ -124,37 +116,10 @@ class Epilogue:
         row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), LANES))
         return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
 
-    def outputs(self, total: Load, width: int) -> tuple[Node, ...]:
-        """The epilogue's statements at m.place and `width` places from n.place on, where they are inside.
-
-        `total` is the sum at the one that `.lane` counts.
-        """
-        view = self.view
-        lead = view.n.members[-1].name
-        lanes = Loop(".lane", width, LoopKind.VECTOR, ())
-        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref(".lane"))})
-        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
-        inside = both(_inside(view.m, self.tile.m, "m.place"), _inside(view.n, self.tile.n, "n.place"))
-        return (Branch(inside, nodes),) if inside is not None else nodes
-
-    def store_width(self) -> int:
-        """Neighbours along n that every store of the epilogue can take at once, up to 16 bytes of the widest.
-
-        Beyond the innermost axis only the address of a store is sure to count on: what else is read at a place is not.
-        """
-        group, lead = self.view.group, self.view.n.members[-1]
-        types = dict(group.stored)
-        width = CHUNK_BYTES
-        for statement in group.statements:
-            if statement.output in types and statement is not group.row_reduction:
-                type_ = types[statement.output]
-                store = Load(statement.output, statement.index, type_.dtype)
-                width = min(width, contiguous_run(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
-        reads = RowReads(row_tensors(group), (), {})
-        moves = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
-        while self.tile.n % width or (moves and lead.extent % width):
-            width //= 2
-        return width
+    @property
+    def outputs(self) -> Outputs:
+        """What becomes of sums."""
+        return Outputs(self.view, self.tile.m, self.tile.n)
 
 
 # Lane l has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA, fragment of D).
@@ -173,7 +138,3 @@ def row_of_word() -> Expr:
 
 def column_of_word() -> Expr:
     return add(mul(mod(ref(LANE), 4), num(2)), ref(".pair"))
-
-
-def _inside(axis: TileAxis, tile: int, place: str) -> Expr | None:
-    return less(ref(place), num(axis.extent)) if axis.extent % tile else None

@@ -16,6 +16,7 @@ from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind
 from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import Epilogue, column_of_word, over_words, row_of_word, word
 from roller_svc.lower.mma_pipeline import ACC, FRAGMENT, Pipeline, Steps
+from roller_svc.lower.outputs import Outputs
 from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.stream_k import Stream, partial_tiles, stream
@@ -33,7 +34,7 @@ def streamed(
     work = stream(program)
     partial, _ = partial_tiles(name, program)
     multiply = _multiply(partial, work, pipeline, epilogue)
-    join = _join(partial, work, epilogue)
+    join = joined(partial, work, epilogue.outputs)
     return ScheduleTree(name, multiply), ScheduleTree(f"{name}_join", join)
 
 
@@ -53,7 +54,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     )
     nodes = pipeline.accumulators(nodes)
     nodes = (Let(".first", first, (Let(".last", last, nodes),)),)
-    nodes = _tile_axes(epilogue.view, work, nodes)
+    nodes = tile_axes(epilogue.view, work, nodes)
     nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
     tiles = sub(add(div(sub(ref(".end"), num(1)), work.steps), num(1)), div(ref(".begin"), work.steps))
     nodes = (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, limit=tiles),)
@@ -61,7 +62,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
 
 
-def _tile_axes(view: View, work: Stream, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def tile_axes(view: View, work: Stream, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes, with batch axes and tile numbers along m and n as they are at the tile."""
     names = (*(axis.name for axis in view.batch), "m.block", "n.block")
     stride = 1
@@ -82,12 +83,12 @@ def _leave(partial: str, pipeline: Pipeline) -> Node:
     return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))
 
 
-def _join(partial: str, work: Stream, epilogue: Epilogue) -> tuple[Node, ...]:
+def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
     """Every tile that several blocks worked on: their sums added in the order of the blocks, then the epilogue.
 
     The first of them ended with the tile, the others began with it.
     """
-    view, tile, width = epilogue.view, epilogue.tile, epilogue.store_width()
+    view, width = outputs.view, outputs.width(outputs.n)
     dtype = view.dtype
     element = add(ref(".element"), ref(".lane"))
     lane = (ref(".lane"),)
@@ -100,15 +101,15 @@ def _join(partial: str, work: Stream, epilogue: Epilogue) -> tuple[Node, ...]:
     nodes: tuple[Node, ...] = (
         Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(ref(".first_block"), LAST)),)),
         Loop(".part", work.parts - 1, LoopKind.SERIAL, (add_up,), limit=sub(ref(".last_block"), ref(".first_block"))),
-        *epilogue.outputs(Load(TOTAL, lane, dtype), width),
+        *outputs.nodes(Load(TOTAL, lane, dtype), width),
     )
     nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)
-    nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
-    nodes = (Let("m.place", add(mul(ref("m.block"), num(tile.m)), ref(".row")), nodes),)
-    per_row = tile.n // width
+    nodes = (Let("n.place", add(mul(ref("n.block"), num(outputs.n)), ref(".element")), nodes),)
+    nodes = (Let("m.place", add(mul(ref("m.block"), num(outputs.m)), ref(".row")), nodes),)
+    per_row = outputs.n // width
     nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
     nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
-    items = tile.m * per_row
+    items = outputs.m * per_row
     if items % JOINING_THREADS:
         nodes = (Branch(less(ref(".item"), num(items)), nodes),)
     nodes = (Let(".item", add(mul(ref(".round"), num(JOINING_THREADS)), ref(THREAD)), nodes),)
@@ -117,7 +118,7 @@ def _join(partial: str, work: Stream, epilogue: Epilogue) -> tuple[Node, ...]:
     start = mul(ref(TILE), num(work.steps))
     nodes = (Let(".last_block", div(add(start, num(work.steps - 1)), work.share), nodes),)
     nodes = (Let(".first_block", div(start, work.share), nodes),)
-    nodes = _tile_axes(view, work, nodes)
+    nodes = tile_axes(view, work, nodes)
     nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
     return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)
 
