@@ -1,0 +1,184 @@
+"""Operand of a contraction → how the tensor memory accelerator brings its tiles: maps, boxes, coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from roller_svc.ir.build import add, num, ref
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.operand import Operand
+from roller_svc.ir.program import Axis, TensorType
+from roller_svc.ir.tensor_map import STRIDE_BYTES, MapMode, Swizzle, TensorMap
+from roller_svc.perf.k_walk import Walk
+from roller_svc.perf.tma_boxes import Boxed, Sides, im2col, tiled
+from roller_svc.perf.tma_units import Address, Unit, Window, decoded, windows_of
+
+PATTERN_ROWS = 8  # of a swizzled room: a box begins with such a group
+MOST_BOXES = 8  # of a panel: more copies than that take one thread longer than the data takes to come
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One copy of a tile, to room[slot, panel, row, 0]."""
+
+    panel: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class TmaTile:
+    """A tile of `extent` elements along m or n and of one step of the walk, in boxes of `rows` rows of `panel`."""
+
+    dtype: DType
+    tf32: bool
+    along_k: bool
+    extent: int
+    walk: Walk
+    panel: int
+    rows: int
+    boxed: Boxed
+    axis_units: tuple[Unit, ...]
+    outer_units: tuple[Unit, ...]  # of k: one value at a time
+    k_units: tuple[Unit, ...]
+    batch: tuple[str, ...]
+
+    @property
+    def mode(self) -> MapMode:
+        return self.boxed.mode
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        rows, row = (self.extent, self.walk.depth) if self.along_k else (self.walk.depth, self.extent)
+        return tuple(Box(p, r) for p in range(row // self.panel) for r in range(0, rows, self.rows))
+
+    @property
+    def copies(self) -> int:
+        return len(self.boxes)
+
+    def tensor_map(self, symbol: str, buffer: str, swizzle: Swizzle) -> TensorMap:
+        """The parameter `symbol`, over the tensor `buffer`."""
+        dims, size = self.boxed.dims, self.dtype.bytes
+        box: tuple[int, ...] = tuple(d.box * d.step for d in dims)
+        lower: tuple[int, ...] = ()
+        upper: tuple[int, ...] = ()
+        if self.mode is MapMode.IM2COL:
+            box = (self.panel, self.rows)
+            lower, upper = tuple(d.lower for d in dims[1:-1]), tuple(d.upper for d in dims[1:-1])
+        return TensorMap(
+            symbol, buffer, self.dtype, self.mode, tuple(d.extent for d in dims),
+            tuple(d.stride * size for d in dims[1:]), box, tuple(d.step for d in dims), lower, upper, swizzle,
+            self.boxed.offset * size, self.tf32,
+        )  # fmt: skip
+
+    def coordinates(self, place: Expr, step: Expr, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """Where a box begins, and an im2col map's offsets; the innermost dimension first. `place`: the tile's first
+        position along m or n; batch axes are AxisRefs."""
+        column = num(box.panel * self.panel)
+        along, across = (num(box.row), column) if self.along_k else (column, num(box.row))
+        rows, inner = add(place, along), self.walk.place_in_row(step, across)
+        at: dict[str, Expr] = {name: ref(name) for name in self.batch}
+        at |= decoded(self.outer_units, self.walk.row(step))
+        at |= decoded(self.axis_units, rows, wraps=self.boxed.wraps and self.along_k)
+        at |= decoded(self.k_units, inner, wraps=self.boxed.wraps and not self.along_k)
+        coordinates = tuple(d.coordinate(at, rows if self.along_k else inner) for d in self.boxed.dims)
+        if self.mode is MapMode.TILED:
+            return coordinates, ()
+        return coordinates, tuple(d.shift(at) for d in self.boxed.dims[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class TmaFeed:
+    """An operand that TMA can bring. `dimensions` are those of its tensor, `extents` those of the axes that walk it;
+    `along_k`: rows of a tile lie along k, as in memory."""
+
+    dtype: DType
+    tf32: bool
+    along_k: bool
+    axis: TileAxis
+    k: TileAxis
+    batch: tuple[Axis, ...]
+    dimensions: tuple[Window, ...]
+    extents: Mapping[str, int] = field(compare=False)
+
+    def admits(self, walk: Walk) -> bool:
+        """Whether some tile can be brought so, rows along k being as long as a swizzle allows."""
+        row_bytes = walk.depth * self.dtype.bytes if self.along_k else STRIDE_BYTES
+        panel = math.gcd(row_bytes, Swizzle.B128.value) // self.dtype.bytes
+        return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), walk, panel), str)
+
+    def tile(self, extent: int, walk: Walk, panel: int) -> TmaTile | str:
+        """Tiles of `extent` elements along m or n (from multiples of it on) and of the walk's steps, in rows of `panel`
+        elements of the room; or why they cannot be brought so."""
+        rows, row = (extent, walk.depth) if self.along_k else (walk.depth, extent)
+        if row % panel:
+            return f"{row} elements are no whole rows of {panel}"
+        if panel * self.dtype.bytes % STRIDE_BYTES:
+            return f"rows of {panel * self.dtype.bytes} bytes are no multiples of {STRIDE_BYTES}"
+        found = self._made(tiled, (extent, walk, panel), rows)
+        if not isinstance(found, str):
+            return found
+        pixels = self._made(im2col, (extent, walk, panel), rows)
+        if not isinstance(pixels, str):
+            return pixels
+        for parts in range(2, MOST_BOXES + 1):
+            if rows % (parts * PATTERN_ROWS) == 0:
+                smaller = self._made(tiled, (extent, walk, panel), rows // parts)
+                if not isinstance(smaller, str):
+                    return smaller
+        return found
+
+    def _made(
+        self, how: Callable[[Address, Sides], Boxed | str], tile: tuple[int, Walk, int], rows: int
+    ) -> TmaTile | str:
+        extent, walk, panel = tile
+        kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (how is im2col and self._slides(w))]
+        address = Address.of(self.dimensions, kept, self.extents)
+        outer = len(walk.outer)
+        axis, k = address.units(self.axis.members), address.units(self.k.members[outer:])
+        walked = address.units(self.k.members[:outer])
+        batch = tuple(unit for member in self.batch for unit in address.units((member,)))
+        inner, across = (k, axis) if self.along_k else (axis, k)
+        sides = Sides(inner, across, (*walked, *batch), panel, rows, self.dtype.bytes,
+                      exact_inner=self.along_k and walk.is_ragged,
+                      exact_rows=not self.along_k and walk.is_ragged)  # fmt: skip
+        boxed = how(address, sides)
+        if isinstance(boxed, str):
+            return boxed
+        names = tuple(unit.name for unit in batch)
+        return TmaTile(self.dtype, self.tf32, self.along_k, extent, walk, panel, rows, boxed, axis, walked, k, names)
+
+    def _slides(self, dimension: Window) -> bool:
+        """Whether rows move along the dimension and something else does too."""
+        members = self.axis.members if self.along_k else self.k.members
+        names = {name for name, _ in dimension.index.coeffs}
+        return not names.isdisjoint(m.name for m in members) and len(names) > 1
+
+
+def tma_feed(
+    operand: Operand, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
+    types: Mapping[str, TensorType],
+) -> TmaFeed | str:  # fmt: skip
+    """How TMA brings the operand, staged as `dtype`, or why it cannot. `axes`: its own one, m or n, and k."""
+    source, (axis, k) = operand.source, axes
+    if source is None:
+        return "it is computed"
+    if operand.stored is not dtype and (operand.stored, dtype) != (DType.BOOL, DType.UINT8):
+        return f"it is {operand.stored.value} in memory and {dtype.value} when multiplied"
+    members = tuple(m for b in batch for m in b.members)
+    extents = {m.name: m.extent for m in (*members, *axis.members, *k.members)}
+    dimensions = windows_of(source, operand.guard, types[source.tensor].shape, extents)
+    if isinstance(dimensions, str):
+        return dimensions
+    return TmaFeed(dtype, dtype is DType.FLOAT32, operand.along_k, axis, k, members, dimensions, extents)
+
+
+def joint_walk(feeds: tuple[TmaFeed | None, TmaFeed | None], k: TileAxis, depth: int) -> Walk:
+    """The walk of k for both operands: as few members as may be one value at a time. None: an operand that threads
+    bring, in whatever order; so do they one that no walk suits."""
+    walks = [Walk.within(k, outer, depth) for outer in range(len(k.members))]
+    admitted = [[w for w in walks if feed.admits(w)] for feed in feeds if feed is not None]
+    return next((w for w in walks if all(w in some for some in admitted if some)), walks[0])

@@ -1,0 +1,173 @@
+"""Index of a tensor → how each axis moves through memory: what a tensor map's dimensions are made of.
+
+A *window* is a dimension of the tensor whose bounds matter: elements outside of it count as zeros. All other dimensions
+together are one address, a sum over axes. Neighbouring axes that walk the address as one axis would are one *unit*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.build import div, mod
+from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.program import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A dimension, `stride` elements from one value to the next: values from `low` to `high` - 1 exist."""
+
+    index: Affine
+    stride: int
+    low: int
+    high: int
+    guarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Axes that move as one: `extent` values, `stride` elements apart in the address, or an axis of a window."""
+
+    name: str
+    extent: int
+    stride: int
+    in_window: bool
+
+
+def windows_of(
+    source: Load, guard: Expr | None, shape: tuple[int, ...], extents: Mapping[str, int]
+) -> tuple[Window, ...] | str:
+    """All dimensions of the load, those marked that the guard bounds; or why the guard is no such bounds."""
+    windows = []
+    for d, index in enumerate(source.index):
+        known = affine(index)
+        if known is None:
+            return f"dimension {d} is walked by no sum of axes"
+        known = replace(known, coeffs=tuple((n, c) for n, c in known.coeffs if extents[n] > 1))
+        windows.append(Window(known, math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
+    for condition in _conjuncts(guard):
+        slack = _slack(condition, extents)
+        if slack is None:
+            return "its guard is no bound of a sum"
+        if _least(slack, extents) >= 0:
+            continue
+        bounded = [d for d, w in enumerate(windows) if _bounds(slack, w.index) is not None]
+        if not bounded:
+            return "its guard is not that of a dimension's ends"
+        windows[bounded[0]] = _bounded(windows[bounded[0]], slack)
+    return tuple(windows)
+
+
+def _conjuncts(guard: Expr | None) -> tuple[Expr, ...]:
+    match guard:
+        case None:
+            return ()
+        case Op(kind=OpKind.LAND, args=(a, b)):
+            return (*_conjuncts(a), *_conjuncts(b))
+        case _:
+            return (guard,)
+
+
+def _slack(condition: Expr, extents: Mapping[str, int]) -> Affine | None:
+    """What is at least 0 exactly where the condition holds."""
+    match condition:
+        case Op(kind=OpKind.LT, args=(a, b)) | Op(kind=OpKind.GT, args=(b, a)):
+            less, more, by = affine(a), affine(b), 1
+        case Op(kind=OpKind.LE, args=(a, b)) | Op(kind=OpKind.GE, args=(b, a)):
+            less, more, by = affine(a), affine(b), 0
+        case _:
+            return None
+    if less is None or more is None:
+        return None
+    coeffs = dict(more.coeffs)
+    for name, c in less.coeffs:
+        coeffs[name] = coeffs.get(name, 0) - c
+    kept = tuple(sorted((name, c) for name, c in coeffs.items() if c and extents[name] > 1))
+    return Affine(kept, more.offset - less.offset - by)
+
+
+def _least(known: Affine, extents: Mapping[str, int]) -> int:
+    return known.offset + sum(min(0, c * (extents[name] - 1)) for name, c in known.coeffs)
+
+
+def _greatest(known: Affine, extents: Mapping[str, int]) -> int:
+    return known.offset + sum(max(0, c * (extents[name] - 1)) for name, c in known.coeffs)
+
+
+def _bounds(slack: Affine, index: Affine) -> int | None:
+    """1 where it says that the index is large enough, -1: small enough, None: neither."""
+    if not index.coeffs:
+        return None
+    if slack.coeffs == index.coeffs:
+        return 1
+    return -1 if slack.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
+
+
+def _bounded(window: Window, slack: Affine) -> Window:
+    if _bounds(slack, window.index) == 1:  # index - low >= 0
+        return replace(window, low=max(window.low, window.index.offset - slack.offset), guarded=True)
+    return replace(window, high=min(window.high, window.index.offset + slack.offset + 1), guarded=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The windows, and the elements by which each axis moves the rest, from `offset` on."""
+
+    windows: tuple[Window, ...]
+    strides: dict[str, int]
+    offset: int
+    extents: Mapping[str, int]
+
+    @classmethod
+    def of(cls, dimensions: tuple[Window, ...], kept: Collection[int], extents: Mapping[str, int]) -> Address:
+        """`kept`: which dimensions are windows, as far as an axis moves them."""
+        windows, strides, offset = [], dict.fromkeys(extents, 0), 0
+        for d, dimension in enumerate(dimensions):
+            if d in kept:
+                windows.append(dimension)
+                continue
+            offset += dimension.index.offset * dimension.stride
+            for name, c in dimension.index.coeffs:
+                strides[name] += c * dimension.stride
+        return cls(tuple(windows), strides, offset, extents)
+
+    def window_of(self, axis: str) -> Window | None:
+        return next((w for w in self.windows if w.index.coeff(axis)), None)
+
+    def is_plain(self, axis: str) -> bool:
+        """Whether the axis moves the address or one window and nothing else."""
+        return sum(1 for w in self.windows if w.index.coeff(axis)) + (self.strides[axis] != 0) <= 1
+
+    def units(self, axes: tuple[Axis, ...]) -> tuple[Unit, ...]:
+        """Outermost first."""
+        units: list[Unit] = []
+        for axis in axes:
+            if axis.extent == 1:
+                continue
+            made = Unit(axis.name, axis.extent, self.strides[axis.name], self.window_of(axis.name) is not None)
+            last = units[-1] if units else None
+            if last and not (last.in_window or made.in_window) and last.stride == made.stride * made.extent:
+                units[-1] = Unit(f"{last.name} {made.name}", last.extent * made.extent, made.stride, in_window=False)
+            else:
+                units.append(made)
+        return tuple(units)
+
+    def span(self, index: Affine, without: str = "") -> tuple[int, int]:
+        """Least and greatest value of the index, its offset included, one axis left out."""
+        rest = Affine(tuple((n, c) for n, c in index.coeffs if n != without), index.offset)
+        return _least(rest, self.extents), _greatest(rest, self.extents)
+
+
+def decoded(units: tuple[Unit, ...], position: Expr, *, wraps: bool = False) -> dict[str, Expr]:
+    """Values of the units at a position on the axis that they make up; beyond its end the outermost goes on counting,
+    unless it `wraps`."""
+    values: dict[str, Expr] = {}
+    stride = 1
+    for unit in reversed(units):
+        value = div(position, stride)
+        stride *= unit.extent
+        values[unit.name] = mod(value, unit.extent) if wraps or unit is not units[0] else value
+    return values
