@@ -21,7 +21,7 @@ from roller_svc.ir.build import ceil_div
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, loads_of, walk
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.hopper_nodes import HopperNode
+from roller_svc.ir.hopper_nodes import AwaitBarrier, HopperNode, WarpBarrier
 from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
@@ -48,6 +48,7 @@ STATIC_SHARED_BYTES = 48 << 10
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
+_WAITS = (Barrier, AwaitBarrier, WarpBarrier)
 REGISTER_BYTES = 4
 
 
@@ -110,7 +111,7 @@ class CudaWalk(Walk):
                 else:
                     self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
                 Walk.loop(self, loop)
-            case LoopKind.SERIAL if any(isinstance(node, Barrier) for node in descend(loop.body)):
+            case LoopKind.SERIAL if any(isinstance(node, _WAITS) for node in descend(loop.body)):
                 self.line("#pragma unroll 1")  # copies of a staged step only cost registers and instruction cache
                 Walk.loop(self, loop)
             case _:

@@ -27,6 +27,8 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
         case RoundFragment():
             name = called("round_tf32", scalar)
             words = [f"{_word(scalar, node.tensor, node.index)}[{i}]" for i in range(node.count)]
+            if scalar.places[node.tensor].dtype.is_float:
+                return [f"{word} = __uint_as_float({name}(__float_as_uint({word})));" for word in words]
             return [f"{word} = {name}({word});" for word in words]
         case Mma():
             name = called(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)

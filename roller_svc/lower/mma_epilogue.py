@@ -13,14 +13,12 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.mma_fragments import LANE, LANES, SHARED_A, SHARED_B
 from roller_svc.lower.mma_pipeline import ACC
-from roller_svc.lower.outputs import Outputs, inside_axis
+from roller_svc.lower.outputs import UNROLLED_OPERATIONS, Outputs, inside_axis
 from roller_svc.lower.rows import RowReads, converted, row_tensors, wrapped
 from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
 
 SUMS, PART = ".sums", ".part"
-# Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
-UNROLLED_OPERATIONS = 256
 
 
 @dataclass(frozen=True, slots=True)

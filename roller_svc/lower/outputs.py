@@ -14,6 +14,8 @@ from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.rows import RowReads, row_tensors
 from roller_svc.perf.mma_tile import CHUNK_BYTES
 
+# Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
+UNROLLED_OPERATIONS = 256
 FUNCTION_OPERATIONS = 16  # of a function such as erf, once it is written out
 _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 

@@ -72,7 +72,7 @@ class Staging:
         source = self.operand.source
         assert source is not None, "what is copied has a source"
         guard = both(self._inside(), self.operand.guard)
-        copy = Copy(self.room, (slot, ref(".row"), ref(".element")), source, self.load.elements, guard)
+        copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
         return self._each_item(self._placed(step, (copy,)))
 
     def fetches(self, step: Expr) -> tuple[Node, ...]:
@@ -95,9 +95,13 @@ class Staging:
         return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
 
     def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
-        index = (slot, ref(".row"), add(ref(".element"), ref(".lane")))
         value = _as(Load(self.fetched, (held, ref(".lane")), self._held), self.staged.dtype)
-        return (Loop(".lane", self._together, LoopKind.VECTOR, (Compute(self.room, index, value),)),)
+        store = Compute(self.room, self._at(slot, ref(".lane")), value)
+        return (Loop(".lane", self._together, LoopKind.VECTOR, (store,)),)
+
+    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
+        """Where in the room element `lane` of an item goes."""
+        return (slot, ref(".row"), add(ref(".element"), lane))
 
     def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
         """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
@@ -117,11 +121,14 @@ class Staging:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
         element = ref(".element") if offset is None else add(ref(".element"), offset)
         along_k, along = (element, ref(".row")) if self.staged.along_k else (ref(".row"), element)
-        extent, depth = self.tile
         nodes = decoded(self.k, ref(".k_place"), decoded(self.axis, ref(".place"), nodes))
         block = ref(f"{self.axis.role.value}.block")
-        nodes = (Let(".place", add(mul(block, num(extent)), along), nodes),)
-        return (Let(".k_place", add(mul(step, num(depth)), along_k), nodes),)
+        nodes = (Let(".place", add(mul(block, num(self.tile[0])), along), nodes),)
+        return self._along_k(step, along_k, nodes)
+
+    def _along_k(self, step: Expr, element: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes at that element of the step."""
+        return (Let(".k_place", add(mul(step, num(self.tile[1])), element), nodes),)
 
     def _inside(self) -> Expr | None:
         extent, depth = self.tile
