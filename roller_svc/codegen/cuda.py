@@ -48,7 +48,7 @@ STATIC_SHARED_BYTES = 48 << 10
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
-_WAITS = (Barrier, AwaitBarrier, WarpBarrier)
+_WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
 
 
@@ -111,7 +111,7 @@ class CudaWalk(Walk):
                 else:
                     self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
                 Walk.loop(self, loop)
-            case LoopKind.SERIAL if any(isinstance(node, _WAITS) for node in descend(loop.body)):
+            case LoopKind.SERIAL if any(isinstance(node, _WHOLE) for node in descend(loop.body)):
                 self.line("#pragma unroll 1")  # copies of a staged step only cost registers and instruction cache
                 Walk.loop(self, loop)
             case _:

@@ -69,11 +69,7 @@ class Staging:
 
     def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot, asynchronously."""
-        source = self.operand.source
-        assert source is not None, "what is copied has a source"
-        guard = both(self._inside(), self.operand.guard)
-        copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
-        return self._each_item(self._placed(step, (copy,)))
+        return self._each_item(self._copy(step, slot))
 
     def fetches(self, step: Expr) -> tuple[Node, ...]:
         """Loads into registers."""
@@ -94,6 +90,13 @@ class Staging:
         """Memory to registers; `held`: number of the item among those that there is room for."""
         return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
 
+    def _copy(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        source = self.operand.source
+        assert source is not None, "what is copied has a source"
+        guard = both(self._inside(), self.operand.guard)
+        copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
+        return self._placed(step, (copy,))
+
     def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
         value = _as(Load(self.fetched, (held, ref(".lane")), self._held), self.staged.dtype)
         store = Compute(self.room, self._at(slot, ref(".lane")), value)
@@ -104,6 +107,10 @@ class Staging:
         return (slot, ref(".row"), add(ref(".element"), lane))
 
     def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
+        """All items of this thread, one a round."""
+        return (Loop(".round", self._rounds, kind, self._item(nodes)),)
+
+    def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
         per_row = self.staged.row // self._together
         if self.staged.along_k == self.operand.along_k:
@@ -114,8 +121,7 @@ class Staging:
         nodes = (Let(".row", row, nodes),)
         if self._items % self.threads:
             nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
-        nodes = (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
-        return (Loop(".round", self._rounds, kind, nodes),)
+        return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
 
     def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
