@@ -11,6 +11,8 @@
 #define __constant__ const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
 // Inside a function `thread_local` is static, and after `extern` it is a declaration, just as __shared__ is. All shared
 // memory of the program thereby lies in one segment, which the runtime finds and poisons before every block.
@@ -18,6 +20,7 @@
 // A barrier is known by its line: threads of a block that wait on different lines have diverged.
 #define __syncthreads() emulator::barrier(__LINE__)
 
+#include "tensor_map.h"
 #include "vectors.h"
 
 struct uint3 {
@@ -41,6 +44,7 @@ struct Launch {
   unsigned long dynamic_bytes;
   unsigned char *(*dynamic)();  // where dynamic shared memory lies; null: no kernel has any
   const int *zeroed;            // numbers of buffers, -1 ends them
+  unsigned int cluster;         // neighbouring blocks, along x, that run together
 };
 struct Program {
   const Buffer *buffers;

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from roller_svc.errors import LaunchError
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
+from roller_svc.ir.tensor_map import MapMode, TensorMap
 
 _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
 _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
@@ -38,6 +39,8 @@ _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
 _UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
+# The parameter as hardware has it; the emulator has fields of its own (tensor_map.h).
+_OPAQUE_MAP = re.compile(r"^struct __align__\(64\) TensorMap \{[^{}]*\};", re.MULTILINE)
 _BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
 
@@ -63,8 +66,9 @@ def without_wrappers(text: str) -> str:
     code = _NOT_CODE.sub(_blank, text)
     lines = text.split("\n")
     kept = code
-    for name, start, end in _device_functions(code):
-        if name not in TWINS:
+    opaque = [("TensorMap", found.start(), found.end()) for found in _OPAQUE_MAP.finditer(code)]
+    for name, start, end in (*_device_functions(code), *opaque):
+        if name not in TWINS and name != "TensorMap":
             continue
         kept = kept[:start] + _blank_text(kept[start:end]) + kept[end:]
         first, last = text.count("\n", 0, start), text.count("\n", 0, end)
@@ -109,6 +113,9 @@ def _tables(source: KernelSource) -> str:
     lines.append("namespace {")
     for i, launch in enumerate(source.launches):
         arguments = ", ".join(f"emulator::Argument{{b[{numbers[symbol]}]}}" for symbol in launch.args)
+        lines += [_map(i, number, view, numbers[view.buffer]) for number, view in enumerate(launch.maps)]
+        maps = "".join(f", emulator_map_{i}_{number}(b)" for number in range(len(launch.maps)))
+        arguments = f"{arguments}{maps}".removeprefix(", ")
         lines.append(f"void emulator_run_{i}(void *const *b) {{ {launch.name}({arguments}); }}")
         zeroed = ", ".join(str(numbers[symbol]) for symbol in launch.zeroed)
         lines.append(f"const int emulator_zeroed_{i}[] = {{{zeroed + ', ' if zeroed else ''}-1}};")
@@ -126,6 +133,23 @@ def _tables(source: KernelSource) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _map(launch: int, number: int, view: TensorMap, buffer: int) -> str:
+    """A function that makes the parameter of a buffer's address."""
+    tiled = view.mode is MapMode.TILED
+
+    def row(values: Iterable[int], suffix: str = "") -> str:
+        return f"{{{', '.join(f'{value}{suffix}' for value in values)}}}"
+
+    fields = (
+        _c_string(view.symbol), f"static_cast<unsigned char *>(b[{buffer}]) + {view.offset_bytes}",
+        _c_string(view.buffer), f"{view.dtype.bytes}u", str(view.rank), str(int(not tiled)), str(int(view.tf32)),
+        f"{view.swizzle.value}u", f"{view.bytes}u", row(view.extents, "ul"),
+        row((view.dtype.bytes, *view.strides_bytes), "ul"), row(view.box, "u"), row(view.element_strides, "u"),
+        row(view.lower), row(view.upper),
+    )  # fmt: skip
+    return f"TensorMap emulator_map_{launch}_{number}(void *const *b) {{ return {{{', '.join(fields)}}}; }}"
+
+
 def _buffer(buffer: Buffer) -> str:
     if buffer.role not in _ROLES:
         raise LaunchError(f"the emulator has no buffers for {buffer.role.value}: {buffer.name}")
@@ -137,7 +161,7 @@ def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
     dynamic = "emulator_dynamic" if has_dynamic else "nullptr"
     return (
         f"{{{_c_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
-        f"{dynamic}, emulator_zeroed_{number}}}"
+        f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u}}"
     )
 
 
