@@ -16,7 +16,7 @@ from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildReport, BuildRequest, Plan, RuntimeChoice, Select
 from roller_svc.ranking import best_plans, ranked_groups
 from roller_svc.selection import best_first, built_for_trial, first_built, measured, settled
@@ -73,7 +73,7 @@ def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Constructi
     return tuple(
         f"{group.name} is not on a matrix unit: {'; '.join(construction.refusals)}"
         for group, construction in zip(groups, constructions, strict=True)
-        if construction.refusals and all(p.unit.kind is not UnitKind.MMA for p in construction.programs)
+        if construction.refusals and all(not p.unit.is_matrix for p in construction.programs)
     )
 
 

@@ -17,8 +17,10 @@ from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import BlockNeeds, block_registers
 from roller_svc.perf.stream_k import stream
+from roller_svc.perf.wgmma_contraction import wgmma_block, wgmma_feeds_of
 
 Tiles = tuple[tuple[str, int], ...]
+MOST_CLUSTER = 8  # blocks that run together on every device that has clusters (CUDA Programming Guide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,11 @@ def _given(
     ]  # fmt: skip
     # what excludes each other gives way where it is not wanted itself
     if tiles.get("stream_k"):
-        program = replace(program, split_k=1, raster=1)
-    elif tiles.get("split_k", 1) > 1:
+        program = replace(program, split_k=1, raster=1, blocks=0, cluster=(1, 1))
+    elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", "cluster_m", "cluster_n")):
         program = replace(program, stream_k=0)
+    if any(tiles.get(f, 0) > 1 for f in ("cluster_m", "cluster_n")):
+        program = replace(program, cluster=(1, 1))
     for field, (search, given) in _FORCED.items():
         if field in tiles:
             near = search(group, model, program, tiles[field])
@@ -112,6 +116,9 @@ def _given(
             if near.reason:
                 reasons.append(near.reason)
     return program, tuple(reasons)
+
+
+_Search = Callable[[KernelGroup, Model, RProgram, int], Nearest]
 
 
 def _nearest_split(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
@@ -140,7 +147,7 @@ def _parts_have_work(program: RProgram, parts: int, longest: int) -> bool:
 def _nearest_stream(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
     if wanted == 0:
         return Nearest(0)
-    if program.unit.kind is not UnitKind.MMA:
+    if not program.unit.is_matrix:
         return Nearest(0, f"{program.unit.name} has no stream-K")
     if program.split_k > 1:
         return Nearest(0, "a reduction is split evenly or streamed, not both")
@@ -157,7 +164,7 @@ def _nearest_stages(group: KernelGroup, model: Model, program: RProgram, wanted:
     p = model.problem
     if not (p.is_contraction and p.machine.simt):
         return Nearest(program.stages, "" if program.stages == wanted else f"stages is {program.stages} here")
-    is_matrix = program.unit.kind is UnitKind.MMA
+    is_matrix = program.unit.is_matrix
     least = LEAST_STAGES if is_matrix else 1
     if wanted < least:
         return Nearest(least, f"a pipeline on {program.unit.name} has at least {least} stages")
@@ -185,16 +192,77 @@ def _nearest_raster(group: KernelGroup, model: Model, program: RProgram, wanted:
         return Nearest(1, "only tiles of a contraction on a GPU come in another order")
     (m,) = program.space.role(AxisRole.M)
     rows = -(-m.extent // program.block[m.name])
-    if 1 <= wanted <= rows:
+    together = program.cluster_m
+    if 1 <= wanted <= rows and wanted % together == 0:
         return Nearest(wanted)
-    return Nearest(rows if wanted else 1, f"blocks of {tile_text(program)} make {rows} rows")
+    near = max(1, min(rows, wanted) // together * together)
+    return Nearest(near, f"blocks of {tile_text(program)} make {rows} rows, {together} of them in a cluster")
 
 
-_Search = Callable[[KernelGroup, Model, RProgram, int], Nearest]
+def _nearest_cluster(side: int) -> _Search:
+    """Of blocks along m (side 0) or n."""
+
+    def search(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+        if wanted == 1:
+            return Nearest(1)
+        if program.unit.kind is not UnitKind.WGMMA:
+            return Nearest(1, f"{program.unit.name} has no clusters")
+        if program.stream_k:
+            return Nearest(1, "blocks that stream steps form no clusters")
+        reason = _cluster_refusal(model, program, side, wanted)
+        if not reason:
+            return Nearest(wanted)
+        halves = (n for n in (1 << i for i in range(wanted.bit_length() - 1, 0, -1)) if n < wanted)
+        return Nearest(next((n for n in halves if not _cluster_refusal(model, program, side, n)), 1), reason)
+
+    return search
+
+
+def _cluster_refusal(model: Model, program: RProgram, side: int, wanted: int) -> str:
+    """Why so many blocks along one side cannot form a cluster with those along the other."""
+    other = program.cluster[1 - side]
+    if wanted < 1 or wanted * other > MOST_CLUSTER:
+        return f"a cluster has 1 to {MOST_CLUSTER} blocks"
+    (axis,) = program.space.role((AxisRole.M, AxisRole.N)[side])
+    tiles = -(-axis.extent // program.block[axis.name])
+    if tiles % wanted:
+        return f"{tiles} tiles of {tile_text(program)} along {axis.name} are no whole clusters of {wanted}"
+    p = model.problem
+    known = wgmma_block(p, p.touched.tile(program.block), p.touched.tile(program.thread))
+    shared = (known.tile.b, known.tile.a)[side]
+    if not wgmma_feeds_of(p).shares(1 - side, shared, wanted):
+        return f"tiles of {'ba'[side]} of {tile_text(program)} do not come in {wanted} parts by TMA"
+    return ""
+
+
+def _nearest_blocks(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
+    if wanted == 0:
+        return Nearest(0)
+    if program.unit.kind is not UnitKind.WGMMA:
+        return Nearest(0, f"{program.unit.name} has a block for each tile")
+    if program.stream_k:
+        return Nearest(0, "blocks that stream steps walk no whole tiles")
+    size = program.cluster_size
+    near = max(1, min(wanted, program.grid) // size) * size
+    reason = f"{program.grid} tiles of {tile_text(program)} are for whole clusters of {size} blocks"
+    return Nearest(near, "" if near == wanted else reason)
+
+
+def _clustered(program: RProgram, cluster: tuple[int, int]) -> RProgram:
+    """Its blocks in whole clusters, its rows of tiles too."""
+    size = math.prod(cluster)
+    blocks = max(1, program.blocks // size) * size if program.blocks else 0
+    rows = program.raster if program.raster == 1 else -(-program.raster // cluster[0]) * cluster[0]
+    return replace(program, cluster=cluster, blocks=blocks, raster=rows)
+
+
 # What may be set on an rProgram that construction did not give it, in the order in which one bounds the next.
 _FORCED: dict[str, tuple[_Search, Callable[[RProgram, int], RProgram]]] = {
     "split_k": (_nearest_split, lambda program, value: replace(program, split_k=value)),
     "stream_k": (_nearest_stream, lambda program, value: replace(program, stream_k=value)),
     "stages": (_nearest_stages, lambda program, value: replace(program, stages=value)),
+    "cluster_m": (_nearest_cluster(0), lambda program, value: _clustered(program, (value, program.cluster_n))),
+    "cluster_n": (_nearest_cluster(1), lambda program, value: _clustered(program, (program.cluster_m, value))),
+    "blocks": (_nearest_blocks, lambda program, value: replace(program, blocks=value)),
     "raster": (_nearest_raster, lambda program, value: replace(program, raster=value)),
 }

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import EPSILONS, counts, powers
-from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, streams
+from roller_svc.construct.mma_promise import promised_cycles
+from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, raster, streams
 from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
@@ -122,7 +123,7 @@ class MmaContraction:
         steps = -(-p.extent(p.k) // (at(block, p.k) * split_k))
         each = -(-tasks // mach.cores)
         ways = list(itertools.islice(self._stages(block, base, each, steps), WAYS))
-        found = [Pipeline(stages, self._raster(block, resident * mach.cores)) for resident, stages in ways]
+        found = [Pipeline(stages, raster(p, block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1:
             resident, stages = ways[0]
             found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, resident * mach.cores)]
@@ -136,6 +137,14 @@ class MmaContraction:
         base = Base(warp, *self.lane_choices())
         block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > COLUMNS else COLUMNS), p.k, self._k_steps(base)[0])
         return [(block, base)]
+
+    def promised_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+        """Roughly what the core with the most blocks takes."""
+        return promised_cycles(self.problem, block, base, split_k, self.look(block, base).traffic)
+
+    def granules(self) -> tuple[int, int]:
+        """Of a warp's tile along m and n."""
+        return ROWS, COLUMNS
 
     # register level ---------------------------------------------------------------------------------------------
     def _warp_look(self, warp: Tile) -> Look:
@@ -233,19 +242,6 @@ class MmaContraction:
                 if self._asynchronous and needed < min(fitting, steps):
                     yield resident, max(LEAST_STAGES, needed) + 1
                 return
-
-    def _raster(self, block: Tile, at_once: int) -> int:
-        """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the
-        design notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
-        p = self.problem
-        m, n = at(block, p.m), at(block, p.n)
-        grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
-        last = p.machine.last_cache
-        held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
-        if held or grid_m * grid_n <= at_once:
-            return 1
-        tall = min(grid_m, max(1, round(math.sqrt(at_once * n / m))))
-        return -(-grid_m // -(-grid_m // tall))
 
     # parts ------------------------------------------------------------------------------------------------------
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.problem import Problem
@@ -30,14 +31,30 @@ def fills_few_waves(p: Problem, block: Tile) -> bool:
     return spatial_grid(p, block) < FEW_WAVES * p.machine.cores
 
 
-def evened(p: Problem, block: Tile, base: Base) -> Iterator[tuple[Tile, Base]]:
-    """The tile with the warps' extents along one side changed so that the tiles come to just below whole waves.
+def raster(p: Problem, block: Tile, at_once: int) -> int:
+    """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the design
+    notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
+    m, n = at(block, p.m), at(block, p.n)
+    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
+    last = p.machine.last_cache
+    held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
+    if held or grid_m * grid_n <= at_once:
+        return 1
+    tall = min(grid_m, max(1, round(math.sqrt(at_once * n / m))))
+    return -(-grid_m // -(-grid_m // tall))
+
+
+def evened(
+    p: Problem, block: Tile, base: Base, granules: tuple[int, int] = (ROWS, COLUMNS)
+) -> Iterator[tuple[Tile, Base]]:
+    """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
+    whole waves.
 
     In the spirit of scale-out (ROLLER §3.4), but not by halves: 1024 x 1024 in tiles of 128 x 128 are 64, of 128 x 80
     are 104 for 108 cores. Whether such a tile keeps the rules is for the caller to see.
     """
     grid, cores = spatial_grid(p, block), p.machine.cores
-    for axis, granule in ((p.m, ROWS), (p.n, COLUMNS)):
+    for axis, granule in zip((p.m, p.n), granules, strict=True):
         if axis is None:
             continue
         along = -(-p.extents[axis] // block[axis])

@@ -16,7 +16,6 @@ from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
 from roller_svc.construct.mma_contraction import MmaContraction
-from roller_svc.construct.mma_promise import Promise
 from roller_svc.construct.mma_waves import evened, fills_few_waves
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
 from roller_svc.construct.scale_out import shrink, splits
@@ -28,6 +27,7 @@ from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.simt_window import SimtWindow
 from roller_svc.construct.split import may_split
 from roller_svc.construct.units import Units, units_for
+from roller_svc.construct.wgmma_contraction import WgmmaContraction
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction, Roof
@@ -53,6 +53,7 @@ ENOUGH = 8  # tiles after which padding need not grow
 EVENED = 6  # tiles of a matrix unit whose sides are evened
 FASTEST = 2 / 3  # of the tiles of a matrix unit that are priced: the others are there in case the promise is wrong
 SHRUNK = 3  # tiles that scale-out starts from
+MATRIX_RULES = (MmaContraction, WgmmaContraction)
 RANKED = 36  # rPrograms that `rank` puts before the model
 RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
 
@@ -165,7 +166,7 @@ def _together(
 
 
 def _limit(unit: ComputeUnit) -> int:
-    return RANKED_MATRIX if unit.kind is UnitKind.MMA else RANKED
+    return RANKED_MATRIX if unit.is_matrix else RANKED
 
 
 def prepared(
@@ -183,7 +184,7 @@ def prepared(
 def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:
     """`varied`: tiles of a matrix unit as different as may be, since those that promise most may not meet a demand."""
     rules = rules_for(group, p, varied=varied)
-    matrix = rules if isinstance(rules, MmaContraction) and not varied else None
+    matrix = rules if isinstance(rules, MATRIX_RULES) and not varied else None
     log = Log(MAX_VISITS)
     shapes = _regular(rules, limit, log) or _fallback(rules, log)
     if not shapes:
@@ -210,6 +211,8 @@ def rules_for(group: KernelGroup, p: Problem, *, varied: bool = False) -> Rules:
     unit = p.machine.unit
     if unit.kind is UnitKind.MMA and p.is_contraction:
         return MmaContraction(p, varied)
+    if unit.kind is UnitKind.WGMMA and p.is_contraction:
+        return WgmmaContraction(p, varied)
     if unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
         raise NoCandidateError(
             f"{unit.name} of {p.machine.hw.id}: no rules for a {group.kind.value} on units of kind {unit.kind.value}",
@@ -240,7 +243,7 @@ def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
     """Scale-up, again with a looser bound on padding until there are enough tiles; then scale-out."""
     bases = _bases(rules, log)
     # of a matrix unit's tiles all: which of them are priced is chosen later
-    share = VISITS_PER_STAGE if isinstance(rules, MmaContraction) else max(4, limit * 3 // 4 // max(1, len(bases)))
+    share = VISITS_PER_STAGE if isinstance(rules, MATRIX_RULES) else max(4, limit * 3 // 4 // max(1, len(bases)))
     found: dict[Base, list[Tile]] = {}
     steps: dict[Base, tuple[Tile, ...]] = {}
     looks: dict[Base, dict[Tile, Look]] = {base: {} for base in bases}  # they do not depend on the bound
@@ -257,15 +260,15 @@ def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
     return list(dict.fromkeys([*shapes, *_smaller(rules, shapes, log)]))
 
 
-def _promising(rules: MmaContraction, shapes: list[Shape], most: int) -> list[Shape]:
+def _promising(rules: MmaContraction | WgmmaContraction, shapes: list[Shape], most: int) -> list[Shape]:
     """The shapes that look fastest, those with evened sides among them, and some of the others, evenly."""
-    p, promise = rules.problem, Promise(rules.problem)
+    p, granules = rules.problem, rules.granules()
 
     def cycles(shape: Shape) -> float:
-        return promise.cycles(shape.block, shape.base, shape.split_k, rules.look(shape.block, shape.base).traffic)
+        return rules.promised_cycles(shape.block, shape.base, shape.split_k)
 
     few = [s for s in shapes if s.split_k == 1 and fills_few_waves(p, s.block)]
-    other = [tile for s in nsmallest(EVENED, few, key=cycles) for tile in evened(p, s.block, s.base)]
+    other = [tile for s in nsmallest(EVENED, few, key=cycles) for tile in evened(p, s.block, s.base, granules)]
     looks = [(Shape(block, base), rules.look(block, base)) for block, base in other]
     legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
     order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
@@ -309,7 +312,7 @@ def _unfit(group: KernelGroup, rules: Rules, log: Log) -> NoCandidateError:
     """By how much the smallest tile is over which limits."""
     p = rules.problem
     said = ", ".join(sorted(log.rejections))
-    least = LEAST_STAGES if p.machine.unit.kind is UnitKind.MMA else PLAIN.stages
+    least = LEAST_STAGES if p.machine.unit.is_matrix else PLAIN.stages
     for block, base in rules.fallback():
         smallest = rprogram_of(p, Shape(block, base, pipeline=Pipeline(least)))
         needs = Model(p).needs(smallest)
@@ -328,5 +331,5 @@ def rprogram_of(p: Problem, shape: Shape) -> RProgram:
     way = shape.pipeline
     return RProgram(
         p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k, way.stages, way.raster, way.stream_k,
-        way.streamed,
-    )
+        way.streamed, way.blocks, way.cluster,
+    )  # fmt: skip

@@ -31,6 +31,8 @@ class Pipeline:
     raster: int = 1
     stream_k: int = 0
     streamed: bool = False
+    blocks: int = 0
+    cluster: tuple[int, int] = (1, 1)
 
 
 PLAIN = Pipeline()

@@ -8,7 +8,6 @@ from roller_svc.construct.rules import Base, Rules, spatial_grid
 from roller_svc.construct.scale_up import Log
 from roller_svc.construct.split import piece_length
 from roller_svc.ir.estimate import TraceStep
-from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -87,7 +86,7 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
             if 2 * grid * split > p.machine.cores:
                 found.append(split)
         split *= 2
-    if p.machine.unit.kind is UnitKind.MMA:
+    if p.machine.unit.is_matrix:
         waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
         long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]
         found += [cut for cut in long if _in_runs(p, block, cut)]

@@ -17,7 +17,7 @@ from roller_svc.ir.build import add, ceil_div, less, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
-from roller_svc.ir.hardware import ComputeUnit, UnitKind
+from roller_svc.ir.hardware import ComputeUnit
 from roller_svc.ir.joint import Joint
 from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
@@ -60,7 +60,7 @@ def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
     if inner.members[-1] != longest:
         return length
     alone = all(m.extent == 1 for m in inner.members[:-1])
-    if unit.kind is UnitKind.MMA:
+    if unit.is_matrix:
         step = block[inner.name] if alone else LONGEST_RUN
     else:
         step = LONGEST_RUN if inner.role is AxisRole.INNER else 1

@@ -26,7 +26,7 @@ class Step:
 
     `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
     core works. `chain`: what its warps need one after another, however empty the core is. `latency`: from the request
-    of a step's first byte to its arrival.
+    of a step's first byte to its arrival. `leak`: the share of the other pipes that adds to the longest.
     """
 
     warps: int
@@ -38,6 +38,7 @@ class Step:
     dram: float
     chain: float
     latency: float
+    leak: float = LEAK
 
     def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
         """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
@@ -47,7 +48,7 @@ class Step:
         memory = max(self.port, self.last_cache * working)
         pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * working)
         longest = max(pipes)
-        busy = blocks * (longest + LEAK * (sum(pipes) - longest))
+        busy = blocks * (longest + self.leak * (sum(pipes) - longest))
         # Little's law: `ahead` steps are on their way for each block
         arriving = (self.latency + blocks * max(pipes[3:])) / ahead
         return max(busy, self.chain, arriving)

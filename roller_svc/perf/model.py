@@ -14,7 +14,7 @@ from roller_svc.ir.group import TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import Resources
 from roller_svc.ir.operand import Operand
-from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.rprogram import WARPGROUP, RProgram
 from roller_svc.perf.cpu_contraction import cpu_contraction
 from roller_svc.perf.cpu_convolution import cpu_convolution
 from roller_svc.perf.cpu_costs import CpuCosts
@@ -33,6 +33,7 @@ from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.simt_window import simt_window
 from roller_svc.perf.terms import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.uncertainty import uncertainty
+from roller_svc.perf.wgmma_contraction import wgmma_contraction
 
 Factors = tuple[Operand, Operand]
 
@@ -138,6 +139,8 @@ def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None
 def _costs(p: Problem, launch: Launch) -> Costs:
     if p.machine.unit.kind is UnitKind.MMA:
         return mma_contraction(p, launch)
+    if p.machine.unit.kind is UnitKind.WGMMA:
+        return wgmma_contraction(p, launch)
     if p.machine.simt:
         if p.map is not None:
             return simt_map(p, launch)
@@ -162,6 +165,8 @@ def _launch(p: Problem, program: RProgram) -> Launch:
     for i in p.spatial:
         grid *= -(-touched.extents[i] // block[i])
         threads *= block[i] // thread[i]
+    if program.unit.kind is UnitKind.WGMMA:
+        threads += WARPGROUP
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     if program.stream_k:
         # of each block at most the first and the last tile are shared with others
@@ -169,7 +174,7 @@ def _launch(p: Problem, program: RProgram) -> Launch:
         points = min(2 * grid, grid + tiles) * math.prod(block[i] for i in p.spatial)
     return Launch(
         block, thread, program.lanes, program.split_k, grid, threads, points * p.elem_bytes,
-        program.stages, program.raster, program.stream_k, program.streamed,
+        program.stages, program.raster, program.stream_k, program.streamed, program.blocks, program.cluster,
     )  # fmt: skip
 
 

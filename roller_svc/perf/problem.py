@@ -23,6 +23,8 @@ from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_step import Step as SimtStep
 from roller_svc.perf.simt_step import ThreadRegisters
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
+from roller_svc.perf.wgmma_step import WgmmaBlock
+from roller_svc.perf.wgmma_tile import WgmmaFeeds, wgmma_feeds
 from roller_svc.perf.window_tile import WindowSpace, window_space
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
@@ -85,6 +87,8 @@ class Problem:
     # what the model of matrix units remembers of each (block's tile, warp's tile)
     mma_blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
     mma_steps: dict[tuple[Tile, Tile], Step] = field(default_factory=dict, compare=False)
+    warpgroups: WgmmaFeeds | None = None  # the same of a unit that warpgroups drive
+    wgmma_blocks: dict[tuple[Tile, Tile], WgmmaBlock] = field(default_factory=dict, compare=False)
     # what that of scalar lanes does: registers of each thread's sides, steps of each (block's tile, thread's, threads)
     simt_registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
     simt_steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
@@ -160,6 +164,9 @@ def problem(
         compulsory_bytes=compulsory,
         elem_bytes=space.compute_dtype.bytes,
         feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
+        warpgroups=wgmma_feeds(space, unit, factors, hw.arch)
+        if factors is not None and unit.kind is UnitKind.WGMMA
+        else None,
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
         windows=window_space(space) if mach.simt and not is_contraction and not space.walks_rows else None,

@@ -29,6 +29,8 @@ class Launch:
     raster: int = 1
     stream_k: int = 0
     streamed: bool = False
+    blocks: int = 0
+    cluster: tuple[int, int] = (1, 1)
     compiled: BlockNeeds | None = None
 
 

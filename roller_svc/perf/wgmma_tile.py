@@ -6,38 +6,52 @@ A block has one to three warpgroups that multiply, its consumers, and one that o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.group import AxisRole
+from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.operand import Operand, staged_dtype
+from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
-from roller_svc.perf.mma_tile import BANK_WORDS, ROW_SKEW_WORDS, WORD_BYTES, LoadClass, LoadKind, load_class
+from roller_svc.ir.tensor_map import MapMode
+from roller_svc.perf.k_walk import Walk
+from roller_svc.perf.mma_tile import (
+    BANK_WORDS,
+    ROW_SKEW_WORDS,
+    WORD_BYTES,
+    Feed,
+    LoadClass,
+    LoadKind,
+    load_class,
+)
+from roller_svc.perf.tma_feed import TmaFeed, TmaTile, tma_feed
 
 # wgmma of every operand type multiplies 64 rows by N columns over 32 bytes of k (PTX ISA, "Asynchronous Warpgroup Level
 # Matrix Multiply-Accumulate Operation").
 ROWS, STEP_BYTES = 64, 32
 MOST_COLUMNS = 256
+MOST_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
 ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
-ROOM_BYTES = 1024  # what a room of the ring begins at a multiple of: 8 rows of the widest atom
+PATTERN_ROWS = 8  # of a swizzled room: what tiles and their parts begin at a multiple of
+ROOM_BYTES = ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
 TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
 BARRIER_BYTES = 8
 WARPS = WARPGROUP // 32
 EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the sums that a warp hands on at once
-POOL_REGISTERS = 65536  # of a core (CUDA Programming Guide, compute capability 9.0)
+CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
 MOST_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
 THREAD_REGISTERS = 255  # where it is not used
-# What a producer's thread holds: an elected thread's coordinates; addresses of copies; what is on its way as well.
-PRODUCER_REGISTERS = {"tma": 40, "async": 88, "registers": 120}
+CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilogue reads and computes
+ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
 
 
 class WgmmaLoad(Enum):
     """How an operand's elements come from memory to the ring."""
 
     TMA = "tma"  # boxes of a tensor, by one thread
-    IM2COL = "im2col"  # the same, boxes of pixels under a window
+    IM2COL = "im2col"  # the same, pixels under a window
     ASYNC = "async"  # cp.async of all threads of the producer
     VECTOR = "vector"  # wide loads into their registers, converted there
     ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
@@ -46,8 +60,16 @@ class WgmmaLoad(Enum):
     def is_tma(self) -> bool:
         return self in (WgmmaLoad.TMA, WgmmaLoad.IM2COL)
 
+    @property
+    def through_registers(self) -> bool:
+        return self in (WgmmaLoad.VECTOR, WgmmaLoad.ELEMENT)
+
 
 _BY_THREADS = {LoadKind.ASYNC: WgmmaLoad.ASYNC, LoadKind.VECTOR: WgmmaLoad.VECTOR, LoadKind.ELEMENT: WgmmaLoad.ELEMENT}
+# What a producer's thread holds: coordinates, of the one that asks for boxes; addresses; loads on their way as well.
+_PRODUCER_REGISTERS = {
+    WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120, WgmmaLoad.ELEMENT: 120,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +77,7 @@ class WgmmaOperand:
     """One operand's tile of one stage: `extent` (m or n of the block) x `k` elements.
 
     `along_k`: rows of the ring lie along k (K-major), else along m or n. `atom_bytes`: of a row's part that is swizzled
-    as one; `[panels, rows, atom]` is the tile's shape in shared memory. `copies`: of TMA, for the tile.
+    as one; `[panels, rows, atom]` is the tile's shape in shared memory. `feed`: the boxes of TMA, or what threads load.
     """
 
     dtype: DType
@@ -63,9 +85,13 @@ class WgmmaOperand:
     extent: int
     k: int
     atom_bytes: int
-    load: WgmmaLoad
-    feed: LoadClass
-    copies: int = 0
+    feed: TmaTile | LoadClass
+
+    @property
+    def load(self) -> WgmmaLoad:
+        if isinstance(self.feed, LoadClass):
+            return _BY_THREADS[self.feed.kind]
+        return WgmmaLoad.IM2COL if self.feed.mode is MapMode.IM2COL else WgmmaLoad.TMA
 
     @property
     def rows(self) -> int:
@@ -80,10 +106,20 @@ class WgmmaOperand:
     def bytes(self) -> int:
         return self.extent * self.k * self.dtype.bytes
 
+    @property
+    def copies(self) -> int:
+        """Of TMA, for the tile."""
+        return 0 if isinstance(self.feed, LoadClass) else self.feed.copies
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a producer's thread that brings it."""
+        return _PRODUCER_REGISTERS[self.load]
+
 
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
-    """Extents of a block's tile and of a warpgroup's, and the staged operands."""
+    """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k."""
 
     m: int
     n: int
@@ -94,6 +130,7 @@ class WgmmaTile:
     cluster: tuple[int, int]
     a: WgmmaOperand
     b: WgmmaOperand
+    walk: Walk
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -131,16 +168,15 @@ class WgmmaTile:
     @property
     def producer_registers(self) -> int:
         """Of a producer's thread, in eights."""
-        return max(producer_registers(self.a.load), producer_registers(self.b.load))
+        return max(self.a.producer_registers, self.b.producer_registers)
 
     @property
     def consumer_registers(self) -> int:
         """What is left to a consumer's thread of those that the block was launched with, in eights; with one consumer
-        nothing is handed over, and each thread has as many."""
+        nothing is handed over, and each thread has as many as it takes."""
         if self.consumers == 1:
             return THREAD_REGISTERS
-        launched = min(THREAD_REGISTERS, POOL_REGISTERS // self.threads) // 8 * 8
-        left = launched * self.threads - WARPGROUP * self.producer_registers
+        left = launched_registers(self.threads) * self.threads - WARPGROUP * self.producer_registers
         return min(MOST_REGISTERS, left // (WARPGROUP * self.consumers) // 8 * 8)
 
     @property
@@ -172,54 +208,112 @@ class WgmmaTile:
         return self.ring_bytes + self.epilogue_bytes + self.barrier_bytes
 
 
-def wgmma_tile(program: RProgram, factors: tuple[Operand, Operand], arch: Arch) -> WgmmaTile:
-    """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
-    (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    block, group = program.block, program.thread
-    a, b = wgmma_feeds(program.unit, factors, arch)
-    depth = block[k.name]
-    return WgmmaTile(
-        block[m.name], block[n.name], depth, group[m.name], group[n.name], program.stages, program.cluster,
-        _staged(a, block[m.name], group[m.name], depth), _staged(b, block[n.name], group[n.name], depth),
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class WgmmaFeed:
-    """How tiles of one operand are filled where threads do it."""
+    """How tiles of one operand can be filled: by threads, and by TMA or why not."""
 
-    operand: Operand
-    dtype: DType
-    load: LoadClass
+    threads: Feed
+    tma: TmaFeed | None
+    refusal: str
+
+    @property
+    def dtype(self) -> DType:
+        return self.threads.dtype
 
     @property
     def along_k(self) -> bool:
-        return self.operand.along_k or self.dtype.bytes != TRANSPOSABLE_BYTES
+        """Whether rows of the ring lie along k: as in memory where the instruction reads both."""
+        return self.threads.operand.along_k or self.dtype.bytes != TRANSPOSABLE_BYTES
 
 
-def wgmma_feeds(unit: ComputeUnit, factors: tuple[Operand, Operand], arch: Arch) -> tuple[WgmmaFeed, WgmmaFeed]:
+@dataclass(frozen=True, slots=True)
+class WgmmaFeeds:
+    """Those of both operands, which agree on the walk of `k`; what they found is remembered."""
+
+    a: WgmmaFeed
+    b: WgmmaFeed
+    k: TileAxis
+    _walks: dict[int, Walk] = field(default_factory=dict, compare=False)
+    _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
+
+    def walk(self, depth: int) -> Walk:
+        """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
+        be one value at a time."""
+        known = self._walks.get(depth)
+        if known is None:
+            walks = [Walk.within(self.k, outer, depth) for outer in range(len(self.k.members))]
+            feeds = [feed.tma for feed in (self.a, self.b) if feed.tma is not None]
+            known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
+        return known
+
+    def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
+             cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
+        """Of a block of m x n in steps of k, and a warpgroup's m x n."""
+        (m, n, k), (group_m, group_n) = block, group
+        a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
+        return WgmmaTile(m, n, k, group_m, group_n, stages, cluster, a, b, self.walk(k))
+
+    def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
+        """The tile of a (side 0) or b (1), by TMA where it comes in boxes."""
+        key = (side, extent, group, depth)
+        known = self._staged.get(key)
+        if known is None:
+            feed = (self.a, self.b)[side]
+            row, size = depth if feed.along_k else group, feed.dtype.bytes
+            atom = next(atom for atom in ATOMS if row * size % atom == 0)
+            boxes = None if feed.tma is None else feed.tma.tile(extent, self.walk(depth), atom // size)
+            load = feed.threads.load if boxes is None or isinstance(boxes, str) else boxes
+            known = self._staged[key] = WgmmaOperand(feed.dtype, feed.along_k, extent, depth, atom, load)
+        return known
+
+    def shares(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
+        """Whether each of so many blocks can load its part of the tile for all of them."""
+        part, uneven = divmod(staged.extent, blocks)
+        elements = PATTERN_ROWS if staged.along_k else staged.atom_bytes // staged.dtype.bytes
+        tma = (self.a, self.b)[side].tma
+        if not staged.load.is_tma or tma is None or uneven or part % elements:
+            return False
+        return not isinstance(tma.tile(part, self.walk(staged.k), staged.atom_bytes // staged.dtype.bytes), str)
+
+
+def wgmma_tile(program: RProgram, factors: tuple[Operand, Operand], arch: Arch) -> WgmmaTile:
+    """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
+    m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    block, group = program.block, program.thread
+    feeds = wgmma_feeds(program.space, program.unit, factors, arch)
+    return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
+
+
+def wgmma_feeds(
+    space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, Operand], arch: Arch
+) -> WgmmaFeeds:
     """Those of a contraction's operands."""
-    a, b = (_feed(operand, staged_dtype(unit, operand), arch) for operand in factors)
-    return a, b
+    (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
+    batch = space.role(AxisRole.BATCH)
+
+    def feed(operand: Operand, axis: TileAxis) -> WgmmaFeed:
+        dtype = staged_dtype(unit, operand)
+        return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
+
+    return WgmmaFeeds(feed(factors[0], m), feed(factors[1], n), k)
 
 
-def _feed(operand: Operand, dtype: DType, arch: Arch) -> WgmmaFeed:
-    lies_alike = operand.along_k or dtype.bytes == TRANSPOSABLE_BYTES
-    load = load_class(operand, dtype, arch) if lies_alike else LoadClass(LoadKind.ELEMENT, 1)
-    return WgmmaFeed(operand, dtype, load)
+def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> WgmmaFeed:
+    turned = not operand.along_k and dtype.bytes != TRANSPOSABLE_BYTES
+    if turned:
+        by_tma = f"{dtype.value} along m or n must be turned"
+    load = LoadClass(LoadKind.ELEMENT, 1) if turned else load_class(operand, dtype, arch)
+    if load.kind is LoadKind.ASYNC and dtype is DType.FLOAT32:
+        # on its way to tf32 it must be rounded, which no copy by threads does
+        load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
+    threads = Feed(operand, dtype, load)
+    return WgmmaFeed(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaFeed(threads, by_tma, "")
 
 
-def _staged(feed: WgmmaFeed, extent: int, group: int, k: int) -> WgmmaOperand:
-    row = k if feed.along_k else group
-    atom = next(atom for atom in ATOMS if row * feed.dtype.bytes % atom == 0)
-    return WgmmaOperand(feed.dtype, feed.along_k, extent, k, atom, _BY_THREADS[feed.load.kind], feed.load)
-
-
-def producer_registers(load: WgmmaLoad) -> int:
-    """Of a producer's thread that brings an operand so."""
-    if load.is_tma:
-        return PRODUCER_REGISTERS["tma"]
-    return PRODUCER_REGISTERS["async" if load is WgmmaLoad.ASYNC else "registers"]
+def launched_registers(threads: int) -> int:
+    """Of each thread of a block that has a core for itself, in eights."""
+    return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
 
 
 def _rooms(size: int) -> int:

@@ -7,7 +7,7 @@ import math
 import pytest
 from contractions import A100, matmul, unit
 
-from roller_svc.construct.mma_promise import Promise
+from roller_svc.construct.mma_promise import promised_cycles
 from roller_svc.construct.mma_waves import FEW_WAVES, evened, fills_few_waves, streams
 from roller_svc.construct.rprograms import prepared
 from roller_svc.construct.rules import Base, spatial_grid
@@ -70,10 +70,10 @@ def test_few_waves_are_those_below_the_limit() -> None:
 
 def test_a_tile_that_loads_less_and_fills_the_device_promises_more() -> None:
     p = problem_of(matmul(4096, 4096, 4096))
-    promise, base = Promise(p), Base((64, 64, 16))
+    base = Base((64, 64, 16))
 
     def cycles(m: int, n: int, traffic: float) -> float:
-        return promise.cycles((m, n, 32), base, 1, traffic)
+        return promised_cycles(p, (m, n, 32), base, 1, traffic)
 
     def loaded(m: int, n: int) -> float:
         return 2 * (1 / m + 1 / n)
