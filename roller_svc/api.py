@@ -13,8 +13,8 @@ from roller_svc import hardware as devices
 from roller_svc import toolchain
 from roller_svc.artifact import kept, plan_of
 from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k
-from roller_svc.backends import emulated
-from roller_svc.errors import ArgumentError, BuildError, InvariantError
+from roller_svc.backends import emulated, unrunnable
+from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.estimates import Item, estimated
 from roller_svc.front import parse
 from roller_svc.ir import estimate as ir_estimate
@@ -300,7 +300,7 @@ def on_device(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.A
         case Language.CUDA:
             return CudaModule(compiled)
         case Language.HIP:
-            raise InvariantError("there is no runtime for HIP kernels")
+            return unrunnable(compiled)
 
 
 def _checked_mappings(

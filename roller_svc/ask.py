@@ -173,7 +173,8 @@ def one_of(kind: type[E], name: str, value: object) -> E:
 
 
 def _check_emulable(spec: HardwareSpec) -> None:
-    if spec.family is not Family.CUDA:
+    if spec.family not in (Family.CUDA, Family.AMD):
         raise ArgumentError(
-            f"runtime='emulator' is for CUDA kernels; {spec.id} is no CUDA target", code="emulator-unavailable"
-        )
+            f"runtime='emulator' is for CUDA and HIP kernels; {spec.id} is no target of theirs",
+            code="emulator-unavailable",
+        )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
-from roller_svc.errors import ToolchainMissingError
+from roller_svc.errors import LaunchError, ToolchainMissingError
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
@@ -46,14 +46,25 @@ def _runs_here(hw: HardwareSpec) -> bool:
     return hw.id == "local" or (availability(hw).ok and hw.arch.prefix == "x86-64-v")
 
 
+def unrunnable(compiled: CompiledKernel) -> Never:
+    """In place of a runtime for HIP kernels, which there is none of."""
+    source = compiled.source
+    raise LaunchError(
+        f"{source.name} takes a device of {source.arch}, and a program that loads its code object (hipModuleLoad): "
+        "nothing here does; runtime='emulator' runs the kernel without",
+        code="no-device",
+    )
+
+
 BACKENDS = (
     Backend(Family.CPU, CpuModule, lambda arrays: arrays, _runs_here),
     Backend(Family.CUDA, CudaModule, placed, lambda _: device_present()),
+    Backend(Family.AMD, unrunnable, lambda arrays: arrays, lambda _: False),
 )
 
 
 def emulated(compiled: CompiledKernel, seed: int | None = None, *, races: bool = False) -> EmulatorModule:
-    """A CUDA kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
+    """A CUDA or HIP kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
     return EmulatorModule(compiled, compile_cxx, seed=seed, races=races)
 
 

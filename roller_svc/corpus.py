@@ -176,7 +176,7 @@ def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run) 
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
     emulate = request.runtime is RuntimeChoice.EMULATOR
-    if kernel.source.language is Language.CUDA and not emulate and not device_present():
+    if not emulate and not _runs(kernel.source.language):
         return replace(row, detail="compiled only")
     program = parse(request.expression, dict(request.inputs), request.outputs)
     worst: float | None = None
@@ -196,3 +196,8 @@ def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run) 
 
 def _of_seed(detail: str, seed: int) -> str:
     return f"inputs of seed {seed}: {detail}" if seed else detail
+
+
+def _runs(language: Language) -> bool:
+    """Whether a device for it may be here."""
+    return language is Language.C or (language is Language.CUDA and device_present())

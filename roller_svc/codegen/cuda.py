@@ -1,4 +1,4 @@
-"""Schedule trees → CUDA C++ text for NVRTC: no headers, no inline assembly outside named wrappers."""
+"""Schedule trees → CUDA C++ text for NVRTC, or HIP: no headers, no inline assembly outside named wrappers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, loads_of, walk
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.hopper_nodes import AwaitBarrier, HopperNode, WarpBarrier
-from roller_svc.ir.kernel import Buffer, Role, RuntimeCheck
+from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
@@ -43,13 +43,12 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.ir.tensor_map import TensorMap
 
-# Static shared memory ends here; more is dynamic, which a launch must ask for (CUDA programming guide).
-STATIC_SHARED_BYTES = 48 << 10
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
 _WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
+HIP_PREFIX, WAVE = "gfx", 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +110,21 @@ class CudaWalk(Walk):
                 else:
                     self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
                 Walk.loop(self, loop)
-            case LoopKind.SERIAL if any(isinstance(node, _WHOLE) for node in descend(loop.body)):
-                self.line("#pragma unroll 1")  # copies of a staged step only cost registers and instruction cache
+            case LoopKind.SERIAL if self._stays_loop(loop):
+                self.line("#pragma unroll 1")
                 Walk.loop(self, loop)
             case _:
                 Walk.loop(self, loop)
+
+    def _stays_loop(self, loop: Loop) -> bool:
+        """Whether copies of it only cost registers and instruction cache: a staged step; in HIP a loop around unrolled
+        ones, for LLVM unrolls even what nobody told it to."""
+        if loop.extent == 1 and loop.limit is None:
+            return False
+        if any(isinstance(node, _WHOLE) for node in descend(loop.body)):
+            return True
+        unrolled = (node for node in descend(loop.body) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
+        return self.dialect.language is Language.HIP and any(node.extent > 1 for node in unrolled)
 
     def let(self, let: Let) -> None:
         saved = self.known
@@ -186,7 +195,7 @@ def emit_function(
 ) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`, then its maps."""
     wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _outgrows_int(tree.body, {})
-    dialect = dialects.CUDA
+    dialect = dialect_of(arch)
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
     maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.maps)
@@ -197,16 +206,29 @@ def emit_function(
     blocks, threads = block_extents(tree)
     _declare_ids(walker, tree)
     walker.nodes(tree.body)
-    shared, dynamic = _shared_declarations(list(walker.rooms.values()))
-    parameters = ", ".join([*map(_parameter, args), *(f"const __grid_constant__ TensorMap {m.symbol}" for m in maps)])
+    shared, dynamic = _shared_declarations(list(walker.rooms.values()), dialect.static_shared_bytes)
+    parameters = [_parameter(a, dialect) for a in args]
+    parameters += [f"const __grid_constant__ TensorMap {m.symbol}" for m in maps]
     cluster = f"__cluster_dims__({tree.cluster}, 1, 1) " if tree.cluster > 1 else ""
-    bounds = f"__launch_bounds__({threads}, {tree.resident})"
+    bounds = f"__launch_bounds__({threads}, {_least_resident(tree.resident, threads, dialect)})"
     text = (
-        f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({parameters}) {{\n'
+        f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({", ".join(parameters)}) {{\n'
         + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
     )
     return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,
                     tuple(scalar.checks[first_check:]), maps)  # fmt: skip
+
+
+def dialect_of(arch: Arch) -> dialects.Dialect:
+    """What text for a GPU of that architecture is written in."""
+    return dialects.HIP if arch.prefix == HIP_PREFIX else dialects.CUDA
+
+
+def _least_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int:
+    """What a core shall hold, as launch bounds count it: blocks, or waves of each SIMD."""
+    if not dialect.bounded_simds:
+        return blocks
+    return ceil_div(blocks * ceil_div(threads, WAVE), dialect.bounded_simds)
 
 
 def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
@@ -271,15 +293,15 @@ def _index_outgrows_int(node: Compute | Copy, ranges: dict[str, Range]) -> bool:
     return any(found is not None and max(-found[0], found[1]) >= INT32_ELEMENTS for found in known)
 
 
-def _shared_declarations(rooms: list[Room]) -> tuple[list[str], int]:
+def _shared_declarations(rooms: list[Room], static_bytes: int) -> tuple[list[str], int]:
     """Declarations, and the dynamic bytes that they need: none while everything fits the static limit."""
     total = max((room.end for room in rooms), default=0)
-    if total <= STATIC_SHARED_BYTES and not any(room.over for room in rooms):
+    if total <= static_bytes and not any(room.over for room in rooms):
         return [
             f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];"
             for room in rooms
         ], 0
-    static = total <= STATIC_SHARED_BYTES
+    static = total <= static_bytes
     size = str(total) if static else ""
     alignment = max(room.alignment for room in rooms)
     lines = [
@@ -292,28 +314,28 @@ def _shared_declarations(rooms: list[Room]) -> tuple[list[str], int]:
     return lines, 0 if static else total
 
 
-def _parameter(buffer: Buffer) -> str:
+def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
     const = "const " if buffer.role is Role.INPUT else ""
-    return f"{const}{dialects.CUDA.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
+    return f"{const}{dialect.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
 
 
-def preamble(functions: tuple[Function, ...]) -> str:
+def preamble(functions: tuple[Function, ...], dialect: dialects.Dialect) -> str:
+    """Helpers and wrappers that the functions use."""
     names = list(dict.fromkeys(name for f in functions for name in f.helpers))
-    plain = [(instruction(n) or helper(n, dialects.CUDA)).text for n in names if not n.startswith("atomic_")]
+    plain = [(instruction(n) or helper(n, dialect)).text for n in names if not n.startswith("atomic_")]
     for name in names:
         if name.startswith("atomic_"):
-            needed, text = _atomic(name)
-            plain += [helper(n, dialects.CUDA).text for n in needed if n not in names]
+            needed, text = _atomic(name, dialect)
+            plain += [helper(n, dialect).text for n in needed if n not in names]
             plain.append(text)
     text = "\n".join(dict.fromkeys(plain))
     return text + "\n\n" if text else ""
 
 
-def _atomic(name: str) -> tuple[tuple[str, ...], str]:
+def _atomic(name: str, dialect: dialects.Dialect) -> tuple[tuple[str, ...], str]:
     """Joins a value to memory by compare-and-swap on the word around it, for any type and any reduction."""
     _, which, short = name.split("_", 2)
     dtype = next(d for d in DType if dialects.SHORT[d] == short)
-    dialect = dialects.CUDA
     stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
     combine = Combine[which.upper()]
     needed: tuple[str, ...] = ()

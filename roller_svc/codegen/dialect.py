@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Language
@@ -32,6 +32,9 @@ class Dialect:
     inf_f64: str
     half: str  # type that a float16 is stored as
     wraps: bool  # signed integer arithmetic wraps (a compiler flag says so)
+    static_shared_bytes: int = 0  # a GPU's; more shared memory is dynamic, which a launch must ask for
+    shuffle_xor: str = ""  # what the lane across has of {a}, {across} being where the lanes' numbers differ
+    bounded_simds: int = 0  # HIP: SIMDs of a core, each of which holds the waves that launch bounds count; 0: blocks
 
     def storage_type(self, dtype: DType) -> str:
         """The type of an element in memory."""
@@ -58,5 +61,11 @@ C = Dialect(
 CUDA = Dialect(
     language=Language.CUDA, function="__device__ __forceinline__", index="int", wide_index="long long",
     inf_f32="__int_as_float(0x7f800000)", inf_f64="__longlong_as_double(0x7ff0000000000000LL)",
-    half="unsigned short", wraps=False,
+    half="unsigned short", wraps=False, static_shared_bytes=48 << 10,  # CUDA programming guide
+    shuffle_xor="__shfl_xor_sync(0xffffffffu, {a}, {across})",
 )  # fmt: skip
+# Lanes of a wave are in step and need no mask. All of a core's 64 KiB can be static (AMD ISA documents, "LDS"); the
+# second figure of __launch_bounds__ is waves of a SIMD, of which a core has four (HIP programming guide).
+HIP = replace(
+    CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4
+)

@@ -94,6 +94,12 @@ _HALF_CUDA_TO = """__device__ __forceinline__ float f16_to_f32(unsigned short h)
   asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h));
   return a;
 }"""
+_HALF_HIP_TO = """__device__ __forceinline__ float f16_to_f32(unsigned short h) {
+  return (float)__builtin_bit_cast(_Float16, h);
+}"""
+_HALF_HIP_FROM = """__device__ __forceinline__ unsigned short f32_to_f16(float a) {
+  return __builtin_bit_cast(unsigned short, (_Float16)a);
+}"""
 _HALF_CUDA_FROM = """__device__ __forceinline__ unsigned short f32_to_f16(float a) {
   unsigned short h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
@@ -174,6 +180,10 @@ _CONVERSIONS = {
 _ROUNDED_PRODUCT = {
     Language.C: "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  volatile {T} product = a * b;\n  return product;\n}}",
     Language.CUDA: "{F} {T} mul_rn_{t}({T} a, {T} b) {{ return __{r}mul_rn(a, b); }}",
+    # HIP's own __fmul_rn is a plain product, which the compiler does fuse
+    Language.HIP: (
+        "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  #pragma clang fp contract(off)\n  return a * b;\n}}"
+    ),
 }
 
 
@@ -248,12 +258,13 @@ def _lane_join(which: str, dtype: DType, dialect: Dialect) -> Helper:
         join = "a {sign} b"
     else:
         join = "({T})(({W})a {sign} ({W})b)"
+    shuffled = dialect.shuffle_xor.format(a="a", across="across")
     joined = join.format(which=which, sign="+" if which == "sum" else "*", **words)
     text = (
         "{F} {T} lane_{which}_{t}({T} a, int lanes) {{  // of aligned neighbours, for all of them to see\n"
         "  #pragma unroll\n  for (int across = lanes / 2; across; across /= 2) {{\n"
-        "    {T} b = __shfl_xor_sync(0xffffffffu, a, across);\n    a = {joined};\n  }}\n  return a;\n}}"
-    ).format(which=which, joined=joined, **words)
+        "    {T} b = {shuffled};\n    a = {joined};\n  }}\n  return a;\n}}"
+    ).format(which=which, joined=joined, shuffled=shuffled, **words)
     return Helper(text, needs)
 
 
@@ -265,7 +276,8 @@ def _half(name: str, dialect: Dialect) -> Helper:
         )
         back = "static inline _Float16 f32_to_f16(float a) { return (_Float16)a; }"
         return Helper(to if name == "f16_to_f32" else back)
-    return Helper(_HALF_CUDA_TO if name == "f16_to_f32" else _HALF_CUDA_FROM)
+    to, back = (_HALF_CUDA_TO, _HALF_CUDA_FROM) if dialect.language is Language.CUDA else (_HALF_HIP_TO, _HALF_HIP_FROM)
+    return Helper(to if name == "f16_to_f32" else back)
 
 
 def _saturating(dtype: DType, dialect: Dialect) -> Helper:

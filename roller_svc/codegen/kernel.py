@@ -115,8 +115,8 @@ def emit_together(
     name = programs[0].name
     if hw.family is Family.CPU:
         return _emit_c(programs, buffers, hw, comment)
-    if hw.family is Family.CUDA:
-        return _emit_cuda(name, parts, buffers, hw, comment)
+    if hw.family in (Family.CUDA, Family.AMD):
+        return _emit_gpu(name, parts, buffers, hw, comment)
     raise InvariantError(f"no generator for {hw.family.value}")
 
 
@@ -201,9 +201,10 @@ def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tupl
     return tuple(b for b in (*buffers.values(), STATUS) if b.symbol in touched)
 
 
-def _emit_cuda(
+def _emit_gpu(
     name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
+    dialect = cuda.dialect_of(hw.arch)
     functions: list[cuda.Function] = []
     launches: list[LaunchSpec] = []
     checks: list[RuntimeCheck] = []
@@ -217,9 +218,9 @@ def _emit_cuda(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
                            function.shared_bytes, tree.zeroed, maps=function.maps, cluster=tree.cluster)
             )  # fmt: skip
-    text = f"{_comment(comment)}{cuda.preamble(tuple(functions))}" + "\n".join(f.text for f in functions)
+    text = f"{_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
     used = _used(buffers, launches)
-    return KernelSource(name, Language.CUDA, hw.arch, text, used, tuple(launches), _named(checks, buffers))
+    return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _named(checks, buffers))
 
 
 def _named(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:

@@ -29,6 +29,9 @@ _LIBRARY = re.compile(
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mma_(two|four)_\w+|round_tf32"
     r"|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
     r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|named_barrier|map_shared_rank"
+    # macros of HIP's headers
+    r"|hip\w*|HIP_\w*|HW_ID\w*|MASK[12]|ICMP_NE|GETREG_IMMED|FP_FAST_FMAF?|(TEXTURE|DECLOP)_\w*|CUDA_SUCCESS"
+    r"|GENERIC_GRID_LAUNCH|ADDRESS_SPACE_CONSTANT|launch_bounds_impl\d|select_impl_"
 )
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
 

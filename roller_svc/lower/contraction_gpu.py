@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.operand import operands
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
@@ -34,30 +34,30 @@ from roller_svc.ir.schedule import (
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.reduction_steps import ReductionSteps
-from roller_svc.lower.simt_staging import THREAD, WARP, Staging
+from roller_svc.lower.simt_staging import THREAD, Staging
 from roller_svc.perf.compiled import planned_needs
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.simt_tile import neighbours, simt_feeds
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
-# Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a row
-# of k, and 8 columns of 16 bytes are all banks once.
-WARP_SHAPES = ((4, 8), (8, 4), (2, 16), (16, 2), (1, 32), (32, 1))
 # Statements that a compiler is asked to unroll at once, and that then stand in a line: 16 KiB of instructions.
 MAX_UNROLLED, MAX_IN_LINE = 512, 1024
+# Passes over the rows of a step that stay a loop. LLVM moves products of a straight line behind the branch that follows
+# it, where they are used next, but not what they read from shared memory, all of which then waits in registers.
+PASSES = {Family.AMD: 2}
 
 
 def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
     view = View.of(group, program)
     feeds = simt_feeds(program.space, operands(group), hw.arch)
-    rows, types = program.block[view.k.name], dict(group.inputs)
+    rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
     steps = ReductionSteps(view.k, rows, feeds.inner_member(rows))
     stagings = tuple(
-        Staging(room, feed, axis, program.block[axis.name], steps, program.threads, types)
+        Staging(room, feed, axis, program.block[axis.name], steps, program.threads, warp, types)
         for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
     )
-    kernel = _Kernel(view, program, steps, stagings)
+    kernel = _Kernel(view, program, steps, stagings, warp, PASSES.get(hw.family, 1))
     needs = planned_needs(group, program, hw)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
     return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
@@ -69,6 +69,8 @@ class _Kernel:
     program: RProgram
     steps: ReductionSteps
     stagings: tuple[Staging, ...]
+    warp: int  # threads
+    passes: int
 
     def _block(self, axis: TileAxis) -> int:
         return self.program.block[axis.name]
@@ -108,9 +110,9 @@ class _Kernel:
     def _arranged(self) -> tuple[Expr, Expr]:
         """Where a thread stands among the rows and columns of threads, a warp's threads being a rectangle of them."""
         thread, rows, columns = ref(THREAD), self._threads(self.view.m), self._threads(self.view.n)
-        for height, width in WARP_SHAPES:
+        for height, width in _warp_shapes(self.warp):
             if rows % height == 0 and columns % width == 0:
-                warp, (down, across) = div(thread, WARP), _interleaved(mod(thread, WARP), height, width)
+                warp, (down, across) = div(thread, self.warp), _interleaved(mod(thread, self.warp), height, width)
                 row = add(mul(div(warp, columns // width), num(height)), down)
                 return row, add(mul(mod(warp, columns // width), num(width)), across)
         return div(thread, columns), mod(thread, columns)
@@ -195,7 +197,8 @@ class _Kernel:
         """The nodes for every row of a step, those of as many rows in a line as the instruction cache likes."""
         rows, m, n = self.steps.rows, self._thread(self.view.m), self._thread(self.view.n)
         each = m * n + m + n
-        in_line = max(u for u in range(1, rows + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
+        most = max(1, rows // self.passes)
+        in_line = max(u for u in range(1, most + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
         unrolled = max(u for u in range(1, in_line + 1) if in_line % u == 0 and (u == 1 or u * each <= MAX_UNROLLED))
         first = mul(ref("k.rows"), num(in_line))
         line = tuple(
@@ -245,6 +248,13 @@ class _Kernel:
     def _inside(self, axis: TileAxis) -> Expr | None:
         ragged = axis.extent % self._block(axis)
         return less(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None
+
+
+def _warp_shapes(warp: int) -> list[tuple[int, int]]:
+    """Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a
+    row of k, and 8 columns of 16 bytes are all banks once."""
+    shapes = [(height, warp // height) for height in range(1, warp + 1) if warp % height == 0]
+    return sorted(shapes, key=lambda shape: (max(shape), shape))
 
 
 def _interleaved(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:

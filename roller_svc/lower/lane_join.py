@@ -1,7 +1,8 @@
 """What the lanes of a row have reduced, each its part → the whole, for all of them to see.
 
-Lanes that are neighbours join by shuffles, and warps of them through a few words of shared memory. Lanes that stand
-apart, each in a row of threads, put what they have into shared memory and share out the joining.
+Lanes that are neighbours join by shuffles, and warps of them through a few words of shared memory: a row of more lanes
+than a warp has is made of whole warps. Lanes that stand apart, each in a row of threads, put what they have into shared
+memory and share out the joining.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Lo
 from roller_svc.lower.rows import acc_name, register, wrapped
 from roller_svc.lower.thread_rows import LANE, POINT, ThreadRows
 
-WARP = 32  # threads that shuffles reach; a row of more lanes is made of whole warps
 FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
 
 def lane_rooms(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
     """Shared memory that joining takes. Every reduction has its own: one barrier less between two of them."""
-    if rows.lanes == 1 or (rows.along and rows.lanes <= WARP):
+    if rows.lanes == 1 or (rows.along and rows.lanes <= rows.warp):
         return ()
-    shape = (rows.count, rows.points, rows.lanes // WARP) if rows.along else (rows.lanes, rows.count, rows.points)
+    shape = (rows.count, rows.points, rows.lanes // rows.warp) if rows.along else (rows.lanes, rows.count, rows.points)
     return (Storage(_room(statement), statement.accumulator, shape, Scope.SHARED, ()),)
 
 
@@ -43,20 +43,20 @@ def _join(statement: TensorExpr) -> tuple[str, Combine, DType]:
 
 def _neighbours(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     acc, combine, dtype = _join(statement)
-    near = LaneReduce(acc, rows.elements, combine, min(rows.lanes, WARP))
+    near = LaneReduce(acc, rows.elements, combine, min(rows.lanes, rows.warp))
     nodes = rows.each((near,), vector=False)
-    if rows.lanes <= WARP:
+    if rows.lanes <= rows.warp:
         return nodes
-    warps = rows.lanes // WARP
+    warps = rows.lanes // rows.warp
     point, slot = ref(POINT), rows.flat_element
     room = _room(statement)
-    mine = (slot, point, div(ref(LANE), WARP))
+    mine = (slot, point, div(ref(LANE), rows.warp))
     put = rows.each((Compute(room, mine, Load(acc, rows.elements, dtype)),), vector=False)
     take = (
         Compute(acc, rows.elements, Load(room, (slot, point, mod(ref(LANE), warps)), dtype)),
         LaneReduce(acc, rows.elements, combine, warps),
     )
-    put = (Let(FIRST, mod(ref(LANE), WARP), (Branch(equal(ref(FIRST), num(0)), put),)),)
+    put = (Let(FIRST, mod(ref(LANE), rows.warp), (Branch(equal(ref(FIRST), num(0)), put),)),)
     return (*nodes, *put, Barrier(), *rows.each(take, vector=False))
 
 

@@ -53,7 +53,7 @@ REGISTERS_SPARE = 1.25
 
 def lower_reduction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
-    rows = ThreadRows(group, program)
+    rows = ThreadRows(group, program, hw.limits.warp_size)
     walks = {s.output: row_walk(s, group.outer, program) for s in group.statements}
     reduction = _Reduction(group, rows, walks, row_tensors(group), _held(group, rows, walks)).with_pairs()
     return (ScheduleTree(group.name, rows.around(reduction.nodes()), resident=_resident(group, program, hw)),)

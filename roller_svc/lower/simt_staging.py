@@ -22,7 +22,6 @@ from roller_svc.lower.reduction_steps import ReductionSteps
 from roller_svc.perf.simt_tile import K_NEIGHBOURS, SimtFeed, fused_stride, staged_row
 
 THREAD = ".thread"
-WARP = 32
 ROUNDS_TOGETHER = 8  # copies of one thread in a row: more only make the code longer
 
 
@@ -36,6 +35,7 @@ class Staging:
     columns: int
     steps: ReductionSteps
     threads: int
+    warp: int
     types: Mapping[str, TensorType]
 
     @property
@@ -148,7 +148,7 @@ class Staging:
             return add(mul(high, num(group)), mul(low, num(self.width))), column
         across = self.columns // self.width
         # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
-        near = math.gcd(across, WARP) if self.steps.inner is None and self.feed.divided else across
+        near = math.gcd(across, self.warp) if self.steps.inner is None and self.feed.divided else across
         low, row, high = self._digits(near, self.steps.rows)
         return row, mul(add(mul(high, num(near)), low), num(self.width))
 

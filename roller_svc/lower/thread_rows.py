@@ -21,10 +21,11 @@ LANE, POINT = ".lane", ".point"
 
 @dataclass(frozen=True, slots=True)
 class ThreadRows:
-    """`along`: whether lanes of a row are neighbouring threads."""
+    """`along`: whether lanes of a row are neighbouring threads. `warp`: threads that shuffles reach."""
 
     group: KernelGroup
     program: RProgram
+    warp: int
 
     @property
     def lanes(self) -> int:

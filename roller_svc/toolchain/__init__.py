@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import dataclass
 from typing import assert_never
 
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.hardware import Arch, Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
-from roller_svc.toolchain import gcc, nvrtc
+from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.cxx import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.sass import sass_text
@@ -21,7 +22,6 @@ __all__ = [
 
 ptx = nvrtc.ptx
 
-_AMD_NEEDS = "hipcc (e.g. `apt install hipcc`) and a HIP generator, which this version does not have"
 _IPU_NEEDS = "the Poplar SDK (popc) from Graphcore, and a generator for it, which this version does not have"
 
 
@@ -47,7 +47,7 @@ def compile_source(
         case Language.CUDA:
             return nvrtc.compile_cuda(source, limits)
         case Language.HIP:
-            raise ToolchainMissingError(f"{source.arch} takes {_AMD_NEEDS}; estimates work without it")
+            return hip.compile_hip(source, limits)
         case _ as never:
             assert_never(never)
 
@@ -60,7 +60,7 @@ def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
         case Family.CUDA:
             return _cuda_availability(spec.arch)
         case Family.AMD:
-            return Availability(ok=False, reason=f"{spec.arch} takes {_AMD_NEEDS}", install="apt install hipcc")
+            return _hip_availability(spec.arch)
         case Family.IPU:
             return Availability(
                 ok=False, reason=f"{spec.arch} takes {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
@@ -78,19 +78,21 @@ def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> st
         case Language.CUDA:
             return f"nvrtc {nvrtc.library_for(arch).version}"
         case Language.HIP:
-            raise ToolchainMissingError(f"{arch} takes {_AMD_NEEDS}; estimates work without it")
+            return hip.compiler_version(hip.compiler_for(arch))
         case _ as never:
             assert_never(never)
 
 
 def versions(*, cc: str | None = None) -> dict[str, str]:
-    """Every compiler there is for this machine and for CUDA, with its version."""
+    """Every compiler there is for this machine and for GPUs, with its version."""
     found = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
     try:
         command = gcc.native_compiler(cc)
         found["cc"] = gcc.compiler_version(tuple(command))
     except ToolchainMissingError:
         pass  # what is not there has no version
+    if path := shutil.which(hip.COMMAND):
+        found["hipcc"] = hip.compiler_version(path)
     return found
 
 
@@ -108,3 +110,11 @@ def _cuda_availability(arch: Arch) -> Availability:
     except ToolchainMissingError as missing:
         return Availability(ok=False, reason=missing.message, install=nvrtc.needed_for(arch))
     return Availability(ok=True, reason=f"NVRTC {library.version}")
+
+
+def _hip_availability(arch: Arch) -> Availability:
+    try:
+        path = hip.compiler_for(arch)
+    except ToolchainMissingError as missing:
+        return Availability(ok=False, reason=missing.message, install=hip.needed_for(arch))
+    return Availability(ok=True, reason=path)

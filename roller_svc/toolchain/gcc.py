@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
@@ -122,22 +123,25 @@ _GO = "go\n"
 
 
 def run_confined(
-    command: list[str], directory: Path, limits: CompileLimits, output: Path | None = None
+    command: list[str], directory: Path, limits: CompileLimits, output: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up.
 
     What it prints is its log, the middle of a long one left out; with `output`, stdout goes to that file, whole.
+    `environment`: variables beyond those that every compiler gets.
     """
-    environment = {
+    variables = {
         "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
         "LC_ALL": "C",
         "HOME": str(directory),
         "TMPDIR": str(directory),
+        **(environment or {}),
     }
     with contextlib.ExitStack() as files:
         stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
         process = subprocess.Popen(
-            [*_GATE, *command], cwd=directory, env=environment, start_new_session=True, text=True, errors="replace",
+            [*_GATE, *command], cwd=directory, env=variables, start_new_session=True, text=True, errors="replace",
             stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
         )  # fmt: skip
     try:

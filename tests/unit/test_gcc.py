@@ -83,8 +83,9 @@ def test_c_is_for_processors_only() -> None:
         gcc.compile_c(dataclasses.replace(add(), arch=Arch("sm_", 80)))
 
 
-def test_hip_says_what_is_missing() -> None:
-    hip = dataclasses.replace(add(), language=Language.HIP, arch=Arch("gfx", 906))
+def test_hip_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcc.shutil, "which", lambda _: None)
+    hip = dataclasses.replace(add(), language=Language.HIP, arch=Arch("gfx", 0x906))
     with pytest.raises(ToolchainMissingError, match="hipcc"):
         toolchain.compile_source(hip)
 

@@ -42,7 +42,7 @@ def test_this_processor_and_todays_gpus_can_be_compiled_for() -> None:
         (Family.CUDA, Arch("sm_", 70), "nvidia-cuda-nvrtc-cu12"),
         (Family.CUDA, Arch("sm_", 90, "a"), "roller-svc[cuda]"),
         (Family.CPU, HOST, "apt install gcc"),
-        (Family.AMD, Arch("gfx", 906), "apt install hipcc"),
+        (Family.AMD, Arch("gfx", 0x906), "apt install hipcc"),
         (Family.IPU, Arch("ipu", 2), "Poplar"),
     ],
 )

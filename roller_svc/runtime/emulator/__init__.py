@@ -1,4 +1,4 @@
-"""A CUDA kernel's text → calls on numpy arrays, run thread by thread on a CPU to check its numbers."""
+"""A CUDA or HIP kernel's text → calls on numpy arrays, run thread by thread on a CPU to check its numbers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EmulatorLimits:
 
 
 class EmulatorModule:
-    """A CUDA kernel built for the CPU. Calls from several threads may overlap; each is a process of its own."""
+    """A CUDA or HIP kernel built for the CPU. Calls from several threads may overlap; each is a process of its own."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class EmulatorCall:
             os.close(descriptor)
 
     def device_name(self) -> str:
-        return "CUDA emulator"
+        return f"{self._module.source.language.value.upper()} emulator"
 
     def finish(self) -> dict[str, Array]:
         """The results, by output name."""

@@ -1,4 +1,4 @@
-// CUDA C++ as a CPU's compiler reads it: included before the kernel's own text.
+// CUDA C++ and HIP as a CPU's compiler reads it: included before the kernel's own text.
 //
 // A kernel sees keywords, built-in variables and functions of CUDA, and a twin of each named wrapper of an instruction.
 // No system header is included here, so that none of its macros meets a kernel's names. What runs the kernel is in
@@ -127,6 +127,8 @@ inline unsigned char f32_to_e5m2(float a) {  // to nearest even, saturating at 5
   u = ((u + 0xfffff + (u >> 21 & 1)) >> 21) - 448;
   return (unsigned char)(sign | (u > 123 ? 123 : u));
 }
+inline float mul_rn_f32(float a, float b) { return __fmul_rn(a, b); }
+inline double mul_rn_f64(double a, double b) { return __dmul_rn(a, b); }
 inline int in_range(long long index, unsigned long long size, int check) {
   if ((unsigned long long)index < size) return 1;
   emulator::out_of_range(index, check);

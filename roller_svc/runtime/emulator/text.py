@@ -1,4 +1,4 @@
-"""A CUDA kernel's text → the C++ program that the emulator compiles: the text itself, and tables of what to launch.
+"""A CUDA or HIP kernel's text → the C++ program that the emulator compiles: the text, and tables of what to launch.
 
 The text stays as it is but for two things. The definitions of wrappers (device functions around an `asm`) become
 comments, for emulator.h has a twin of each; anywhere else an `asm` is an error. And floating variables begin as NaN.
@@ -21,6 +21,7 @@ _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # `shared_address` is of use to wrappers only.
 TWINS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
+    "mul_rn_f32", "mul_rn_f64",
     "shared_address", "commit_copies", "await_copies",
     *(f"copy_async_{size}" for size in (4, 8, 16)),
     *(f"load_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),

@@ -1,0 +1,127 @@
+"""A code object of AMD's → what each kernel in it takes, from the metadata that its compiler leaves in an ELF note.
+
+The note is a map in MessagePack (LLVM, "User Guide for AMDGPU Backend": Code Object Metadata; the MessagePack
+specification).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from roller_svc.errors import CompileError
+from roller_svc.ir.kernel import Resources
+
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_NOTE = struct.Struct("<III")
+_SECTIONS_AT, _SECTION_COUNT_AT, _NOTES = 0x28, 0x3C, 7
+_OWNER, _METADATA = b"AMDGPU\0", 32
+
+Value = int | bool | float | str | bytes | None | list["Value"] | dict[str, "Value"]
+
+
+def read_code_object(binary: bytes) -> dict[str, Resources]:
+    """Every kernel of a code object by its name; raises CompileError for bytes that are not one.
+
+    Registers are a thread's, those for matrix sums counted too. What a thread keeps in memory of its own, be it spilled
+    registers or arrays that found no registers, counts as spilled.
+    """
+    try:
+        kernels = dict(_kernels(binary))
+    except (struct.error, IndexError, KeyError, TypeError, UnicodeDecodeError) as failure:
+        raise CompileError(f"the compiler's output is no code object: {failure!r}") from failure
+    if not kernels:
+        raise CompileError("the compiler's output is no code object with kernels")
+    return kernels
+
+
+def _kernels(binary: bytes) -> Iterator[tuple[str, Resources]]:
+    for note in _notes(binary):
+        metadata, _ = _unpacked(note, 0)
+        kernels = metadata["amdhsa.kernels"] if isinstance(metadata, dict) else None
+        for kernel in kernels if isinstance(kernels, list) else ():
+            if isinstance(kernel, dict):
+                registers, shared, private = (
+                    _count(kernel[key])
+                    for key in (".vgpr_count", ".group_segment_fixed_size", ".private_segment_fixed_size")
+                )
+                yield str(kernel[".name"]), Resources(registers, shared, private)
+
+
+def _count(value: Value) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _notes(binary: bytes) -> Iterator[bytes]:
+    """Contents of the metadata notes (System V ABI, "Note Section")."""
+    if binary[:6] != b"\x7fELF\x02\x01":
+        return
+    (sections_at,) = struct.unpack_from("<Q", binary, _SECTIONS_AT)
+    (count,) = struct.unpack_from("<H", binary, _SECTION_COUNT_AT)
+    for number in range(count):
+        section = _SECTION.unpack_from(binary, sections_at + number * _SECTION.size)
+        kind, at, size = section[1], section[4], section[5]
+        end = at + size
+        while kind == _NOTES and at < end:
+            name_size, content_size, type_ = _NOTE.unpack_from(binary, at)
+            name_at = at + _NOTE.size
+            content_at = name_at + _aligned(name_size)
+            if binary[name_at : name_at + name_size] == _OWNER and type_ == _METADATA:
+                yield binary[content_at : content_at + content_size]
+            at = content_at + _aligned(content_size)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 4) * 4
+
+
+# MessagePack ----------------------------------------------------------------------------------------------------------
+
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
+    0xD3: ">q",
+}  # fmt: skip
+_SIZED = {  # first byte → the format of the size that follows, and of what
+    0xC4: (">B", bytes), 0xC5: (">H", bytes), 0xC6: (">I", bytes), 0xD9: (">B", str), 0xDA: (">H", str),
+    0xDB: (">I", str), 0xDC: (">H", list), 0xDD: (">I", list), 0xDE: (">H", dict), 0xDF: (">I", dict),
+}  # fmt: skip
+_CONSTANTS: dict[int, Value] = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+def _unpacked(text: bytes, at: int) -> tuple[Value, int]:
+    """The value that begins there, and where the next one does."""
+    first = text[at]
+    at += 1
+    if first < 0x80:
+        return first, at
+    if first < 0x90:
+        return _container(dict, first & 0xF, text, at)
+    if first < 0xA0:
+        return _container(list, first & 0xF, text, at)
+    if first < 0xC0:
+        return _container(str, first & 0x1F, text, at)
+    if first >= 0xE0:
+        return first - 0x100, at
+    if first in _CONSTANTS:
+        return _CONSTANTS[first], at
+    if first in _NUMBERS:
+        (number,) = struct.unpack_from(_NUMBERS[first], text, at)
+        return number, at + struct.calcsize(_NUMBERS[first])
+    size_format, kind = _SIZED[first]
+    (size,) = struct.unpack_from(size_format, text, at)
+    return _container(kind, size, text, at + struct.calcsize(size_format))
+
+
+def _container(kind: type, size: int, text: bytes, at: int) -> tuple[Value, int]:
+    if kind in (str, bytes):
+        content = text[at : at + size]
+        return (content.decode() if kind is str else content), at + size
+    items: list[Value] = []
+    for _ in range(size * (2 if kind is dict else 1)):
+        item, at = _unpacked(text, at)
+        items.append(item)
+    if kind is list:
+        return items, at
+    return {str(key): value for key, value in zip(items[::2], items[1::2], strict=True)}, at
