@@ -14,7 +14,7 @@ from roller_svc.perf.cpu_tile import COLUMNS_OF_L2
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
 
-M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (256, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
 LONGEST_K = 1024  # a whole reduction up to here may be one step: C is never read back
