@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from roller_svc.construct.split import split_group
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind, axes_of, walk
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import Arch, Family, HardwareSpec, UnitKind
-from roller_svc.ir.operand import operands
+from roller_svc.ir.operand import STAGED_KINDS, operands
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.mma_tile import Feed, LoadKind, feeds
+from roller_svc.perf.mma_tile import LoadClass, LoadKind, feeds
+from roller_svc.perf.wgmma_tile import WgmmaOperand, wgmma_tile
 
 Json = dict[str, Any]
 
-TILES = ("lanes", "split_k", "stream_k", "stages", "raster")
+TILES = ("lanes", "split_k", "stream_k", "stages", "raster", "blocks", "cluster_m", "cluster_n")
 EPILOGUES = ("none", "bias", "residual", "activation", "scale", "cast", "row reduction", "several outputs")
 _ARITHMETIC = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.LAND, OpKind.LOR,
@@ -92,22 +94,35 @@ def _kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Json:
 def _family(program: RProgram, hw: HardwareSpec) -> str:
     if hw.family is Family.CPU:
         return "cpu"
-    return "mma" if program.unit.kind is UnitKind.MMA else "simt"
+    return {UnitKind.MMA: "mma", UnitKind.WGMMA: "wgmma"}.get(program.unit.kind, "simt")
 
 
 def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     """Both factors as the kernel that multiplies meets them: of a split reduction, one part."""
-    if program.unit.kind is not UnitKind.MMA:
+    if program.unit.kind not in STAGED_KINDS:
         return [{"dtype": o.dtype.value, "stored": o.stored.value, "load": None} for o in operands(group)]
-    multiplied = split_group(group, program).partial if program.split_k > 1 else group
-    found = feeds(program.unit, operands(multiplied), arch)
+    if program.split_k > 1:
+        halves = split_group(group, program)
+        group, program = halves.partial, halves.partial_program
+    factors = operands(group)
+    staged = [(feed.dtype, _load(feed.load, feed.dtype)) for feed in feeds(program.unit, factors, arch)]
+    if program.unit.kind is UnitKind.WGMMA:
+        tile = wgmma_tile(program, factors, arch)
+        staged = [(o.dtype, _ring_load(o)) for o in (tile.a, tile.b)]
     return [
-        {"dtype": feed.dtype.value, "stored": feed.operand.stored.value, "load": _load_class(feed)} for feed in found
+        {"dtype": dtype.value, "stored": factor.stored.value, "load": load}
+        for factor, (dtype, load) in zip(factors, staged, strict=True)
     ]
 
 
-def _load_class(feed: Feed) -> str:
+def _load(load: LoadClass, dtype: DType) -> str:
     """async4, async8, async16: cp.async of so many bytes; vector, element: through registers."""
-    if feed.load.kind is LoadKind.ASYNC:
-        return f"async{feed.load.elements * feed.dtype.bytes}"
-    return str(feed.load.kind.value)
+    if load.kind is LoadKind.ASYNC:
+        return f"async{load.elements * dtype.bytes}"
+    return str(load.kind.value)
+
+
+def _ring_load(operand: WgmmaOperand) -> str:
+    """The same, and tma, im2col: bulk copies."""
+    feed = operand.feed
+    return _load(feed, operand.dtype) if isinstance(feed, LoadClass) else str(operand.load.value)

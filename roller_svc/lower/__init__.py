@@ -13,6 +13,7 @@ from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
 from roller_svc.lower.contraction_mma import lower_contraction_mma
+from roller_svc.lower.contraction_wgmma import lower_contraction_wgmma
 from roller_svc.lower.convolution_cpu import lower_convolution_cpu
 from roller_svc.lower.layout_cpu import lower_layout_cpu
 from roller_svc.lower.legality import check
@@ -46,6 +47,8 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         return lower_scatter(group, family)
     if program.unit.kind is UnitKind.MMA:
         return lower_contraction_mma(group, program, hw.arch)
+    if program.unit.kind is UnitKind.WGMMA:
+        return lower_contraction_wgmma(group, program, hw.arch)
     if group.kind is GroupKind.CONTRACTION:
         if program.space.role(AxisRole.PIXEL):
             return lower_convolution_cpu(group, program, hw)

@@ -1,0 +1,108 @@
+"""Sums of warpgroups, in registers → outputs: a warp's piece at a time through a room of its own, for wide rows.
+
+No warp waits for another: the producer fills slots for the next tile meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.ir.build import add, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.hopper_nodes import WARP_THREADS, WarpBarrier
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.lower.contraction import View
+from roller_svc.lower.mma_epilogue import column_of_word, over_words, row_of_word, word
+from roller_svc.lower.mma_fragments import LANE
+from roller_svc.lower.mma_pipeline import ACC
+from roller_svc.lower.outputs import UNROLLED_OPERATIONS, Outputs
+from roller_svc.lower.wgmma_pipeline import GROUP, WARP
+from roller_svc.perf.mma_tile import COLUMNS
+from roller_svc.perf.wgmma_tile import EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
+
+SUMS = ".sums"
+FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
+_PIECE = ".piece"
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupEpilogue:
+    view: View
+    tile: WgmmaTile
+
+    @property
+    def outputs(self) -> Outputs:
+        """What becomes of sums."""
+        rows, columns = self.tile.cluster
+        return Outputs(self.view, self.tile.m * rows, self.tile.n * columns)
+
+    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """A room for each warp around the nodes that use it."""
+        tile = self.tile
+        shape = (tile.consumers * WARPS, EPILOGUE_ROWS, tile.epilogue_columns)
+        pad = tile.epilogue_row_words - tile.epilogue_columns
+        return (Storage(SUMS, self.view.dtype, shape, Scope.SHARED, body, pad),)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
+        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
+        written = tuple(
+            Branch(equal(ref(_PIECE), num(number)), (self._to_shared(fragment, chunk),))
+            for number, (fragment, chunk) in enumerate(pieces)
+        )
+        body = (*written, WarpBarrier(), *self._to_memory(), WarpBarrier())
+        return (Loop(_PIECE, len(pieces), LoopKind.SERIAL, body),)
+
+    @property
+    def _chunks(self) -> int:
+        return ceil_div(self.tile.group_n, self.tile.epilogue_columns)
+
+    @property
+    def _warp(self) -> Expr:
+        return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
+
+    def _to_shared(self, fragment: int, chunk: int) -> Node:
+        """A piece of the warp's registers into its room."""
+        first = chunk * self.tile.epilogue_columns
+        count = min(self.tile.epilogue_columns, self.tile.group_n - first) // COLUMNS
+        column = add(mul(ref(".i"), num(COLUMNS)), column_of_word())
+        register = add(mul(add(num(first // COLUMNS), ref(".i")), num(FRAGMENT_WORDS)), word())
+        value = Load(ACC, (num(fragment), register), self.view.dtype)
+        inner = over_words((Compute(SUMS, (self._warp, row_of_word(), column), value),))
+        return Loop(".i", count, LoopKind.UNROLL, inner)
+
+    def _to_memory(self) -> tuple[Node, ...]:
+        """Every lane takes `width` neighbours of a row, lanes along the row."""
+        tile = self.tile
+        columns = tile.epilogue_columns
+        width = self.outputs.width(columns)
+        total = Load(SUMS, (self._warp, ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
+        nodes = self.outputs.nodes(total, width)
+        nodes = (Let("m.place", self._row_place(), nodes),)
+        nodes = (Let("n.place", add(self._first_column(), ref(".in_group")), nodes),)
+        if tile.group_n % columns:
+            nodes = (Branch(less(ref(".in_group"), num(tile.group_n)), nodes),)
+        chunk = mod(ref(_PIECE), self._chunks)
+        nodes = (Let(".in_group", add(mul(chunk, num(columns)), ref(".element")), nodes),)
+        per_row = columns // width
+        nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
+        nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
+        items = EPILOGUE_ROWS * per_row
+        if items % WARP_THREADS:
+            nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+        nodes = (Let(".item", add(mul(ref(".round"), num(WARP_THREADS)), ref(LANE)), nodes),)
+        rounds = ceil_div(items, WARP_THREADS)
+        unrolled = rounds * width * self.outputs.operations <= UNROLLED_OPERATIONS
+        return (Loop(".round", rounds, LoopKind.UNROLL if unrolled else LoopKind.SERIAL, nodes),)
+
+    def _row_place(self) -> Expr:
+        """Where along m row `.row` of the warp's piece is."""
+        tile = self.tile
+        place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
+        place = add(place, mul(div(ref(_PIECE), self._chunks), num(ROWS)))
+        return add(add(place, mul(ref(WARP), num(EPILOGUE_ROWS))), ref(".row"))
+
+    def _first_column(self) -> Expr:
+        """Where along n the warpgroup's columns begin."""
+        tile = self.tile
+        return add(mul(ref("n.block"), num(tile.n)), mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n)))
