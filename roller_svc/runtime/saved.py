@@ -15,7 +15,9 @@ from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
 from roller_svc.runtime.binding import ALIGNMENT_BYTES
-from roller_svc.runtime.metadata import FORMAT, MAX_METADATA_BYTES, Damaged, read_compiled
+from roller_svc.runtime.map_metadata import map_json
+from roller_svc.runtime.metadata import FORMAT, MAX_METADATA_BYTES, read_compiled
+from roller_svc.runtime.metadata_values import Damaged
 
 METADATA = "metadata.json"
 HEADER = "kernel.h"
@@ -165,10 +167,13 @@ def _metadata(kernel: SavedKernel) -> dict[str, Any]:
         "launches": [
             {
                 "entry": launch.name,
-                "parameters": [{"kind": "buffer", **_buffer(buffers[symbol])} for symbol in launch.args],
+                "parameters": [
+                    *({"kind": "buffer", **_buffer(buffers[symbol])} for symbol in launch.args),
+                    *(map_json(view) for view in launch.maps),
+                ],
                 "grid": list(launch.grid),
                 "block": list(launch.block),
-                "cluster": [1, 1, 1],
+                "cluster": [launch.cluster, 1, 1],
                 "dynamic_shared_bytes": launch.shared_bytes,
                 "zeroed": list(launch.zeroed),
                 "prepares": launch.prepares,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 from handwritten import add, cuda_scale, gather, row_sums_doubled
 
 from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.saved import SavedKernel, c_header, load, save
 from roller_svc.toolchain.gcc import compile_c
@@ -83,6 +86,56 @@ def test_a_cuda_kernel_too(tmp_path: Path) -> None:
         "kind": "buffer", "name": "A", "symbol": "a", "role": "input", "dtype": "float32", "shape": [256],
         "strides": [1], "alignment": 64, "bytes": 1024,
     }  # fmt: skip
+
+
+VIEW = TensorMap("a_map", "a", DType.FLOAT32, MapMode.TILED, (16, 12), (64,), (8, 4), (1, 2), swizzle=Swizzle.B32,
+                 offset_bytes=256, tf32=True)  # fmt: skip
+PIXELS = TensorMap("c_map", "c", DType.FLOAT32, MapMode.IM2COL, (4, 8, 8), (16, 128), (4, 32), (1, 2, 1), (-1,), (-2,))
+
+
+def with_maps() -> SavedKernel:
+    source = cuda_scale(shared_bytes=64)
+    first = dataclasses.replace(source.launches[0], maps=(VIEW, PIXELS), grid=(4, 1, 1), cluster=2)
+    source = dataclasses.replace(source, launches=(first, *source.launches[1:]))
+    compiled = CompiledKernel(source, b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4)))
+    return SavedKernel(compiled, "C[i] = A[i]", "nvidia-h100-sxm", "sha256:ab")
+
+
+def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
+    path = save(with_maps(), tmp_path / "kernel")
+    assert load(path) == with_maps()
+    launch = json.loads((path / "metadata.json").read_text())["launches"][0]
+    assert launch["cluster"] == [2, 1, 1]
+    assert [p["kind"] for p in launch["parameters"]] == ["buffer", "buffer", "tensor_map", "tensor_map"]
+    assert launch["parameters"][2] == {
+        "kind": "tensor_map", "symbol": "a_map", "bytes": 128, "alignment": 64, "mode": "tiled", "buffer": "a",
+        "offset_bytes": 256, "dtype": "float32", "data_type": "TFLOAT32", "extents": [16, 12], "strides_bytes": [64],
+        "box": [8, 4], "element_strides": [1, 2], "lower_corner": [], "upper_corner": [], "swizzle_bytes": 32,
+        "l2_promotion_bytes": 256,
+    }  # fmt: skip
+    assert launch["parameters"][3]["data_type"] == "UINT32"
+    assert launch["parameters"][3]["lower_corner"] == [-1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "pointer"), ("symbol", "a b"), ("buffer", "zz"), ("mode", "gather"), ("dtype", "float16"),
+        ("data_type", "FLOAT64"), ("extents", [16, 13]), ("extents", [16]), ("extents", [True, 12]), ("extents", []),
+        ("strides_bytes", [72]), ("strides_bytes", [-64]), ("offset_bytes", 272), ("offset_bytes", 8),
+        ("box", [8, 400]), ("box", [1] * 4000), ("element_strides", [1, 0]), ("swizzle_bytes", 48),
+        ("lower_corner", [0]),
+    ],
+)  # fmt: skip
+def test_hostile_tensor_maps_are_refused(tmp_path: Path, field: str, value: object) -> None:
+    path = save(with_maps(), tmp_path / "kernel")
+    document = json.loads((path / "metadata.json").read_text())
+    document["launches"][0]["parameters"][2][field] = value
+    (path / "metadata.json").write_text(json.dumps(document))
+    with pytest.raises(ArgumentError) as raised:
+        load(path)
+    assert raised.value.code == "damaged-kernel"
+    assert "source_key" not in str(raised.value)
 
 
 def test_a_loaded_kernel_runs(folder: Path) -> None:
@@ -191,6 +244,8 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("launches", 0, "entry", "x" * 300),
         _set("launches", 0, "parameters", [{"symbol": "zz"}]),
         _set("launches", 0, "parameters", [7]),
+        _set("launches", 0, "cluster", [2, 1, 1]),
+        _set("launches", 0, "cluster", [1, 1]),
         _set("launches", 0, "zeroed", ["zz"]),
         _set("launches", 0, "grid", [0, 1, 1]),
         _set("launches", 0, "grid", [1, 1]),

@@ -1,0 +1,60 @@
+"""Plain values of JSON → numbers, names and lists within limits; Damaged where they are not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
+_MAX_NAME = 1024
+_MAX_TEXT = 1 << 16
+_MAX_ITEMS = 4096  # launches, buffers, parameters of one launch
+
+
+class Damaged(Exception):
+    """What is read is not what save() wrote."""
+
+
+def items(document: dict[str, Any], key: str) -> list[Any]:
+    value = document[key]
+    if not isinstance(value, list) or len(value) > _MAX_ITEMS:
+        raise Damaged(f"{key} is no list, or too long")
+    return value
+
+
+def triple(value: Any, limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise Damaged(f"{value!r} is no triple")
+    x, y, z = (count(v, 1, limit) for v, limit in zip(value, limits, strict=True))
+    return x, y, z
+
+
+def count(value: Any, least: int, greatest: int) -> int:
+    if type(value) is not int or not least <= value <= greatest:  # a bool is no count
+        raise Damaged(f"{value!r} is no whole number from {least} to {greatest}")
+    return value
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Damaged(f"{value!r} is neither true nor false")
+    return value
+
+
+def printable(document: dict[str, Any], key: str) -> str:
+    value = document[key]
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+        raise Damaged(f"{key} is no name")
+    return value
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise Damaged("a text is too long or none")
+    return value
+
+
+def identifier(value: Any) -> str:
+    if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
+        raise Damaged(f"{value!r} is no C identifier")
+    return value
