@@ -23,6 +23,7 @@ from roller_svc.runtime.cuda_arrays import (
     import_cupy,
     library_of,
 )
+from roller_svc.runtime.cuda_driver import Parameters, driver
 
 # Events tell times to about half a microsecond (CUDA runtime API, cudaEventElapsedTime): 0.5 % of a sample.
 _MIN_SAMPLE_S = 100e-6
@@ -135,6 +136,17 @@ class DeviceBinding:
     copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One launch made ready. `parameters`: of a kernel that takes more than addresses; `zeroed`: (address, bytes)."""
+
+    function: Any
+    launch: LaunchSpec
+    arguments: tuple[np.uint64, ...]
+    zeroed: tuple[tuple[int, int], ...]
+    parameters: Parameters | None
+
+
 class CudaCall:
     """One set of arrays bound to a module, launched on the stream that is current when it is called."""
 
@@ -149,16 +161,19 @@ class CudaCall:
         for buffer in source.buffers_of(Role.WORKSPACE):
             memory[buffer.symbol] = binding.library.empty(buffer.shape, buffer.dtype, binding.device)
         self._memory = memory  # keeps the workspace
-        self._steps = tuple(
-            (
-                function,
-                launch,
-                # A numpy scalar has the size of a pointer whatever the platform makes of a Python number.
-                tuple(np.uint64(memory[symbol].address) for symbol in launch.args),
-                tuple((memory[symbol].address, sizes[symbol]) for symbol in launch.zeroed),
+        addresses = {symbol: array.address for symbol, array in memory.items()}
+        with cupy.cuda.Device(binding.device):
+            self._steps = tuple(
+                _Step(
+                    function,
+                    launch,
+                    # A numpy scalar has the size of a pointer whatever the platform makes of a Python number.
+                    tuple(np.uint64(addresses[symbol]) for symbol in launch.args),
+                    tuple((addresses[symbol], sizes[symbol]) for symbol in launch.zeroed),
+                    driver().parameters(launch, addresses) if launch.maps else None,
+                )
+                for function, launch in zip(functions, source.launches, strict=True)
             )
-            for function, launch in zip(functions, source.launches, strict=True)
-        )
 
     def __call__(self) -> None:
         """Launch everything, in order; returns before the work is done."""
@@ -167,10 +182,14 @@ class CudaCall:
 
     def launch(self, stream: Any) -> None:
         """The same on a stream of the call's device, which is current."""
-        for function, launch, arguments, zeroed in self._steps:
-            for address, size in zeroed:
+        for step in self._steps:
+            for address, size in step.zeroed:
                 self._cupy.cuda.runtime.memsetAsync(address, 0, size, stream.ptr)
-            function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes, stream=stream)
+            launch = step.launch
+            if step.parameters is None:
+                step.function(launch.grid, launch.block, step.arguments, shared_mem=launch.shared_bytes, stream=stream)
+            else:
+                driver().launch(step.function.ptr, launch, step.parameters, stream.ptr)
 
     def stream(self) -> Stream:
         return Stream(self._binding.library.stream(self._binding.device))

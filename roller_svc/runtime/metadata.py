@@ -27,7 +27,7 @@ _MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
 _MAX_RANK = 16
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
-_MAX_CLUSTER = 16  # blocks, where a kernel asks for more than the portable 8 (CUDA programming guide)
+_MAX_CLUSTER = 8  # blocks, without asking for more (CUDA programming guide, "Thread Block Clusters")
 _MAX_SHARED_BYTES = 1 << 20
 _STATUS_SHAPE = (4,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
@@ -14,6 +15,7 @@ from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
+from roller_svc.ir.tensor_map import MapMode, TensorMap
 from roller_svc.runtime import cuda, cuda_arrays
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 from roller_svc.runtime.cuda import CudaModule, Replay, runs_on
@@ -72,6 +74,34 @@ def test_launches_run_in_order_on_the_current_stream(cupy: FakeCupy) -> None:
     ]
     # More than 48 KiB of shared memory is asked for, once, when the module is loaded.
     assert cupy.calls == [("attribute", "accumulate", 8, 60_000), *once, *once]
+
+
+def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same stream, in order, with the addresses of this call's arrays, workspace among them."""
+    given: list[dict[str, int]] = []
+
+    class Driver:
+        def parameters(self, launch: LaunchSpec, memory: dict[str, int]) -> tuple[str, ...]:
+            given.append(dict(memory))
+            return tuple(view.symbol for view in launch.maps)
+
+        def launch(self, function: str, launch: LaunchSpec, parameters: tuple[str, ...], stream: int) -> None:
+            cupy.calls.append((function, launch.grid, launch.cluster, parameters, stream))
+            twice(given[-1]["w"], given[-1]["c"])
+
+    monkeypatch.setattr(cuda, "driver", Driver)
+    view = TensorMap("view", "w", DType.FLOAT32, MapMode.TILED, (8,), (), (8,), (1,))
+    last = dataclasses.replace(LAUNCHES[1], maps=(view,), cluster=2)
+    compiled = dataclasses.replace(COMPILED, source=dataclasses.replace(COMPILED.source, launches=(LAUNCHES[0], last)))
+    call = CudaModule(compiled).bound({"A": FakeArray(floats())})
+    for _ in range(2):
+        call()
+    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+    assert len(given) == 1  # encoded once for all calls
+    assert set(given[0]) == {"a", "w", "c"}
+    once = [("memset", 32, 77), ("accumulate", (1, 1, 1), (8, 1, 1), 60_000, 77),
+            ("twice", (2, 1, 1), 2, ("view",), 77)]  # fmt: skip
+    assert cupy.calls[1:] == [*once, *once]
 
 
 @pytest.mark.parametrize("kind", ["in place", "strided", "unaligned", "same as the input"])
