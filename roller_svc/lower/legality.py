@@ -290,8 +290,9 @@ class _Checker:
         self._record(node.tensor, node.index, is_write=True)
 
     def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
-        """A warp does it together: all of its threads must get there, with fragments in registers."""
-        self._barrier_like("warp")
+        """With fragments in registers; but for rounding a warp does it together: all of its threads must get there."""
+        if not isinstance(node, RoundFragment):
+            self._barrier_like("warp")
         read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
         match node:
             case LoadMatrix():

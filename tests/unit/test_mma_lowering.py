@@ -158,7 +158,6 @@ def test_trees_are_legal(kind: str) -> None:
         ("streamed", sums_uncleared, "schedule-order"),
         ("copied", for_some_lanes(Mma), "schedule-barrier"),
         ("through registers", for_some_lanes(LoadMatrix), "schedule-barrier"),
-        ("rounded", for_some_lanes(RoundFragment), "schedule-barrier"),
         ("copied", for_some_lanes(Barrier), "schedule-barrier"),
         ("copied", copies_within_shared_memory, "schedule-scope"),
     ],
