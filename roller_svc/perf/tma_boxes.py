@@ -169,10 +169,10 @@ def _innermost(address: Address, sides: Sides) -> MapDim | str:
     unit = sides.inner[-1]
     if len(sides.inner) > 1 and (unit.extent % sides.panel or sides.exact_inner):
         return f"rows of {unit.extent} elements are not cut by {sides.panel}"
-    window = address.window_of(unit.name)
+    window = address.window_of(unit)
     if window is None:
         return MapDim(unit.extent, 1, ((unit.name, 1),)) if unit.stride == 1 else "its rows have gaps"
-    if window.stride != 1 or window.index.coeff(unit.name) != 1 or not address.is_plain(unit.name):
+    if window.stride != 1 or window.index.coeff(unit.name) != 1 or not address.is_plain(unit):
         return "its rows have gaps"
     if sides.exact_inner and len(window.index.coeffs) > 1:
         return "nothing bounds the last step's row"
@@ -215,7 +215,7 @@ class _Draft:
     def __post_init__(self) -> None:
         unit = self.sides.inner[-1]
         self.placed.add(unit.name)
-        if (window := self.address.window_of(unit.name)) is not None:
+        if (window := self.address.window_of(unit)) is not None:
             self.used.append(window)
 
     @property
@@ -251,8 +251,8 @@ class _Draft:
         return ""
 
     def _window(self, unit: Unit) -> Window | str:
-        window = self.address.window_of(unit.name)
-        if window is None or window in self.used or not self.address.is_plain(unit.name):
+        window = self.address.window_of(unit)
+        if window is None or window in self.used or not self.address.is_plain(unit):
             return "two axes of its rows move one dimension"
         self.used.append(window)
         if not 1 <= window.index.coeff(unit.name) <= MAX_ELEMENT_STRIDE:

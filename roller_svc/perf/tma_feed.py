@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roller_svc.ir.build import add, num, ref
@@ -91,6 +91,17 @@ class TmaTile:
 
 
 @dataclass(frozen=True, slots=True)
+class _View:
+    """The tensor with some of its dimensions as windows, and the units of m or n, of k's members, and of batches."""
+
+    address: Address
+    axis: tuple[Unit, ...]
+    outer: tuple[Unit, ...]
+    k: tuple[Unit, ...]
+    batch: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TmaFeed:
     """An operand that TMA can bring. `dimensions` are those of its tensor, `extents` those of the axes that walk it;
     `along_k`: rows of a tile lie along k, as in memory."""
@@ -103,6 +114,8 @@ class TmaFeed:
     batch: tuple[Axis, ...]
     dimensions: tuple[Window, ...]
     extents: Mapping[str, int] = field(compare=False)
+    _tiles: dict[tuple[int, Walk, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
+    _views: dict[tuple[bool, int], _View] = field(default_factory=dict, compare=False, repr=False)
 
     def admits(self, walk: Walk) -> bool:
         """Whether some tile can be brought so, rows along k being as long as a swizzle allows."""
@@ -113,43 +126,55 @@ class TmaFeed:
     def tile(self, extent: int, walk: Walk, panel: int) -> TmaTile | str:
         """Tiles of `extent` elements along m or n (from multiples of it on) and of the walk's steps, in rows of `panel`
         elements of the room; or why they cannot be brought so."""
+        known = self._tiles.get((extent, walk, panel))
+        if known is None:
+            known = self._tiles[extent, walk, panel] = self._tile(extent, walk, panel)
+        return known
+
+    def _tile(self, extent: int, walk: Walk, panel: int) -> TmaTile | str:
         rows, row = (extent, walk.depth) if self.along_k else (walk.depth, extent)
         if row % panel:
             return f"{row} elements are no whole rows of {panel}"
         if panel * self.dtype.bytes % STRIDE_BYTES:
             return f"rows of {panel * self.dtype.bytes} bytes are no multiples of {STRIDE_BYTES}"
-        found = self._made(tiled, (extent, walk, panel), rows)
+        found = self._made((extent, walk, panel), rows, pixels=False)
         if not isinstance(found, str):
             return found
-        pixels = self._made(im2col, (extent, walk, panel), rows)
+        pixels = self._made((extent, walk, panel), rows, pixels=True)
         if not isinstance(pixels, str):
             return pixels
         for parts in range(2, MOST_BOXES + 1):
             if rows % (parts * PATTERN_ROWS) == 0:
-                smaller = self._made(tiled, (extent, walk, panel), rows // parts)
+                smaller = self._made((extent, walk, panel), rows // parts, pixels=False)
                 if not isinstance(smaller, str):
                     return smaller
         return found
 
-    def _made(
-        self, how: Callable[[Address, Sides], Boxed | str], tile: tuple[int, Walk, int], rows: int
-    ) -> TmaTile | str:
+    def _made(self, tile: tuple[int, Walk, int], rows: int, *, pixels: bool) -> TmaTile | str:
         extent, walk, panel = tile
-        kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (how is im2col and self._slides(w))]
-        address = Address.of(self.dimensions, kept, self.extents)
-        outer = len(walk.outer)
-        axis, k = address.units(self.axis.members), address.units(self.k.members[outer:])
-        walked = address.units(self.k.members[:outer])
-        batch = tuple(unit for member in self.batch for unit in address.units((member,)))
-        inner, across = (k, axis) if self.along_k else (axis, k)
-        sides = Sides(inner, across, (*walked, *batch), panel, rows, self.dtype.bytes,
+        view = self._view(len(walk.outer), pixels=pixels)
+        inner, across = (view.k, view.axis) if self.along_k else (view.axis, view.k)
+        sides = Sides(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes,
                       exact_inner=self.along_k and walk.is_ragged,
                       exact_rows=not self.along_k and walk.is_ragged)  # fmt: skip
-        boxed = how(address, sides)
+        boxed = im2col(view.address, sides) if pixels else tiled(view.address, sides)
         if isinstance(boxed, str):
             return boxed
-        names = tuple(unit.name for unit in batch)
-        return TmaTile(self.dtype, self.tf32, self.along_k, extent, walk, panel, rows, boxed, axis, walked, k, names)
+        return TmaTile(self.dtype, self.tf32, self.along_k, extent, walk, panel, rows, boxed, view.axis, view.outer,
+                       view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
+
+    def _view(self, outer: int, *, pixels: bool) -> _View:
+        """`outer`: how many of k's members are walked one value at a time."""
+        known = self._views.get((pixels, outer))
+        if known is None:
+            kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._slides(w))]
+            address = Address.of(self.dimensions, kept, self.extents)
+            known = self._views[pixels, outer] = _View(
+                address, address.units(self.axis.members), address.units(self.k.members[:outer]),
+                address.units(self.k.members[outer:]),
+                tuple(unit for member in self.batch for unit in address.units((member,))),
+            )  # fmt: skip
+        return known
 
     def _slides(self, dimension: Window) -> bool:
         """Whether rows move along the dimension and something else does too."""

@@ -114,32 +114,37 @@ def _bounded(window: Window, slack: Affine) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The windows, and the elements by which each axis moves the rest, from `offset` on."""
+    """The windows, and the elements by which each axis moves the rest, from `offset` on. `moved`: the windows that an
+    axis moves."""
 
     windows: tuple[Window, ...]
-    strides: dict[str, int]
+    strides: Mapping[str, int]
     offset: int
     extents: Mapping[str, int]
+    moved: Mapping[str, tuple[Window, ...]]
 
     @classmethod
     def of(cls, dimensions: tuple[Window, ...], kept: Collection[int], extents: Mapping[str, int]) -> Address:
         """`kept`: which dimensions are windows, as far as an axis moves them."""
         windows, strides, offset = [], dict.fromkeys(extents, 0), 0
+        moved: dict[str, tuple[Window, ...]] = dict.fromkeys(extents, ())
         for d, dimension in enumerate(dimensions):
             if d in kept:
                 windows.append(dimension)
+                for name, _ in dimension.index.coeffs:
+                    moved[name] = (*moved[name], dimension)
                 continue
             offset += dimension.index.offset * dimension.stride
             for name, c in dimension.index.coeffs:
                 strides[name] += c * dimension.stride
-        return cls(tuple(windows), strides, offset, extents)
+        return cls(tuple(windows), strides, offset, extents, moved)
 
-    def window_of(self, axis: str) -> Window | None:
-        return next((w for w in self.windows if w.index.coeff(axis)), None)
+    def window_of(self, unit: Unit) -> Window | None:
+        return self.moved[unit.name][0] if unit.in_window else None
 
-    def is_plain(self, axis: str) -> bool:
-        """Whether the axis moves the address or one window and nothing else."""
-        return sum(1 for w in self.windows if w.index.coeff(axis)) + (self.strides[axis] != 0) <= 1
+    def is_plain(self, unit: Unit) -> bool:
+        """Whether the unit moves the address or one window and nothing else."""
+        return not unit.in_window or (len(self.moved[unit.name]) == 1 and unit.stride == 0)
 
     def units(self, axes: tuple[Axis, ...]) -> tuple[Unit, ...]:
         """Outermost first."""
@@ -147,7 +152,7 @@ class Address:
         for axis in axes:
             if axis.extent == 1:
                 continue
-            made = Unit(axis.name, axis.extent, self.strides[axis.name], self.window_of(axis.name) is not None)
+            made = Unit(axis.name, axis.extent, self.strides[axis.name], in_window=bool(self.moved[axis.name]))
             last = units[-1] if units else None
             if last and not (last.in_window or made.in_window) and last.stride == made.stride * made.extent:
                 units[-1] = Unit(f"{last.name} {made.name}", last.extent * made.extent, made.stride, in_window=False)
