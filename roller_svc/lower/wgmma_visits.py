@@ -61,7 +61,8 @@ class WholeTiles:
 
     @property
     def blocks(self) -> int:
-        return (self.clusters or self._tiles) * math.prod(self.cluster)
+        launched = self.clusters if self._is_persistent else self._tiles
+        return launched * math.prod(self.cluster)
 
     @property
     def steps(self) -> Steps:
