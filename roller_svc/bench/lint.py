@@ -29,6 +29,7 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 LEAST_M = LEAST_N = 64
 LEAST_K = 32
 TENSOR_CORE_FAMILIES = ("HMMA", "HGMMA")
+WARPGROUP_FAMILY = "HGMMA"  # what they are expected to contain where the device has it
 TOGETHER = 8  # cases of one task: then starting the disassembler is a small part of their time
 
 
@@ -94,6 +95,7 @@ def lint_json(report: BuildReport, found: Lint) -> Json:
         counts.update(dict(one.code.counts))
     halves = half_contractions(report.groups)
     compiled = kept(report).compiled
+    main = [found.launches[compiled.source.main_launch(group.name)].code for group in halves]
     return {
         "kernels": len(found.launches),
         "unit": report.winner.plan.main.program.unit.name,
@@ -101,10 +103,8 @@ def lint_json(report: BuildReport, found: Lint) -> Json:
         "spill_bytes": sum(one.resources.spill_bytes for one in found.launches),
         "c75xx": found.count(FindingKind.WARNING),
         "half_contractions": len(halves),
-        "tensor_core_contractions": sum(
-            found.launches[compiled.source.main_launch(group.name)].code.count(*TENSOR_CORE_FAMILIES) > 0
-            for group in halves
-        ),
+        "tensor_core_contractions": sum(code.count(*TENSOR_CORE_FAMILIES) > 0 for code in main),
+        "warpgroup_contractions": sum(code.count(WARPGROUP_FAMILY) > 0 for code in main),
         "instructions": dict(sorted(counts.items())),
         "launches": [_launch_json(one) for one in found.launches],
         "compile_seconds": compiled.compile_seconds,
@@ -131,12 +131,14 @@ def summary(rows: Sequence[Json]) -> Json:
     unspilled = sum(launch["spill_bytes"] == 0 for launch in launches)
     halves = sum(row["half_contractions"] for row in built)
     on_tensor_cores = sum(row["tensor_core_contractions"] for row in built)
+    by_warpgroups = sum(row["warpgroup_contractions"] for row in built)
     return {
         "kernels": len(launches),
         "zero_spill_share": unspilled / len(launches) if launches else None,
         "c75xx": sum(row["c75xx"] for row in built),
         "half_contractions": halves,
         "tensor_core_share": on_tensor_cores / halves if halves else None,
+        "warpgroup_share": by_warpgroups / halves if halves else None,
         "compile_median_s": statistics.median(seconds) if seconds else None,
         "compile_p95_s": seconds[math.ceil(0.95 * len(seconds)) - 1] if seconds else None,
         "errors": len(rows) - len(built),

@@ -28,7 +28,8 @@ TARGETS = ("nvidia-v100-sxm2", "nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "local
 CASES = Path(__file__).resolve().parents[2] / "bench" / "data" / "public.json"
 
 LINT_COLUMNS = (
-    "target", "kernels", "unspilled", "C75xx", "on tensor cores", "compile median", "p95", "findings", "errors",
+    "target", "kernels", "unspilled", "C75xx", "on tensor cores", "by warpgroups", "compile median", "p95", "findings",
+    "errors",
 )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             target, one["kernels"], show.share(one["zero_spill_share"]), one["c75xx"],
-            f"{show.share(one['tensor_core_share'])} of {one['half_contractions']}",
+            f"{show.share(one['tensor_core_share'])} of {one['half_contractions']}", show.share(one["warpgroup_share"]),
             show.duration(one["compile_median_s"]), show.duration(one["compile_p95_s"]),
             ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
         )

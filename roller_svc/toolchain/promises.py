@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from roller_svc.ir.kernel import KernelSource
 
-_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\([^)]*\)\s*\{')
+_ENTRY = re.compile(
+    r'extern "C" __global__ void\s+(?:__(?:cluster_dims|launch_bounds)__\([^)]*\)\s*)*(\w+)\s*\([^)]*\)\s*\{'
+)
 # The wrappers of instructions that C++ has no word for, and what the assembler makes of them. Of float8 sm_89 and
 # sm_120 have an instruction, sm_90 and sm_100 convert and multiply as float16 (seen in what NVRTC 13.0 compiles).
 _WRAPPERS = (
@@ -19,6 +21,15 @@ _WRAPPERS = (
     (re.compile(r"\bmma_\w+_(?:b?f16|tf32)\("), "tensor-core products", ("HMMA",)),
     (re.compile(r"\bmma_\w+_[su]8[su]8\("), "tensor-core products of integers", ("IMMA",)),
     (re.compile(r"\bmma_\w+_e[45]m[23]e[45]m[23]\("), "tensor-core products of float8", ("QMMA", "HMMA")),
+    (re.compile(r"\bwgmma_\w+_(?:b?f16|tf32)_[kmr][km]\("), "warpgroup products", ("HGMMA",)),
+    (re.compile(r"\bwgmma_\w+_[su]8[su]8_[kmr]k\("), "warpgroup products of integers", ("IGMMA",)),
+    (re.compile(r"\bwgmma_\w+_e[45]m[23]e[45]m[23]_[kmr]k\("), "warpgroup products of float8", ("QGMMA",)),
+    (re.compile(r"\btma_load_\w+\("), "bulk loads of tensors", ("UTMALDG",)),
+    (re.compile(r"\btma_store_\w+\("), "bulk stores of tensors", ("UTMASTG",)),
+    (re.compile(r"\bbarrier_(?:init|arrive|arrive_remote|expect|wait)\("), "barriers with phases", ("SYNCS",)),
+    (re.compile(r"\bstore_matrix_[124]"), "matrix stores", ("STSM",)),
+    (re.compile(r"\bregisters_(?:de|in)crease<"), "registers handed over", ("USETMAXREG",)),
+    (re.compile(r"\bcluster_sync\("), "barriers of clusters", ("UCGABAR_WAIT",)),
 )
 _WIDE = r"\*\((?:const )?(?:uint4|int4|float4|double2|ulonglong2|longlong2) \*\)\s*&?\s*(\w+)"
 _WIDE_WRITE = re.compile(rf"^\s*{_WIDE}[^=;]*=(?!=)", re.MULTILINE)

@@ -29,8 +29,8 @@ MATRIX_FAMILIES = (
 # Accesses counted by width as well, in bits: LDG.128. Global, shared, local, unknown space; LDGSTS is cp.async.
 WIDE_FAMILIES = ("LDG", "STG", "LDS", "STS", "LDL", "STL", "LD", "ST", "LDGSTS")
 _OTHER_FAMILIES = (
-    "LDSM", "STSM", "UTMALDG", "UTMASTG", "SYNCS", "FFMA", "FFMA2", "DFMA", "HFMA2", "IMAD", "MUFU", "BAR", "SHFL",
-    "ATOM", "ATOMG", "ATOMS", "RED",
+    "LDSM", "STSM", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG", "UCGABAR_WAIT", "FFMA", "FFMA2", "DFMA", "HFMA2",
+    "IMAD", "MUFU", "BAR", "SHFL", "ATOM", "ATOMG", "ATOMS", "RED",
 )  # fmt: skip
 _FAMILIES = frozenset((*MATRIX_FAMILIES, *WIDE_FAMILIES, *_OTHER_FAMILIES))
 _WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}

@@ -71,7 +71,7 @@ def test_a_row_says_what_was_compiled() -> None:
     assert row["kernels"] == len(row["launches"]) >= 1
     assert row["instructions"]["FFMA"] == sum(launch["counts"].get("FFMA", 0) for launch in row["launches"]) > 0
     assert row["registers"] == max(launch["registers_per_thread"] for launch in row["launches"])
-    assert row["half_contractions"] == row["tensor_core_contractions"] == 0
+    assert row["half_contractions"] == row["tensor_core_contractions"] == row["warpgroup_contractions"] == 0
     assert row["compile_seconds"] > 0
     assert row["spill_bytes"] == 0
     assert json.loads(json.dumps(row)) == row
@@ -87,19 +87,20 @@ def test_tasks_have_all_cases_in_order() -> None:
 def built(spills: tuple[int, ...], halves: int, on_tensor_cores: int, seconds: float) -> dict[str, Any]:
     return {
         "launches": [{"spill_bytes": spill} for spill in spills], "c75xx": 1, "half_contractions": halves,
-        "tensor_core_contractions": on_tensor_cores, "compile_seconds": seconds, "findings": [{"kind": "spill"}],
-        "error": None,
+        "tensor_core_contractions": on_tensor_cores, "warpgroup_contractions": on_tensor_cores // 2,
+        "compile_seconds": seconds, "findings": [{"kind": "spill"}], "error": None,
     }  # fmt: skip
 
 
 def test_figures_of_a_target() -> None:
-    rows = [built((0, 8), 3, 1, 1.0), built((0, 0), 0, 0, 3.0), built((0,), 1, 1, 2.0), {"error": "no-candidate: no"}]
+    rows = [built((0, 8), 3, 2, 1.0), built((0, 0), 0, 0, 3.0), built((0,), 1, 1, 2.0), {"error": "no-candidate: no"}]
     assert summary(rows) == {
         "kernels": 5,
         "zero_spill_share": 0.8,
         "c75xx": 3,
         "half_contractions": 4,
-        "tensor_core_share": 0.5,
+        "tensor_core_share": 0.75,
+        "warpgroup_share": 0.25,
         "compile_median_s": 2.0,
         "compile_p95_s": 3.0,
         "errors": 1,
@@ -127,7 +128,8 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert main(words) == 0
     first = json.loads(capsys.readouterr().out)["targets"][TARGET]
     assert set(first) >= {
-        "kernels", "zero_spill_share", "c75xx", "tensor_core_share", "compile_median_s", "compile_p95_s", "cases",
+        "kernels", "zero_spill_share", "c75xx", "tensor_core_share", "warpgroup_share", "compile_median_s",
+        "compile_p95_s", "cases",
     }  # fmt: skip
     assert [row["id"] for row in first["cases"]] == ["good", "bad"]
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1

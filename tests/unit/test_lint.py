@@ -38,9 +38,7 @@ def compiled_of(report: BuildReport) -> CompiledKernel:
     return report.winner.compiled
 
 
-def linted(
-    report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None
-) -> Lint:
+def linted(report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None) -> Lint:
     """The lint of a build, with another binary or another unit in its plan."""
     plan = report.winner.plan
     if unit is not None:
@@ -160,6 +158,22 @@ extern "C" __global__ void kernel2(const float *A, float *C) {
   mma_m16n8k32_s8u8(d, a, b);
   mma_m16n8k32_e4m3e5m2(d, a, b);
 }
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+kernel3(float *C, const __grid_constant__ TensorMap map) {
+  cluster_sync();
+  registers_decrease<40>();
+  barrier_wait(&full[0], 0);
+  tma_load_2d_multicast(&room[0], &map, &full[0], 0, 0, 3);
+}
+extern "C" __global__ void __launch_bounds__(384, 1)
+kernel4(float *C, const __grid_constant__ TensorMap map) {
+  named_barrier(1, 128);
+  wgmma_m64n128k16_bf16_km(d, a, b, 1);
+  wgmma_m64n8k32_s8u8_kk(d, a, b, 1);
+  wgmma_m64n8k32_e4m3e5m2_rk(d, a, b, 1);
+  store_matrix_4_transposed(&room[0], words);
+  tma_store_2d(&map, &room[0], 0, 0);
+}
 """
 
 
@@ -170,6 +184,8 @@ def test_promises_of_a_text() -> None:
         "kernel0": {("LDGSTS.128",), ("LDSM",), ("HMMA",), ("LDS.128",), ("STG.128",)},
         "kernel1": {("LDG.128",)},
         "kernel2": {("IMMA",), ("QMMA", "HMMA")},
+        "kernel3": {("UCGABAR_WAIT",), ("USETMAXREG",), ("SYNCS",), ("UTMALDG",)},
+        "kernel4": {("HGMMA",), ("IGMMA",), ("QGMMA",), ("STSM",), ("UTMASTG",)},
     }
 
 
