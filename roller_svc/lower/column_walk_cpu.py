@@ -28,11 +28,10 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
+from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE
 
 LANE = ".lane"
 COLUMN = ".column"
-HELD_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
-STEPS_AT_ONCE = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
 
 
 def column_walk(group: KernelGroup, program: RProgram, axis: Axis) -> tuple[Node, ...]:

@@ -8,6 +8,8 @@ from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 
 # Steps over the inner axes from which columns wait in L1 for them; below, they wait in registers.
 FEWEST_STEPS = 16
+HELD_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
+STEPS_AT_ONCE = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
 
 
 def walks_columns(space: TileSpace) -> bool:

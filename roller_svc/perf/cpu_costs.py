@@ -76,7 +76,7 @@ class WindowCosts:
     shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
     overlap_leak: float = 0.1  # of the shorter of operations and loads
     memory_leak: float = 0.15  # of the shorter of the core's work and what memory moves
-    ahead_bytes: float = 5000.0  # of what a band stages, what prefetchers ask for while the band before is computed
+    ahead_bytes: float = 2500.0  # of the next band, what is asked for when one is staged: hints are 2 KiB ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class LayoutCosts:
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
     square_leak: float = 0.28  # of the shorter of work and what memory moves, of tiles that are turned in rooms
     dealt_leak: float = 0.06  # the same where vectors are dealt or woven, in order of memory
-    plain_more: float = 0.4  # results that nothing asks for ahead
+    plain_more: float = 0.4  # results that nothing asks for ahead: rows of tiles that do not go on in the next tile
     written_more: float = 0.05  # each time that rows of a tile that are written are twice as long or short as the best
     read_more: float = 0.1  # each time that rows that are read are twice as long as a line: L1 is crowded
     streamed_long_more: float = 0.05  # each time that rows that stream are twice as long as two lines
     written_back_more: float = 0.8  # beyond all caches a line that is written is read before
-    streamed_cut_more: float = 0.1  # where rows of results that stream begin and end within lines
+    streamed_cut_more: float = 1.0  # a line within which a row of results that streams begins or ends
     shared_lines_more: float = 1.0  # rows of results cut into tasks within a line: 331 x 331 x 3 reversed, two threads
 
 
@@ -119,7 +119,9 @@ class NestCosts:
     horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
     loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
-    rows_more: float = 0.02  # of what DRAM is read for, each time that twice as many rows are walked side by side
+    rows_more: float = 0.03  # of what memory moves, each time that twice as many rows are walked side by side
+    begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
+    place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
     ahead_most: float = 0.7  # of a row, at most what moves during the walks of the row before
     ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
@@ -132,6 +134,7 @@ class MemoryCosts:
     held: float = 0.75  # of a cache that holds what a call leaves for the next
     written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
     unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
+    overrun: float = 1.0  # of lines that prefetchers may bring beyond the end of a stretch, those that they do
     restart: float = 0.42  # of a level's latency, what each stretch of neighbours waits until prefetchers follow it
     hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches

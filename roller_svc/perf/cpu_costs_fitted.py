@@ -64,7 +64,7 @@ FITTED = CpuCosts(
         shuffled_cycles=1.2,
         overlap_leak=0.099,
         memory_leak=0.18,
-        ahead_bytes=4600.0,
+        ahead_bytes=2500.0,
     ),
     layout=LayoutCosts(
         task_cycles=600.0,
@@ -79,7 +79,6 @@ FITTED = CpuCosts(
         read_more=0.1,
         streamed_long_more=0.04,
         written_back_more=0.8,
-        streamed_cut_more=0.081,
         shared_lines_more=1.0,
     ),
     nest=NestCosts(

@@ -56,7 +56,7 @@ def _overlap(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
 
 def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     """Reads and results, each from where it is found and slower for the length of its rows; results that stream go to
-    memory, wherever the rest is found."""
+    memory, wherever the rest is found, while a cache delivers what it has."""
     mach, costs, row = p.machine, p.machine.costs.layout, layout.row
     each = byte_seconds(mach, p.compulsory_bytes, launch.grid)
     size = layout.turned[0].dtype.bytes
@@ -68,12 +68,19 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     reads = each * (1 + read_more) * sum(t.moved_bytes(p.extents) for t in p.touched.reads)
     if launch.streamed:
         more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
-        more += costs.streamed_cut_more if is_cut else 0.0  # lines that are written in parts go to memory in parts
+        if is_cut:  # lines that are written in parts go to memory in parts
+            more += costs.streamed_cut_more * min(1.0, 2 * LINE_BYTES / (p.extents[row] * size))
         writes = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
     else:
-        more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
+        more = 0.0
+        if layout.turn is Turn.SQUARE:  # results of others are dealt, or woven, in order of memory
+            more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
         more += costs.written_back_more * memory_share(mach, p.compulsory_bytes)
         writes = each * sum(t.moved_bytes(p.extents) for t in p.touched.writes)
     if launch.block[row] < p.extents[row] and is_cut:
         more += costs.shared_lines_more
-    return reads + writes * (1 + more)
+    writes *= 1 + more
+    if not launch.streamed:
+        return reads + writes
+    from_caches = reads * (1 - memory_share(mach, p.compulsory_bytes))
+    return reads - from_caches + max(writes, from_caches)

@@ -11,6 +11,10 @@ from roller_svc.perf.problem import Problem
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
 PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for results and what passes by
+PAGE_BYTES = 4096  # prefetchers do not cross it
+# How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
+# (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
+AHEAD_BYTES = 20 * 64
 MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
 
 
@@ -27,14 +31,26 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
     if tensor.access.is_output:
         hinted = tensor.run(block) * tensor.elem_bytes >= HINTED_RUN_BYTES
         moved *= costs.written * (1.0 if hinted else costs.unasked)
+    beyond = _overrun_bytes(p, tensor, block)
     seconds = 0.0
-    for share, cache in _found(mach, p.compulsory_bytes):
+    for share, cache in _found(mach, p.compulsory_bytes + sum(_overrun_bytes(p, t, block) for t in p.touched.accesses)):
         each = _byte_seconds(mach, cache, grid)
         latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
         waits_s = costs.restart * mach.seconds(max(0.0, latency - costs.hidden_cycles))
         missed = waits_s / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
-        seconds += share * moved * each * (1.0 + missed / (stretch + missed / 2))
+        seconds += share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
     return seconds
+
+
+def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:
+    """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches, and is
+    of no use where L2 has lost it before the walk comes there."""
+    mach = p.machine
+    lost = 1.0 - mach.costs.memory.held_share(mach.caches[-2].bytes_per_core, p.touched.bytes(block))
+    stretch = tensor.stretch_bytes(block)
+    to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
+    each = mach.costs.memory.overrun * min(stretch, AHEAD_BYTES) * to_page_end
+    return lost * each * tensor.moved_bytes(p.extents) / stretch
 
 
 def memory_share(mach: Machine, walked_bytes: float) -> float:

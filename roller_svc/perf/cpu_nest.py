@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
-from roller_svc.perf.column_walk import walks_columns
+from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE, walks_columns
 from roller_svc.perf.cpu_costs import NestCosts
-from roller_svc.perf.cpu_memory import memory_share, moving_s, own_byte_seconds, repeated, streamed_s
-from roller_svc.perf.footprint import AccessFootprint
+from roller_svc.perf.cpu_memory import PAGE_BYTES, moving_s, own_byte_seconds, repeated, streamed_s
+from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
 JUMPS = 64  # steps from which a strided walk is more than a window
-PAGE_BYTES = 4096  # prefetchers do not cross it
 _EXTREME_JOINS = frozenset({Combine.MAX, Combine.MIN})
 
 
@@ -78,13 +77,29 @@ def _beside(costs: NestCosts, core_s: float, memory_s: float) -> float:
 def _ahead(p: Problem, launch: Launch) -> float:
     """Which share of a row memory moves while the core still works on the row before: where several statements walk a
     row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
-    walked side by side the last one's end alone lies before rows that are new. Never all of it: each walk needs what
-    the one before has joined."""
-    if len(p.passes) < 2 or not p.space.walks_rows or walks_columns(p.space):
+    walked side by side the last one's end alone lies before rows that are new; so it is of columns. Never all of it:
+    each walk needs what the one before has joined."""
+    if len(p.passes) < 2 or not p.space.walks_rows:
         return 1.0
-    row_bytes = max((t.bytes(p.extents) / p.outer_points for t in p.touched.reads if t.walks_reduced), default=0.0)
+    rows = _at_hand(p, launch)
+    row_bytes = max((t.bytes(rows) for t in p.touched.reads if t.walks_reduced), default=0)
     costs = p.machine.costs.nest
-    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1.0, row_bytes * math.prod(launch.thread)))
+    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, row_bytes))
+
+
+def _at_hand(p: Problem, launch: Launch) -> Tile:
+    """The part of the space that all statements walk before the next: rows side by side, or pieces of columns."""
+    tile = [p.extents[i] if a.role is AxisRole.INNER else launch.thread[i] for i, a in enumerate(p.space.axes)]
+    if p.vector is not None and walks_columns(p.space):
+        tile[p.vector] = _columns_at_once(p, launch)
+    return tuple(tile)
+
+
+def _columns_at_once(p: Problem, launch: Launch) -> int:
+    """Columns whose values wait in L1: a reduction's accumulator, and where later statements read it what it became."""
+    reductions = sum(one.joins is not None for one in p.passes)
+    held = p.elem_bytes * max(1, reductions) * (2 if len(p.passes) > 1 else 1)
+    return min(launch.block[p.vector or 0], p.extents[p.vector or 0], HELD_BYTES // held)
 
 
 def _plain_counts(p: Problem) -> Counts:
@@ -98,13 +113,8 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     costs, counts = p.machine.costs.nest, each.counts
     width = _width(p, launch)
     side_by_side = max(1, launch.lanes * math.prod(launch.thread) // width)
-    busy = (
-        costs.operation_cycles * (counts.simple + (each.joins is Combine.SUM or each.joins is Combine.PROD))
-        + costs.extreme_cycles * (counts.extremes + (each.joins in _EXTREME_JOINS))
-        + costs.quotient_cycles * counts.quotients
-        + costs.exponential_cycles * counts.exponentials
-        + costs.function_cycles * counts.functions
-    )
+    join = Counts(simple=each.joins is Combine.SUM or each.joins is Combine.PROD, extremes=each.joins in _EXTREME_JOINS)
+    busy = work_cycles(costs, counts + join)
     rows = p.outer_points
     is_row = each.points > rows
     if each.joins is not None and is_row and not walks_columns(p.space):
@@ -114,11 +124,26 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
         busy = max(busy, alone * latency / side_by_side)
     vectors = each.points * _overhang(p, launch) / width
     cycles = vectors * (busy + costs.loop_cycles / side_by_side)
+    if walks_columns(p.space):
+        steps = STEPS_AT_ONCE if each.joins is not None and is_row else 1
+        cycles = vectors * (busy + costs.loop_cycles / side_by_side / steps)
+        cycles += costs.begun_cycles * each.points / _columns_at_once(p, launch)
     if launch.lanes > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
         if each.joins is not None:
             cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
     return cycles
+
+
+def work_cycles(costs: NestCosts, counts: Counts) -> float:
+    """Operations on one vector."""
+    return (
+        costs.operation_cycles * counts.simple
+        + costs.extreme_cycles * counts.extremes
+        + costs.quotient_cycles * counts.quotients
+        + costs.exponential_cycles * counts.exponentials
+        + costs.function_cycles * counts.functions
+    )
 
 
 def _width(p: Problem, launch: Launch) -> int:
@@ -150,15 +175,16 @@ def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors:
         return vectors * costs.load_cycles
     if tensor.strides.get(p.vector) == 1:
         return vectors * costs.load_cycles
-    return vectors * costs.gather_cycles * width
+    # a compiler finds the places of a whole axis, where there is a quotient in them
+    is_late = p.vector not in tensor.strides and launch.block[p.vector] < p.extents[p.vector]
+    return vectors * (costs.place_cycles if is_late else costs.gather_cycles) * width
 
 
 def _again_cycles_per_byte(p: Problem, launch: Launch) -> float:
     """Of what statements after the first read and write of a row, from the cache that holds the rows at hand."""
     if not p.space.walks_rows:
         return 0.0
-    rows = tuple(p.extents[i] if a.role is AxisRole.INNER else launch.thread[i] for i, a in enumerate(p.space.axes))
-    return own_byte_seconds(p.machine, p.touched.bytes(rows)) * p.machine.clock_hz
+    return own_byte_seconds(p.machine, p.touched.bytes(_at_hand(p, launch))) * p.machine.clock_hz
 
 
 def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
@@ -182,9 +208,8 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
     often = repeated(p.touched.reads, launch.grid, clipped, p.extents)
-    if launch.lanes > 1:  # rows that are walked side by side are as many streams, each with pages of DRAM of its own
-        more = p.machine.costs.nest.rows_more * memory_share(p.machine, p.compulsory_bytes)
-        often *= 1.0 + more * math.log2(math.prod(launch.thread))
+    if launch.lanes > 1:  # rows that are walked side by side are as many streams, for prefetchers and pages of DRAM
+        often *= 1.0 + p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
     if launch.streamed:
         return [*found, *((t.access.tensor, streamed_s(p, t, launch.grid)) for t in p.touched.writes)]

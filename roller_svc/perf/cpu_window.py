@@ -7,6 +7,7 @@ import math
 from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Combine
 from roller_svc.perf.cpu_memory import moving_s, own_byte_seconds, repeated
+from roller_svc.perf.cpu_nest import work_cycles
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.plane_layout import Layout, Tile, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
@@ -38,12 +39,11 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     staged = staged_bytes(space, launch.block, launch.thread)
     # what is staged and what it is staged from take room side by side
     memory = _memory_s(p, launch) + again * waves * own_byte_seconds(mach, 2 * staged)
-    core = sum(seconds)
-    # while a band is computed, memory moves only what prefetchers have asked for of the next one
-    ahead = min(1.0, costs.ahead_bytes / staged)
-    joint = max(core, memory) + costs.memory_leak * min(core, memory)
+    # while a band is computed, memory moves only what was asked for of the next one when the last line was staged
+    exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.ahead_bytes / staged) * memory)
+    beside = sum(seconds) - exposed
     return Costs(
-        core_s=ahead * joint + (1 - ahead) * (core + memory),
+        core_s=max(beside, memory) + costs.memory_leak * min(beside, memory) + exposed,
         core_stage=None,
         parts=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
@@ -72,6 +72,7 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
         inside = [min(d.places, high - low) for d, (low, high) in zip(found.dims, plane.inside, strict=True)]
         vectors = last.phases * -(-inside[-1] // (lanes * last.phases))
         each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
+        each += work_cycles(mach.costs.nest, plane.work)
         cycles += math.prod(inside[:-1]) * (costs.line_cycles + vectors * each)
     return cycles
 

@@ -107,8 +107,8 @@ class AccessFootprint:
             if near:
                 near = (reached / values - 1) * inner <= SKIPPED_LINES * self.lines[0]
                 stretch = inner * (reached if near else follow)
+                near = near and (dim.dim.size - reached) * inner <= SKIPPED_LINES * self.lines[0]
                 inner *= dim.dim.size
-                near = near and reached == dim.dim.size
             if unbroken:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size

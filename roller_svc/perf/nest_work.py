@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, children
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
-from roller_svc.ir.program import Combine, StatementKind, TensorExpr
+from roller_svc.ir.program import Combine, StatementKind
 
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
 _EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
@@ -62,11 +62,16 @@ def passes(group: KernelGroup) -> tuple[Pass, ...]:
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        counts = sum((_cost(e, statement, inner) for e in _changing(statement.body, along | inner, known)), Counts())
+        counts = sum((_cost(e, inner) for e in _changing(statement.body, along | inner, known)), Counts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         found.append(Pass(statement.points, counts, joins, tensors))
     return tuple(found)
+
+
+def work_of(expr: Expr, moving: set[str]) -> Counts:
+    """Operations of a value at one point of those that follow each other along `moving` axes."""
+    return sum((_cost(e, moving) for e in _changing(expr, moving, set())), Counts())
 
 
 def _changing(expr: Expr, moving: set[str], known: set[Expr]) -> Iterator[Expr]:
@@ -85,7 +90,7 @@ def _reads(expr: Expr) -> bool:
     return isinstance(expr, Load) or any(_reads(child) for child in children(expr))
 
 
-def _cost(expr: Expr, statement: TensorExpr, inner: set[str]) -> Counts:
+def _cost(expr: Expr, inner: set[str]) -> Counts:
     match expr:
         case Op(kind=kind) if kind in _FREE:
             return Counts()

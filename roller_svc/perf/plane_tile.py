@@ -31,6 +31,9 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+from roller_svc.perf.nest_work import Counts, work_of
+
+PLACE = ".place"  # what names of variables that are places end in
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Slide:
     @property
     def place(self) -> str:
         """Name of a variable that is a place."""
-        return f"{self.axis}.place"
+        return self.axis + PLACE
 
     def reach(self, outputs: int) -> int:
         """Places under the windows of so many neighbouring outputs."""
@@ -83,6 +86,11 @@ class Plane:
     value: Expr
     margin: Const
     inside: tuple[tuple[int, int], ...]
+
+    @property
+    def work(self) -> Counts:
+        """Operations on one element that is staged."""
+        return work_of(self.value, {name for name in axes_of(self.value) if name.endswith(PLACE)})
 
 
 @dataclass(frozen=True, slots=True)
