@@ -14,6 +14,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Scope
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.lang import parse
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.cpu_memory import memory_share
@@ -99,3 +100,45 @@ def test_the_floor_follows_the_costs() -> None:
     model = model_of(map_of(walked), AVX512)
     assert model.problem.found_in == "dram"
     assert model.with_costs(keeps_more).problem.found_in == "l3"
+
+
+def product_of(m: int, n: int, k: int) -> KernelGroup:
+    types = {"a": TensorType(DType.FLOAT32, (m, k)), "b": TensorType(DType.FLOAT32, (k, n))}
+    (group,) = partition(parse("y[i, j] +=! a[i, k] * b[k, j]", types), AVX512)
+    return group
+
+
+def tiled(group: KernelGroup, hw: HardwareSpec, block: tuple[int, ...], thread: tuple[int, ...]) -> RProgram:
+    names = [axis.name for axis in group.space.axes]
+    block_tile, thread_tile = (RTile(tuple(zip(names, tile, strict=True))) for tile in (block, thread))
+    return RProgram(group.space, hw.unit_for(DType.FLOAT32), block_tile, thread_tile)
+
+
+@pytest.mark.parametrize(("rows", "hides"), [(513, True), (18, False)])
+def test_hints_hide_panels_that_take_little_of_the_time(rows: int, hides: bool) -> None:
+    hw, group = with_cores(AVX512, 1), product_of(rows, 1536, 1024)
+    program = tiled(group, hw, (rows, 1536, 512), (9, 48, 1))
+    model = model_of(group, hw)
+    nothing_hidden = replace(FITTED, contraction=replace(FITTED.contraction, hinted=1e-9))
+    all_waited = model.with_costs(nothing_hidden).estimate(program).seconds
+    assert (model.estimate(program).seconds < all_waited) == hides
+
+
+def test_sums_come_back_from_where_a_step_has_left_room_for_them() -> None:
+    """A tile of C of half of L2 is there between steps where blocks of A and B are small, not where they fill it."""
+    hw = with_cores(AVX512, 1)
+    update_s = {}
+    for depth in (64, 512):
+        group = product_of(258, 256, 1024)
+        estimate = model_of(group, hw).estimate(tiled(group, hw, (258, 256, depth), (6, 64, 1)))
+        update_s[depth] = {stage.name: stage.seconds for stage in estimate.stages}["update"] / (1024 / depth)
+    assert update_s[64] < update_s[512]
+
+
+def test_large_products_fill_the_registers_and_keep_a_block_of_b_near() -> None:
+    hw = with_cores(AVX512, 1)
+    group = product_of(512, 4096, 1024)
+    programs = construct(group, hw, hw.unit_for(DType.FLOAT32)).programs
+    assert programs[0].thread.as_dict() == {"i": 9, "j": 48, "k": 1}
+    blocks = {program.block["j"] * program.block["k"] * 4 for program in programs}
+    assert any(0.6 * hw.level("l2").capacity_bytes < size <= 0.1 * hw.level("l3").capacity_bytes for size in blocks)
