@@ -306,7 +306,8 @@ extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
 @pytest.mark.parametrize("name", sorted(TWINS - {"shared_address"}))
 def test_every_wrapper_that_goes_has_a_twin(name: str) -> None:
     headers = "".join(path.read_text() for path in Path(emulator.__file__).parent.glob("*.h"))
-    assert re.search(rf"\b{name}\b", headers)
+    one = name.removesuffix("_multicast")
+    assert re.search(rf"\b{one}\b", headers)
     found = instruction(name) or helper(name, CUDA)
     assert name not in without_wrappers(found.text).partition("//")[0]
 

@@ -156,7 +156,7 @@ def _built(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str
     """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
     warp = f"-DEMULATOR_WARP={_WARP[source.language]}"
     flags = (*_FLAGS, *_CHECKS, *more_flags, warp)
-    headers = _files("emulator.h", "tensor_map.h", "vectors.h", "instructions.h")
+    headers = _files("emulator.h", "tensor_map.h", "vectors.h", "hopper.h", "instructions.h")
     files = {**headers, "program.cpp": program_text(source).encode()}
     built = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
     objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx, warp)}

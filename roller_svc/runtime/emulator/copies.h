@@ -1,14 +1,14 @@
 // cp.async: data lands when its thread awaits it, never earlier; until then the destination is poison.
 #pragma once
-#include "fibers.h"
+#include "warps.h"
 
 namespace {
 
 void land(const Copy &copy) {
   if (races_watched) {
     uint32_t where = IS_LINE | static_cast<uint32_t>(copy.line);
-    if (copy.inside) watch(current->thread, copy.from, copy.bytes, READ, where);
-    watch_landing(current->thread, copy.to, copy.bytes, where);
+    if (copy.inside) watch(current->number, copy.from, copy.bytes, READ, where);
+    watch_landing(current->number, copy.to, copy.bytes, where);
   }
   if (copy.inside)
     memcpy(copy.to, copy.from, copy.bytes);
@@ -46,7 +46,7 @@ void emulator::copy(void *shared, unsigned long room, const void *memory, unsign
   if (inside && reinterpret_cast<uintptr_t>(from) % bytes)
     report(FAULT, "line %d: copies %u bytes from an address that is no multiple of %u", line, bytes, bytes);
   if (inside) check_source(from, bytes, line);
-  if (races_watched) watch(current->thread, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(line));
+  if (races_watched) watch(current->number, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(line));
   memset(to, POISON, bytes);
   append(current->copies, {to, from, bytes, inside, current->copies.group, line});
 }

@@ -73,6 +73,7 @@ void barrier(int line);
 
 extern const emulator::Program emulator_program;
 
+#include "hopper.h"
 #include "instructions.h"
 
 // bit casts

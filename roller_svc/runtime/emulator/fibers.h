@@ -1,8 +1,9 @@
-// Threads of a block as fibers: who runs next, and what they wait in together.
+// Threads of the blocks that run together as fibers: who runs next, and what they wait in.
 //
-// A fiber runs until its thread waits. Threads wait in barriers, with their block, or in collectives, with their warp;
-// whoever comes last lets the others go on. A seed shuffles the order in which threads start and go on; an odd one lets
-// warps take turns at every collective, an even one lets a warp run on to the barrier.
+// A fiber runs until its thread waits. Threads wait in barriers, with their block or whoever else comes, or in
+// collectives, with their warp or warpgroup; whoever comes last lets the others go on. A seed shuffles the order in
+// which threads start and go on; an odd one lets warps take turns at every collective, an even one lets a warp run on
+// to the barrier. What is asynchronous happens when no thread can run, or when it is awaited.
 #pragma once
 #include "races.h"
 #include "switch.h"
@@ -11,8 +12,9 @@ uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace {
 
-constexpr unsigned WARP = emulator::WARP;
-static_assert(MOST_WARPS == MOST_THREADS / WARP, "warps of the largest block");
+constexpr unsigned WARP = emulator::WARP, WARPGROUP = 128;
+constexpr unsigned MOST_FIBERS = MOST_BLOCKS * MOST_THREADS;
+static_assert(MOST_FIBERS <= MOST_CONTEXTS, "fibers that can be saved");
 // Stacks begin at as many different cache sets, or those of a warp would displace each other.
 constexpr unsigned STACK_COLOURS = 32;
 constexpr size_t STACK_COLOUR_BYTES = 320;
@@ -33,16 +35,37 @@ struct Copies {
   unsigned group;  // the one that new copies belong to
 };
 
+struct Block;
 struct Warp;
+struct Warpgroup;
+struct Stores;
 
 struct Fiber {
   void *sp;
   unsigned char *stack;  // null until the fiber is first needed
-  unsigned thread, lane;
+  unsigned thread, lane;  // in its block, in its warp
+  Number number;          // in its cluster
+  Block *block;
   Warp *warp;
+  Warpgroup *warpgroup;
   uint3 place;
-  int line;  // of what it waits in
+  int line;     // of what it waits in
+  Fiber *next;  // of those that wait for the same
   Copies copies;
+  Stores *stores;  // bulk stores that are not done, null for a thread that has made none
+};
+
+// Fibers that wait for the same event.
+struct Waiters {
+  Fiber *first;
+};
+
+// Threads that go on together: all come to the same collective.
+struct Party {
+  unsigned members, arrived, ended;
+  const char *what;  // the collective in which `arrived` threads wait
+  int line;
+  unsigned generation;
 };
 
 // What the lanes of a warp bring to one collective. Two take turns: a lane may still read the last one's results when
@@ -54,22 +77,25 @@ struct alignas(64) Exchange {
   emulator::Votes votes;
 };
 
-struct Warp {
-  unsigned lanes, arrived, ended;
-  const char *what;  // the collective in which `arrived` lanes wait
-  int line;
-  unsigned generation;
+struct Warp : Party {
   Fiber *waiting[WARP];
   Exchange exchanges[2];
 };
 
-Fiber fibers[MOST_THREADS];
-Fiber *idle[MOST_THREADS], *waiting[MOST_THREADS];
-Fiber *ready[MOST_THREADS];  // a ring
-Warp warps[MOST_WARPS];
-unsigned idle_count, waiting_count, ready_count, ready_first;
-unsigned order[MOST_THREADS];  // in which the threads of the block start
-unsigned threads, started, finished;
+struct Block {
+  uint3 place;
+  unsigned rank, finished, waiting_count;
+  Fiber *waiting[MOST_THREADS];  // in __syncthreads
+  Warp warps[MOST_WARPS];
+};
+
+Fiber fibers[MOST_FIBERS];
+Fiber *idle[MOST_FIBERS];
+Fiber *ready[MOST_FIBERS];  // a ring
+Block blocks[MOST_BLOCKS];
+unsigned idle_count, ready_count, ready_first;
+unsigned order[MOST_FIBERS];  // in which the threads of the blocks start
+unsigned started, finished;
 Fiber *current;
 void *outside;  // the stack that the blocks are started from
 void *arguments[4096];
@@ -77,6 +103,7 @@ uint64_t random_state;
 bool warps_take_turns;
 
 unsigned random_below(unsigned limit) {
+  if (!random_state) return 0;
   random_state = random_state * 6364136223846793005u + 1442695040888963407u;
   return static_cast<unsigned>((random_state >> 33) % limit);
 }
@@ -93,37 +120,22 @@ template <class T> void shuffle(T *items, unsigned count) {
 }
 
 void run_first(Fiber *fiber) {
-  ready_first = (ready_first + MOST_THREADS - 1) % MOST_THREADS;
+  ready_first = (ready_first + MOST_FIBERS - 1) % MOST_FIBERS;
   ready[ready_first] = fiber;
   ready_count++;
 }
 
-void run_last(Fiber *fiber) { ready[(ready_first + ready_count++) % MOST_THREADS] = fiber; }
+void run_last(Fiber *fiber) { ready[(ready_first + ready_count++) % MOST_FIBERS] = fiber; }
 
-// Every thread that lives waits, and none of them for something that can still come.
-[[noreturn]] void stuck() {
-  for (const Warp &one : warps) {
-    if (!one.arrived || &one >= warps + (threads + WARP - 1) / WARP) continue;
-    report(FAULT, "warp divergence: %u of %u threads of warp %td wait in %s at line %d, the others in a barrier",
-           one.arrived, one.lanes, &one - warps, one.what, one.line);
-  }
-  report(FAULT, "barrier divergence: %u of %u threads wait at line %d, the others have ended: a deadlock",
-         waiting_count, threads, waiting[0]->line);
-}
-
-void complete_barrier() {
-  int line = waiting[0]->line;
-  for (unsigned i = 1; i < waiting_count; i++) {
-    if (waiting[i]->line == line) continue;
-    report(FAULT, "barrier divergence: thread %u waits at line %d, thread %u at line %d", waiting[0]->thread, line,
-           waiting[i]->thread, waiting[i]->line);
-  }
-  if (waiting_count < threads) stuck();
-  order_threads();
-  shuffle(waiting, waiting_count);
-  for (unsigned i = 0; i < waiting_count; i++) run_last(waiting[i]);
-  waiting_count = 0;
-}
+// In later headers: something asynchronous happens, false where nothing is under way; why no thread can run.
+bool let_land();
+[[noreturn]] void stuck();
+// A thread ends; all threads of a block have.
+void end_bulk();
+void end_products();
+void end_block(Block &block);
+// All threads of a block have met.
+void barriers_met(unsigned rank);
 
 void lead();
 
@@ -139,18 +151,23 @@ Fiber *starting() {
   return fiber;
 }
 
-// Whoever runs next; null when the block is done. When no thread can run, the barrier is complete or never will be.
+void be(const Fiber *fiber) {
+  threadIdx = fiber->place;
+  blockIdx = fiber->block->place;
+  running = fiber->block->rank;
+}
+
+// Whoever runs next; null when all are done.
 Fiber *next() {
-  if (!ready_count && started < threads) return starting();
-  if (!ready_count) {
-    if (finished == threads) return nullptr;
-    if (!waiting_count) stuck();
-    complete_barrier();
+  if (!ready_count && started < all_threads()) return starting();
+  while (!ready_count) {
+    if (finished == all_threads()) return nullptr;
+    if (!let_land()) stuck();
   }
   Fiber *fiber = ready[ready_first];
-  ready_first = (ready_first + 1) % MOST_THREADS;
+  ready_first = (ready_first + 1) % MOST_FIBERS;
   ready_count--;
-  threadIdx = fiber->place;
+  be(fiber);
   return fiber;
 }
 
@@ -163,30 +180,78 @@ void leave_for(Fiber *to) {
 
 void leave() { leave_for(next()); }
 
-void begin_thread(unsigned thread) {
-  current->thread = thread;
-  current->lane = thread % WARP;
-  current->warp = &warps[thread / WARP];
+void wait_in(Waiters &waiters, int line) {
+  current->line = line;
+  current->next = waiters.first;
+  waiters.first = current;
+  leave();
+}
+
+void wake(Waiters &waiters) {
+  static Fiber *woken[MOST_FIBERS];
+  unsigned count = 0;
+  for (Fiber *fiber = waiters.first; fiber; fiber = fiber->next) woken[count++] = fiber;
+  waiters.first = nullptr;
+  for (unsigned i = 0; i < count / 2; i++) {  // first come, first served
+    Fiber *kept = woken[i];
+    woken[i] = woken[count - 1 - i];
+    woken[count - 1 - i] = kept;
+  }
+  shuffle(woken, count);
+  for (unsigned i = 0; i < count; i++) run_last(woken[i]);
+}
+
+// The threads of a block that wait in __syncthreads go on.
+void complete_barrier(Block &block) {
+  int line = block.waiting[0]->line;
+  for (unsigned i = 1; i < block.waiting_count; i++) {
+    if (block.waiting[i]->line == line) continue;
+    report(FAULT, "barrier divergence: thread %u waits at line %d, thread %u at line %d", block.waiting[0]->thread,
+           line, block.waiting[i]->thread, block.waiting[i]->line);
+  }
+  order_block(block.rank);
+  barriers_met(block.rank);
+  shuffle(block.waiting, block.waiting_count);
+  for (unsigned i = 0; i < block.waiting_count; i++) run_last(block.waiting[i]);
+  block.waiting_count = 0;
+}
+
+Warpgroup *warpgroup_of(Block &block, unsigned thread);
+
+void begin_thread(unsigned number) {
+  current->number = static_cast<Number>(number);
+  current->thread = number % threads;
+  current->lane = current->thread % WARP;
+  current->block = &blocks[number / threads];
+  current->warp = &current->block->warps[current->thread / WARP];
+  current->warpgroup = warpgroup_of(*current->block, current->thread);
+  unsigned thread = current->thread;
   current->place = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
-  threadIdx = current->place;
+  be(current);
   current->copies.count = current->copies.group = 0;
 }
 
-void end_thread() {
-  finished++;
-  if (current->copies.count)
-    report(FAULT, "line %d: the thread ends without awaiting this copy", current->copies.pending[0].line);
-  Warp &own = *current->warp;
+void end_party(Party &own, Fiber *const *waiting, const char *noun) {
   own.ended++;
   if (own.arrived)
-    report(FAULT, "warp divergence: the thread ends, but thread %u of its warp waits in %s at line %d",
-           own.waiting[0]->thread, own.what, own.line);
+    report(FAULT, "warp divergence: the thread ends, but thread %u of its %s waits in %s at line %d",
+           waiting[0]->thread, noun, own.what, own.line);
+}
+
+void end_thread() {
+  if (current->copies.count)
+    report(FAULT, "line %d: the thread ends without awaiting this copy", current->copies.pending[0].line);
+  end_bulk();
+  end_party(*current->warp, current->warp->waiting, "warp");
+  end_products();
+  finished++;
+  if (++current->block->finished == threads) end_block(*current->block);
 }
 
 // A fiber's life: it runs thread after thread, and waits idle while there is none.
 void lead() {
   for (;;) {
-    while (started < threads) {
+    while (started < all_threads()) {
       begin_thread(order[started++]);
       launch->run(arguments);
       end_thread();
@@ -196,58 +261,21 @@ void lead() {
   }
 }
 
-// The caller's collective: where its lanes' data goes. All lanes must come to the same one.
-Exchange &entered(const char *what, int line) {
-  Warp &own = *current->warp;
-  if (!own.arrived) {
-    own.what = what;
-    own.line = line;
-  } else if (own.what != what || own.line != line) {
-    report(FAULT, "warp divergence: the thread is in %s at line %d, thread %u of its warp in %s at line %d", what, line,
-           own.waiting[0]->thread, own.what, own.line);
-  }
-  if (own.ended)
-    report(FAULT, "line %d: warp divergence: the thread is in %s, but %u of its warp's threads have ended", line, what,
-           own.ended);
-  current->line = line;
-  return own.exchanges[own.generation % 2];
-}
-
-// Waits for the other lanes; whoever comes last does the work of all.
-template <class Work> void meet(Work work) {
-  Warp &own = *current->warp;
-  if (own.arrived + 1 < own.lanes) {
-    own.waiting[own.arrived++] = current;
-    leave();
-    return;
-  }
-  work(own.exchanges[own.generation % 2]);
-  own.generation++;
-  unsigned others = own.arrived;
-  own.arrived = 0;
-  shuffle(own.waiting, others);
-  for (unsigned i = 0; i < others; i++)
-    if (warps_take_turns)
-      run_last(own.waiting[i]);
-    else
-      run_first(own.waiting[others - 1 - i]);
-}
-
-void begin_block() {
-  order_block();
-  threads = blockDim.x * blockDim.y * blockDim.z;
-  started = finished = 0;
-  for (unsigned i = 0; i < threads; i++) order[i] = i;
-  shuffle(order, threads);
+void begin_block(Block &block) {
+  block.finished = block.waiting_count = 0;
   for (unsigned first = 0; first < threads; first += WARP) {
-    Warp &one = warps[first / WARP];
-    one.lanes = threads - first < WARP ? threads - first : WARP;
+    Warp &one = block.warps[first / WARP];
+    one.members = threads - first < WARP ? threads - first : WARP;
     one.arrived = one.ended = 0;
   }
 }
 
 void run_threads() {
-  begin_block();
+  order_begin();
+  started = finished = 0;
+  for (unsigned i = 0; i < block_count; i++) begin_block(blocks[i]);
+  for (unsigned i = 0; i < all_threads(); i++) order[i] = i;
+  shuffle(order, all_threads());
   current = next();
   emulator_switch(&outside, current->sp);
 }
@@ -255,8 +283,10 @@ void run_threads() {
 }  // namespace
 
 void emulator::barrier(int line) {
+  Block &own = *current->block;
   current->line = line;
-  waiting[waiting_count++] = current;
+  own.waiting[own.waiting_count++] = current;
+  if (own.waiting_count == threads) complete_barrier(own);
   leave();
 }
 
@@ -264,34 +294,5 @@ void emulator::give_way() {
   static bool turn;
   if (!(turn = !turn)) return;
   run_last(current);
-  leave_for(started < threads ? starting() : next());
-}
-
-unsigned int emulator::lane() { return current->lane; }
-
-unsigned int emulator::lanes() { return current->warp->lanes; }
-
-namespace {
-
-void need_whole_mask(const char *what, unsigned mask, int width, int line) {
-  if (mask != emulator::WHOLE_WARP || width != emulator::WARP)
-    report(FAULT, "line %d: %s of mask %#x and width %d: the emulator knows whole warps only", line, what, mask, width);
-}
-
-}  // namespace
-
-void emulator::sync_warp(unsigned int mask, int line) {
-  need_whole_mask("__syncwarp", mask, WARP, line);
-  entered("__syncwarp", line);
-  meet([](Exchange &) { order_warp(current->thread / WARP); });
-}
-
-const emulator::Votes &emulator::exchanged(const char *what, unsigned int mask, int width, unsigned long long value,
-                                           int line) {
-  need_whole_mask(what, mask, width, line);
-  Exchange &exchange = entered(what, line);
-  if (!current->warp->arrived) memset(&exchange.votes, POISON, sizeof exchange.votes);
-  exchange.votes.of[current->lane] = value;
-  meet([](Exchange &) {});
-  return exchange.votes;
+  leave_for(started < all_threads() ? starting() : next());
 }

@@ -5,7 +5,7 @@
 // or the lower one; and in D columns 2 t and 2 t + 1 of row g, then of row g + 8 (PTX ISA, "Matrix Fragments for mma").
 // Shapes differ in what a word holds: one tf32, two halves, four bytes.
 #pragma once
-#include "fibers.h"
+#include "warps.h"
 
 namespace {
 
@@ -95,11 +95,6 @@ template <class A, class B, int ROWS, int CHUNKS> void multiply(Exchange &exchan
 template <class T> bool is_operand(unsigned) { return true; }
 template <> bool is_operand<Tf32>(unsigned word) { return !(word & 0x1fff); }
 
-void need_whole_warp(const char *what, int line) {
-  if (current->warp->lanes < WARP)
-    report(FAULT, "line %d: %s takes a whole warp, this one has %u threads", line, what, current->warp->lanes);
-}
-
 template <class A, class B, int A_WORDS, int B_WORDS>
 void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int line) {
   constexpr int ROWS = A_WORDS == 1 ? 8 : 16;
@@ -117,6 +112,12 @@ void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int li
   for (int r = 0; r < ROWS / 8; r++) memcpy(&exchange.d[g + 8 * r][2 * t], sums + 8 * r, 8);
   meet(multiply<A, B, ROWS, 4 * B_WORDS>);
   for (int r = 0; r < ROWS / 8; r++) memcpy(sums + 8 * r, &exchange.d[g + 8 * r][2 * t], 8);
+}
+
+void check_row(const unsigned char *at, unsigned long room, const char *what, int line) {
+  if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
+  if (room < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
+  if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
 }
 
 }  // namespace
@@ -152,16 +153,13 @@ void emulator::load_matrix(unsigned int *words, const void *row, unsigned long r
   Exchange &exchange = entered(what, line);
   auto *at = static_cast<const unsigned char *>(row);
   unsigned lane = current->lane, g = lane / 4, t = lane % 4;
-  if (static_cast<int>(lane) < 8 * count) {
-    if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
-    if (room < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
-    if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
-  }
+  if (static_cast<int>(lane) < 8 * count) check_row(at, room, what, line);
   exchange.rows[lane] = at;
   meet([count, line](Exchange &full) {
-    unsigned first = current->thread / WARP * WARP;
+    unsigned first = first_of_warp();
     for (int i = 0; i < 8 * count; i++) {
-      if (races_watched) watch(first + i, full.rows[i], 16, READ, IS_LINE | static_cast<uint32_t>(line));
+      Number thread = static_cast<Number>(first + i);
+      if (races_watched) watch(thread, full.rows[i], 16, READ, IS_LINE | static_cast<uint32_t>(line));
       memcpy(full.a[0] + 4 * i, full.rows[i], 16);
     }
   });
@@ -169,4 +167,27 @@ void emulator::load_matrix(unsigned int *words, const void *row, unsigned long r
   for (int i = 0; i < count; i++, halves += 64)
     words[i] = transposed ? halves[16 * t + g] | static_cast<unsigned>(halves[16 * t + 8 + g]) << 16
                           : halves[8 * g + 2 * t] | static_cast<unsigned>(halves[8 * g + 2 * t + 1]) << 16;
+}
+
+// Lane 8 i + j passes where row j of matrix i goes; what lanes hold is as above.
+void emulator::store_matrix(void *row, unsigned long room, const unsigned int *words, int count, bool transposed,
+                            int line) {
+  const char *what = transposed ? "stmatrix.trans" : "stmatrix";
+  need_whole_warp(what, line);
+  Exchange &exchange = entered(what, line);
+  auto *at = static_cast<const unsigned char *>(row);
+  unsigned lane = current->lane, g = lane / 4, t = lane % 4;
+  if (static_cast<int>(lane) < 8 * count) check_row(at, room, what, line);
+  exchange.rows[lane] = at;
+  auto *halves = reinterpret_cast<unsigned short *>(exchange.a);
+  for (int i = 0; i < count; i++, halves += 64)
+    for (unsigned e = 0; e < 2; e++)
+      halves[transposed ? 8 * (2 * t + e) + g : 8 * g + 2 * t + e] = static_cast<unsigned short>(words[i] >> 16 * e);
+  meet([count, line](Exchange &full) {
+    for (int i = 0; i < 8 * count; i++) {
+      Number thread = static_cast<Number>(first_of_warp() + i);
+      if (races_watched) watch(thread, full.rows[i], 16, WRITE, IS_LINE | static_cast<uint32_t>(line));
+      memcpy(const_cast<unsigned char *>(full.rows[i]), full.a[0] + 4 * i, 16);
+    }
+  });
 }

@@ -65,6 +65,30 @@ struct Span {
   size_t bytes;
 } shared;  // the program's thread-local segment, which is all shared memory of its kernels
 
+// Blocks that run together: one, or those of a cluster, of which 8 are portable (CUDA programming guide, "Thread Block
+// Clusters"). One alone has the segment itself; those of a cluster have memory as long, as far from multiples of PAGE.
+constexpr unsigned MOST_BLOCKS = 8;
+unsigned char *shared_of[MOST_BLOCKS];
+unsigned block_count, running;  // blocks that run together, and the rank of the one whose thread runs
+unsigned threads;               // of a block
+
+// The shared memory of a cluster's block, with its pages to the left and right forbidden, may be touched or not.
+void open_shared(unsigned rank, bool open) {
+  size_t shift = reinterpret_cast<uintptr_t>(shared.at) % PAGE;
+  allow(shared_of[rank] - shift, rounded(shift + shared.bytes, PAGE), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void give_shared() {
+  static unsigned char *own[MOST_BLOCKS];
+  shared_of[0] = shared.at;
+  for (unsigned rank = 0; block_count > 1 && rank < block_count; rank++) {
+    size_t shift = reinterpret_cast<uintptr_t>(shared.at) % PAGE;
+    if (!own[rank]) own[rank] = mapped(rounded(shift + shared.bytes, PAGE) + 2 * PAGE) + PAGE + shift;
+    shared_of[rank] = own[rank];
+    open_shared(rank, true);
+  }
+}
+
 int find_shared(dl_phdr_info *info, size_t, void *) {
   for (int i = 0; i < info->dlpi_phnum; i++)
     if (info->dlpi_phdr[i].p_type == PT_TLS)
@@ -72,14 +96,34 @@ int find_shared(dl_phdr_info *info, size_t, void *) {
   return 1;  // the program itself comes first
 }
 
-// Whether these bytes are the block's: static arrays, or what the launch asked for of dynamic ones.
+// The block whose shared memory has this address; MOST_BLOCKS where none has.
+unsigned block_with(const void *address) {
+  auto *at = static_cast<const unsigned char *>(address);
+  for (unsigned rank = 0; rank < block_count; rank++)
+    if (at >= shared_of[rank] && at < shared_of[rank] + shared.bytes) return rank;
+  return MOST_BLOCKS;
+}
+
+unsigned char *dynamic_of(unsigned rank) { return shared_of[rank] + (launch->dynamic() - shared.at); }
+
+// Whether these bytes are the running block's: static arrays, or what the launch asked for of dynamic ones.
 bool in_shared(const void *from, size_t bytes) {
   auto *at = static_cast<const unsigned char *>(from);
-  if (at < shared.at || at + bytes > shared.at + shared.bytes) return false;
+  if (at < shared_of[running] || at + bytes > shared_of[running] + shared.bytes) return false;
   if (!launch->dynamic) return true;
-  const unsigned char *start = launch->dynamic();
+  const unsigned char *start = dynamic_of(running);
   if (at + bytes <= start + launch->dynamic_bytes) return true;
   return at >= start + emulator_program.dynamic_bytes + emulator::DYNAMIC_SLACK_BYTES;
+}
+
+// Addresses of shared memory as instructions know them; the segment begins at a multiple of its largest alignment.
+constexpr size_t SHARED_ALIGNMENT = 1024;
+size_t shared_offset(const void *address, unsigned rank) {
+  size_t before = reinterpret_cast<uintptr_t>(shared.at) % SHARED_ALIGNMENT;
+  return static_cast<const unsigned char *>(address) - shared_of[rank] + before;
+}
+unsigned char *shared_at(size_t offset, unsigned rank) {
+  return shared_of[rank] + offset - reinterpret_cast<uintptr_t>(shared.at) % SHARED_ALIGNMENT;
 }
 
 // The buffer that an address lies in or near; null for an address far from all.

@@ -1,17 +1,14 @@
 // Races: two accesses of a byte by different threads, one of them a write, that nothing orders.
 //
-// What orders: within a block __syncthreads, within a warp __syncwarp too; shuffles, votes, ldmatrix and mma do not
-// (CUDA programming guide, "Warp Shuffle Functions": they imply no memory barrier). Blocks of a launch are never
-// ordered, launches always are. Atomics do not race with each other. A copy of cp.async is in flight from its issue
+// What orders: within a cluster its barriers, within a block __syncthreads, within a warp __syncwarp too, and barriers
+// with phases, and named ones, those who arrive before those who wait; shuffles, votes, ldmatrix and mma do not (CUDA
+// programming guide, "Warp Shuffle Functions": they imply no memory barrier). Blocks of a launch are not ordered but in
+// a cluster, launches always are. Atomics do not race with each other. An asynchronous copy is in flight from its issue
 // until it lands: whoever touches its destination in between races with it, its own thread too.
 #pragma once
-#include "memory.h"
-
-#include <stdlib.h>
+#include "order.h"
 
 namespace {
-
-constexpr unsigned MOST_WARPS = 1024 / emulator::WARP;
 
 // ATOMIC_WRITES: by more than one thread. COPY: still in flight.
 enum Kind : uint16_t { READ, WRITE, ATOMIC_READ, ATOMIC_WRITE, ATOMIC_WRITES, COPY };
@@ -20,7 +17,7 @@ constexpr const char *KIND_NAMES[] = {"reads", "writes", "reads", "changes", "(a
 struct Access {
   uint32_t time;  // 0: never
   uint32_t where;
-  uint16_t thread;
+  Number thread;
   Kind kind;
 };
 // Where in the text: a line, or an address of code that the driver turns into one.
@@ -32,32 +29,20 @@ struct Cell {
   Access write, reads[2];
 };
 
-bool races_watched;  // the program was built for it
-// Times count barriers. Of every event that orders the last time: a launch, a block, __syncthreads, __syncwarp.
-uint32_t now, launch_began, block_began, block_met, warp_met[MOST_WARPS];
-Cell *shared_cells, **buffer_cells;
-
-void order_launch() { launch_began = ++now; }
-void order_block() {
-  block_began = block_met = ++now;
-  memset(warp_met, 0, sizeof warp_met);
-}
-void order_threads() { block_met = ++now; }
-void order_warp(unsigned warp) { warp_met[warp] = ++now; }
+Cell *shared_cells, **buffer_cells;  // of all blocks' shared memory; of each buffer
 
 bool is_write(Kind kind) { return kind != READ && kind != ATOMIC_READ; }
 bool is_atomic(Kind kind) { return kind == ATOMIC_READ || kind == ATOMIC_WRITE || kind == ATOMIC_WRITES; }
-unsigned warp_of(const Access &access) { return access.thread / emulator::WARP; }
 
-// Whether an access comes before what `thread` does now. Shared memory of another block is other memory.
-bool ordered(const Access &access, unsigned thread, bool in_shared) {
+// Whether an access comes before what `thread` does now. Shared memory of another block is other memory, but for the
+// blocks of a cluster.
+bool ordered(const Access &access, Number thread, bool in_shared) {
   if (access.time < launch_began) return true;
-  if (access.time < block_began) return in_shared;
+  if (access.time < cluster_began) return in_shared;
   if (access.kind == COPY) return false;
-  if (access.time < block_met) return true;
-  if (access.kind == ATOMIC_WRITES) return false;
-  unsigned warp = warp_of(access);
-  return access.thread == thread || (warp == thread / emulator::WARP && access.time < warp_met[warp]);
+  if (access.kind != ATOMIC_WRITES) return known(access.thread, access.time, thread);
+  unsigned block = block_of(thread);  // by several threads: none's own
+  return access.time < cluster_met || (block == block_of(access.thread) && access.time < block_met[block]);
 }
 
 // Whether a byte that both touch makes a race.
@@ -73,27 +58,20 @@ const char *place_of(uint32_t where, char (&text)[32]) {
 
 [[noreturn]] void report_race(const Access &one, const Access &other, const char *name, size_t byte) {
   char place[2][32];
-  bool apart = other.time < block_began;
-  report(FAULT, "race: thread %u %s byte %zu of %s at %s, thread %u%s %s it at %s, and %s", one.thread,
-         KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), other.thread, apart ? " of another block" : "",
-         KIND_NAMES[other.kind], place_of(other.where, place[1]),
+  bool apart = other.time < cluster_began || block_of(one.thread) != block_of(other.thread);
+  report(FAULT, "race: thread %u %s byte %zu of %s at %s, thread %u%s %s it at %s, and %s", one.thread % threads,
+         KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), other.thread % threads,
+         apart ? " of another block" : "", KIND_NAMES[other.kind], place_of(other.where, place[1]),
          other.kind == COPY ? "that copy was not awaited" : "nothing orders the two");
-}
-
-// Whether a read that is kept can give its place to this one: no later write can race with it and not with this one.
-bool replaced(const Access &kept, const Access &access, bool in_shared) {
-  if (kept.time < launch_began) return true;
-  if (kept.time < block_began) return in_shared;
-  if (kept.time < block_met || kept.thread == access.thread) return true;
-  return warp_of(kept) == warp_of(access) && kept.time < warp_met[warp_of(kept)];
 }
 
 void keep_read(Cell &cell, const Access &access, bool in_shared) {
   Access &first = cell.reads[0], &second = cell.reads[1];
-  bool alike = warp_of(first) == warp_of(second) && second.time >= block_began;
-  if (replaced(first, access, in_shared))
+  bool alike = warp_of(first.thread) == warp_of(second.thread) && second.time >= cluster_began;
+  // a read gives its place to one behind it: no later write can race with it and not with that one
+  if (ordered(first, access.thread, in_shared))
     first = access;
-  else if (alike || replaced(second, access, in_shared))
+  else if (alike || ordered(second, access.thread, in_shared))
     second = access;
 }
 
@@ -133,21 +111,25 @@ Cell *cells_of(size_t bytes) {
          region.buffer->bytes, place_of(where, place));
 }
 
-// A copy lands: from now on it is a write like any other.
-void watch_landing(unsigned thread, const void *address, size_t bytes, uint32_t where) {
-  size_t byte = static_cast<const unsigned char *>(address) - shared.at;
-  for (size_t i = 0; i < bytes; i++)
-    shared_cells[byte + i].write = {now, where, static_cast<uint16_t>(thread), WRITE};
+// Of a byte in the shared memory of a block.
+Cell *shared_cell(const void *address, unsigned rank) {
+  if (!shared_cells) shared_cells = cells_of(shared.bytes * MOST_BLOCKS);
+  return shared_cells + rank * shared.bytes + (static_cast<const unsigned char *>(address) - shared_of[rank]);
 }
 
-// An access by any thread of the block that runs; memory that threads do not share is nobody's concern.
-void watch(unsigned thread, const void *address, size_t bytes, Kind kind, uint32_t where) {
+// A copy lands: from now on it is a write like any other.
+void watch_landing(Number thread, const void *address, size_t bytes, uint32_t where) {
+  Cell *cells = shared_cell(address, block_with(address));
+  for (size_t i = 0; i < bytes; i++) cells[i].write = {now, where, thread, WRITE};
+}
+
+// An access by any thread of the blocks that run; memory that threads do not share is nobody's concern.
+void watch(Number thread, const void *address, size_t bytes, Kind kind, uint32_t where) {
   auto *at = static_cast<const unsigned char *>(address);
-  Access access = {now, where, static_cast<uint16_t>(thread), kind};
-  if (at >= shared.at && at + bytes <= shared.at + shared.bytes) {
-    if (!shared_cells) shared_cells = cells_of(shared.bytes);
-    size_t byte = at - shared.at;
-    touch(shared_cells + byte, bytes, access, "shared memory", byte, true);
+  Access access = {now, where, thread, kind};
+  unsigned rank = block_with(at);
+  if (rank < MOST_BLOCKS && at + bytes <= shared_of[rank] + shared.bytes) {
+    touch(shared_cell(at, rank), bytes, access, "shared memory", at - shared_of[rank], true);
     return;
   }
   const Region *region = region_of(at);
@@ -163,6 +145,25 @@ void watch(unsigned thread, const void *address, size_t bytes, Kind kind, uint32
   if (!cells) cells = cells_of(region->buffer->bytes);
   size_t byte = at - region->data;
   touch(cells + byte, bytes, access, region->buffer->name, byte, false);
+}
+
+// A read by the asynchronous proxy. What threads wrote it sees only behind a fence (PTX ISA, "Async proxy"): the thread
+// that wrote is to fence and then to meet the one that lets the proxy read.
+void watch_async_read(Number thread, const void *address, size_t bytes, uint32_t where) {
+  watch(thread, address, bytes, READ, where);
+  unsigned rank = block_with(address);
+  if (rank == MOST_BLOCKS) return;
+  const Cell *cells = shared_cell(address, rank);
+  for (size_t i = 0; i < bytes; i++) {
+    const Access &write = cells[i].write;
+    if (write.time < cluster_began || write.thread == ASYNC) continue;
+    if (write.time < (write.thread == thread ? fenced : fence_known)[write.thread]) continue;
+    char place[2][32];
+    report(FAULT, "%s: an asynchronous read of byte %td of shared memory, which thread %u wrote at %s: there is no "
+           "fence_async behind the write, or none before the threads met", place_of(where, place[0]),
+           static_cast<const unsigned char *>(address) + i - shared_of[rank], write.thread % threads,
+           place_of(write.where, place[1]));
+  }
 }
 
 }  // namespace

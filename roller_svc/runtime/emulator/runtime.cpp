@@ -1,4 +1,4 @@
-// Runs a translated kernel: blocks one after another, one fiber for each thread that waits, everything watched.
+// Runs a translated kernel: blocks or clusters one after another, one fiber for each thread that waits, all watched.
 //
 //   program SEED ARENA_FD MEMORY_BYTES CPU_SECONDS
 //
@@ -7,7 +7,7 @@
 // 0xff bytes, a NaN of every floating type. Exit status: 0 done, 3 the kernel did wrong, 5 an index that came from data
 // was out of range, 4 the run itself failed; what happened is on stderr.
 #include "copies.h"
-#include "matrices.h"
+#include "deadlocks.h"
 #include "sanitizer.h"
 
 #include <signal.h>
@@ -18,16 +18,6 @@ namespace {
 
 constexpr size_t ARENA_ALIGNMENT = 64;
 
-void run_block() {
-  memset(shared.at, POISON, shared.bytes);
-  run_threads();
-  if (!launch->dynamic) return;
-  const unsigned char *end = launch->dynamic() + launch->dynamic_bytes;
-  if (!poisoned(end, end + emulator::DYNAMIC_SLACK_BYTES))
-    report(FAULT, "the block wrote behind dynamic shared memory, of which the launch asked for %lu bytes",
-           launch->dynamic_bytes);
-}
-
 void run_launch(unsigned seed) {
   for (const int *i = launch->zeroed; *i >= 0; i++) memset(regions[*i].data, 0, regions[*i].buffer->bytes);
   order_launch();
@@ -35,11 +25,13 @@ void run_launch(unsigned seed) {
   blockDim = launch->block;
   unsigned long size = 1ul * blockDim.x * blockDim.y * blockDim.z;
   if (!size || size > MOST_THREADS) failed("a block of that many threads");
-  uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
-  for (uint64_t i = 0; i < blocks; i++) {
-    uint64_t b = seed % 2 ? blocks - 1 - i : i;
-    blockIdx = {unsigned(b % gridDim.x), unsigned(b / gridDim.x % gridDim.y), unsigned(b / gridDim.x / gridDim.y)};
-    run_block();
+  threads = static_cast<unsigned>(size);
+  block_count = launch->cluster;
+  if (!block_count || block_count > MOST_BLOCKS || gridDim.x % block_count) failed("a cluster of that many blocks");
+  uint64_t clusters = uint64_t(gridDim.x) * gridDim.y * gridDim.z / block_count;
+  for (uint64_t i = 0; i < clusters; i++) {
+    begin_clustered(block_count * (seed % 2 ? clusters - 1 - i : i));
+    run_threads();
   }
   check_slack();
 }
@@ -56,6 +48,8 @@ void on_signal(int number, siginfo_t *info, void *) {
     const char *why = buffer.role == emulator::INPUT && inside ? ": an input is written" : "";
     report(FAULT, "touches byte %td of %s, which has %lu bytes%s", at - region->data, buffer.name, buffer.bytes, why);
   }
+  if (unsigned rank = block_with(at); rank < MOST_BLOCKS)
+    report(FAULT, "touches shared memory of the cluster's block %u, which has ended", rank);
   for (const Fiber &fiber : fibers)
     if (fiber.stack && at >= fiber.stack && at < fiber.stack + PAGE) report(FAULT, "too much local memory");
   report(FAULT, "touches address %p, which is in no buffer", info->si_addr);
@@ -146,8 +140,8 @@ int main(int count, char **words) {
   }
   regions = all;
 
-  for (unsigned i = 0; i < MOST_THREADS; i++) idle[i] = &fibers[MOST_THREADS - 1 - i];
-  idle_count = MOST_THREADS;
+  for (unsigned i = 0; i < MOST_FIBERS; i++) idle[i] = &fibers[MOST_FIBERS - 1 - i];
+  idle_count = MOST_FIBERS;
   warps_take_turns = seed % 2;
   random_state = seed ? seed * 0x9e3779b97f4a7c15u + 1 : 0;
   for (int i = 0; i < program.launch_count; i++) {

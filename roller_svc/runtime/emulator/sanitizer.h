@@ -8,7 +8,7 @@ namespace {
 [[gnu::always_inline]] inline void watch_here(const void *address, size_t bytes, Kind kind, void *code) {
   auto *at = static_cast<const unsigned char *>(address);
   if (at >= current->stack && at < current->stack + PAGE + STACK_BYTES) return;
-  watch(current->thread, address, bytes, kind, static_cast<uint32_t>(reinterpret_cast<uintptr_t>(code)));
+  watch(current->number, address, bytes, kind, static_cast<uint32_t>(reinterpret_cast<uintptr_t>(code)));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace {
 
 constexpr size_t STACK_BYTES = 256 << 10;
-constexpr int MOST_THREADS = 1024;
+constexpr unsigned MOST_CONTEXTS = 8192;  // fibers that can be saved
 
 extern "C" void emulator_switch(void **save, void *load);
 #if defined(__x86_64__)
@@ -82,7 +82,7 @@ void *fresh(unsigned char *top, void (*entry)()) {
 }
 #else
 // the slow way: a saved fiber is a ucontext_t of its own
-ucontext_t contexts[MOST_THREADS + 1];
+ucontext_t contexts[MOST_CONTEXTS + 1];
 int context_count;
 void *fresh(unsigned char *top, void (*entry)()) {
   ucontext_t *context = &contexts[context_count++];

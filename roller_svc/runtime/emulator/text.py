@@ -1,7 +1,8 @@
 """A CUDA or HIP kernel's text → the C++ program that the emulator compiles: the text, and tables of what to launch.
 
-The text stays as it is but for two things. The definitions of wrappers (device functions around an `asm`) become
-comments, for emulator.h has a twin of each; anywhere else an `asm` is an error. And floating variables begin as NaN.
+The text stays as it is but for three things. The definitions of wrappers (device functions around an `asm`) become
+comments, for emulator.h has a twin of each; anywhere else an `asm` is an error. Floating variables begin as NaN. And
+in a cluster each block has shared memory of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +30,25 @@ TWINS = frozenset({
     "mma_m16n8k8_tf32",
     *(f"mma_{shape}_{types}" for shape in ("m16n8k32", "m8n8k16") for types in _INT8),
     *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
+    "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
+    "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "named_barrier",
+    *(f"tma_load_{rank}d{suffix}" for rank in range(1, 6) for suffix in ("", "_multicast")),
+    *(f"tma_load_im2col_{rank}d{suffix}" for rank in range(3, 6) for suffix in ("", "_multicast")),
+    *(f"tma_store_{rank}d" for rank in range(1, 6)),
+    *(f"store_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
+    "wgmma_fence", "wgmma_commit", "wgmma_wait", "registers_decrease", "registers_increase",
+    "cluster_sync", "cluster_rank", "map_shared_rank",
 })  # fmt: skip
+# of which there are so many that only those are defined that a kernel has
+_WGMMA = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|e5m2){2})_([kmr])([km])")
+_HOLD = re.compile(r"hold_results_(\d+)(_s32)?")
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _DEVICE_FUNCTION = re.compile(
     rf"^(?:template\s*<[^<>;{{}}()]*>\s*)?__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE
 )
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
+_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
@@ -50,6 +63,8 @@ def program_text(source: KernelSource) -> str:
     """program.cpp: what runtime.cpp runs. Raises LaunchError for a launch that a device would refuse."""
     _check_bounds(source)
     text = _UNSET.sub(r"\g<0> emulator::forget(\1);", without_wrappers(source.text))
+    if any(launch.cluster > 1 for launch in source.launches):
+        text = _clustered(text)
     return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
 
 
@@ -69,18 +84,49 @@ def without_wrappers(text: str) -> str:
     kept = code
     opaque = [("TensorMap", found.start(), found.end()) for found in _OPAQUE_MAP.finditer(code)]
     for name, start, end in (*_device_functions(code), *opaque):
-        if name not in TWINS and name != "TensorMap":
+        twin = "" if name in TWINS or name == "TensorMap" else _twin(name)
+        if twin is None:
             continue
         kept = kept[:start] + _blank_text(kept[start:end]) + kept[end:]
-        first, last = text.count("\n", 0, start), text.count("\n", 0, end)
-        for number in range(first, last + 1):
-            lines[number] = f"// {lines[number]}"
+        _comment_out(lines, text, start, end)
+        lines[text.count("\n", 0, start)] = twin + lines[text.count("\n", 0, start)]
     if stray := _ASM.search(kept):
         line = text.count("\n", 0, stray.start()) + 1
         raise LaunchError(
             f"line {line} of the kernel has an asm that the emulator knows no twin of", code="emulator-no-twin"
         )
     return "\n".join(lines)
+
+
+def _comment_out(lines: list[str], text: str, start: int, end: int) -> None:
+    for number in range(text.count("\n", 0, start), text.count("\n", 0, end) + 1):
+        lines[number] = f"// {lines[number]}"
+
+
+def _twin(name: str) -> str | None:
+    """What defines the twin of one wrapper of many; None for a function that is none."""
+    if found := _WGMMA.fullmatch(name):
+        n, types, a, b = found.groups()
+        operands = (types if types[0] in "sue" else types * 2).upper()
+        result = "int" if types[0] in "su" else "float"
+        define = "EMULATOR_WGMMA_REGISTERS" if a == "r" else "EMULATOR_WGMMA"
+        turned = ", ".join("true" if place == "m" else "false" for place in (a, b))
+        return f"{define}({name}, {result}, {operands}, {n}, {turned}) "
+    if found := _HOLD.fullmatch(name):
+        return f"EMULATOR_HOLD({name}, {'int' if found[2] else 'float'}, {found[1]}) "
+    return None
+
+
+def _clustered(text: str) -> str:
+    """The text with shared variables that are the own block's: references, or a pointer for dynamic memory."""
+    text = _SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
+    return _DYNAMIC_SHARED.sub(_own_dynamic, text)
+
+
+def _own_dynamic(found: re.Match[str]) -> str:
+    text, name, start = found[0], found[1], found.start(1) - found.start()
+    first = f"{text[:start]}{name}_of_first{text[start + len(name) :]}"
+    return f"{first} unsigned char *const {name} = &emulator::own({name}_of_first[0]);"
 
 
 def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
@@ -105,7 +151,8 @@ def _blank_text(text: str) -> str:
 def _tables(source: KernelSource) -> str:
     """C++ that says what the buffers and launches are."""
     numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
-    dynamic = sorted(set(_DYNAMIC_SHARED.findall(source.text)))
+    clustered = any(launch.cluster > 1 for launch in source.launches)
+    dynamic = [name + "_of_first" * clustered for name in sorted(set(_DYNAMIC_SHARED.findall(source.text)))]
     most = max((launch.shared_bytes for launch in source.launches), default=0)
     lines = ['#line 1 "launches.cpp"']
     lines += [

@@ -1,0 +1,301 @@
+// Warpgroups: wgmma, which runs when it is awaited, and the registers that warpgroups give and take (PTX ISA, "wgmma",
+// "setmaxnreg").
+//
+// From its issue on the accumulators are poison; they have their values when all products into them have been awaited.
+#pragma once
+#include "products.h"
+#include "warps.h"
+
+namespace {
+
+constexpr unsigned MOST_WARPGROUPS = MOST_THREADS / WARPGROUP, MOST_SUMS = 16, MOST_PRODUCTS = 1024;
+constexpr unsigned FILE_REGISTERS = 65536;  // of an SM (CUDA programming guide, "Technical Specifications")
+
+// Accumulators of 64 x n, one array in every thread.
+struct Sums {
+  unsigned char *registers[WARPGROUP];
+  unsigned n, under_way;  // products
+  unsigned landed;        // fences until they last were the threads' own
+  unsigned *values;       // [64][n], where any are under way
+};
+
+struct Product {
+  Sums *sums;
+  emulator::WarpgroupProduct what;
+  unsigned long long a, b;
+  bool in_registers, add;
+  unsigned words[ROWS][8];                // a, where it comes from registers
+  const unsigned *places[WARPGROUP];      // and where each thread has its four
+  unsigned group;
+  int line;
+};
+
+struct Warpgroup : Party {
+  Fiber *waiting[WARPGROUP];
+  Sums sums[MOST_SUMS];
+  unsigned sums_count;
+  Product *products;  // that were issued and not awaited, oldest first
+  unsigned product_count, product_room, group;
+  unsigned fences, landed;  // fences, and those until any registers last were the threads' own
+  // what threads bring to the product that they come to
+  unsigned char *registers[WARPGROUP];
+  const unsigned *words[WARPGROUP];
+  unsigned long long a, b;
+  int accumulate;
+  unsigned register_count, wanted;  // of a thread
+};
+
+Warpgroup warpgroups[MOST_BLOCKS][MOST_WARPGROUPS];
+unsigned free_registers[MOST_BLOCKS];
+Waiters register_waiters[MOST_BLOCKS];
+
+Warpgroup *warpgroup_of(Block &block, unsigned thread) { return &warpgroups[block.rank][thread / WARPGROUP]; }
+
+void begin_warpgroups(unsigned rank) {
+  unsigned each = FILE_REGISTERS / threads / 8 * 8;
+  free_registers[rank] = 0;
+  register_waiters[rank] = {};
+  for (unsigned first = 0; first < threads; first += WARPGROUP) {
+    Warpgroup &one = warpgroups[rank][first / WARPGROUP];
+    one.members = threads - first < WARPGROUP ? threads - first : WARPGROUP;
+    one.arrived = one.ended = one.sums_count = one.product_count = one.group = 0;
+    one.fences = one.landed = 0;
+    one.register_count = one.wanted = each < 255 ? each : 255;
+  }
+}
+
+Warpgroup &entered_warpgroup(const char *what, int line) {
+  Warpgroup &own = *current->warpgroup;
+  if (own.members < WARPGROUP)
+    report(FAULT, "line %d: %s takes a whole warpgroup, this one has %u threads", line, what, own.members);
+  enter(own, own.waiting, "warpgroup", what, line);
+  return own;
+}
+template <class Work> void meet(Warpgroup &own, Work work) { meet(own, own.waiting, work); }
+
+// products ------------------------------------------------------------------------------------------------------------
+
+// Lane 4 g + t of warp w has in register 4 j + 2 h + e row 16 w + g + 8 h, column 8 j + 2 t + e (PTX ISA, "Register
+// Fragments" of wgmma, matrix D).
+template <class Work> void fragments(const Sums &sums, Work work) {
+  for (unsigned i = 0; i < WARPGROUP; i++) {
+    unsigned row = i / 32 * 16 + i % 32 / 4, column = i % 4 * 2;
+    for (unsigned j = 0; j < sums.n / 8; j++)
+      for (unsigned h = 0; h < 2; h++)
+        work(sums.registers[i] + 16 * j + 8 * h, sums.values + (row + 8 * h) * sums.n + 8 * j + column);
+  }
+}
+
+void forget_sums(const Sums &sums) {
+  for (unsigned char *registers : sums.registers) memset(registers, POISON, sums.n / 2 * 4);
+}
+
+Sums &sums_of(Warpgroup &own, const emulator::WarpgroupProduct &what, int line) {
+  for (unsigned i = 0; i < own.sums_count; i++) {
+    Sums &one = own.sums[i];
+    if (!memcmp(one.registers, own.registers, sizeof one.registers) && one.n == what.n) return one;
+    bool apart = own.registers[0] + 2 * what.n <= one.registers[0] || one.registers[0] + 2 * one.n <= own.registers[0];
+    if (!apart && one.under_way)
+      report(FAULT, "line %d: %s into registers of which another product has a part", line, what.name);
+  }
+  unsigned i = 0;
+  while (i < own.sums_count && own.sums[i].under_way) i++;  // what is not under way gives its place to another
+  if (i == MOST_SUMS) failed("wgmma: that many accumulators");
+  if (i == own.sums_count) own.sums_count++;
+  Sums &one = own.sums[i];
+  memcpy(one.registers, own.registers, sizeof one.registers);
+  one.n = what.n;
+  one.under_way = 0;
+  one.landed = own.landed;
+  if (!one.values) one.values = static_cast<unsigned *>(aligned_alloc(64, ROWS * MOST_COLUMNS * sizeof(unsigned)));
+  if (!one.values) failed("aligned_alloc");
+  return one;
+}
+
+// Lane 4 g + t of warp w has a's words as in mma: row 16 w + g, or 8 more in odd words, of columns t, or 4 more in the
+// last two.
+void take_words(Product &product, const Warpgroup &own) {
+  for (unsigned i = 0; i < WARPGROUP; i++) {
+    product.places[i] = own.words[i];
+    for (unsigned r = 0; r < 4; r++)
+      product.words[i / 32 * 16 + i % 32 / 4 + 8 * (r & 1)][i % 4 + 4 * (r >> 1)] = own.words[i][r];
+  }
+}
+
+Number first_number() { return static_cast<Number>(current->number - current->thread % WARPGROUP); }
+
+void check_matrix(const Matrix &matrix, unsigned extent, bool turned, const char *which, int line) {
+  // a part of an operand may begin within rows, but not between those that lie together
+  size_t atom = 8 * matrix.span, within = matrix.start % matrix.span;
+  if (matrix.swizzle && matrix.start % atom != within)
+    report(FAULT, "line %d: %s begins at shared byte %zu: the swizzle's rows begin at multiples of %zu", line, which,
+           matrix.start, atom);
+  if (matrix.swizzle && within + (turned ? within ? 2 * extent : 0 : K_BYTES) > matrix.span)
+    report(FAULT, "line %d: %s leaves its rows of %zu bytes", line, which, matrix.span);
+  pieces(matrix, extent, turned, [&](const unsigned char *at) {
+    if (!in_shared(at, 16)) report(FAULT, "line %d: %s leaves the block's shared memory", line, which);
+    if (races_watched) watch_async_read(first_number(), at, 16, IS_LINE | static_cast<uint32_t>(line));
+  });
+}
+
+void issue(Warpgroup &own, const emulator::WarpgroupProduct &what, bool in_registers, int line) {
+  if (own.product_count == own.product_room) {
+    own.product_room = own.product_room ? 2 * own.product_room : 16;
+    own.products = static_cast<Product *>(realloc(own.products, own.product_room * sizeof(Product)));
+    if (!own.products) failed("realloc");
+  }
+  Product &product = own.products[own.product_count++];
+  product.what = what;
+  product.a = own.a;
+  product.b = own.b;
+  product.in_registers = in_registers;
+  product.add = own.accumulate;
+  product.group = own.group;
+  product.line = line;
+  if (in_registers) take_words(product, own);
+  if (!in_registers) check_matrix(Matrix(own.a, running), ROWS, what.a_turned, "a", line);
+  check_matrix(Matrix(own.b, running), what.n, what.b_turned, "b", line);
+  Sums &sums = sums_of(own, what, line);
+  product.sums = &sums;
+  if (!sums.under_way && own.fences == sums.landed)
+    report(FAULT, "line %d: %s without wgmma_fence since its registers were the threads' own", line, what.name);
+  if (!sums.under_way++) {
+    fragments(sums, [](const unsigned char *from, unsigned *to) { memcpy(to, from, 8); });
+    forget_sums(sums);
+  }
+}
+
+void check_words(const Product &product) {
+  for (unsigned i = 0; i < WARPGROUP; i++)
+    for (unsigned r = 0; r < 4; r++)
+      if (product.places[i][r] != product.words[i / 32 * 16 + i % 32 / 4 + 8 * (r & 1)][i % 4 + 4 * (r >> 1)])
+        report(FAULT, "line %d: registers of a are written before %s is awaited", product.line, product.what.name);
+}
+
+template <class A, class B>
+void multiply_typed(const Product &product, const unsigned (*a)[8], const unsigned (*b)[8]) {
+  if (!operands<A>(a, ROWS) || !operands<B>(b, product.what.n))
+    report(FAULT, "line %d: %s of a word that was not rounded", product.line, product.what.name);
+  multiply_words<A, B>(product.sums->values, product.what.n, a, b);
+}
+constexpr void (*MULTIPLY[])(const Product &, const unsigned (*)[8], const unsigned (*)[8]) = {
+    multiply_typed<F16, F16>,   multiply_typed<Bf16, Bf16>, multiply_typed<Tf32, Tf32>, multiply_typed<E4m3, E4m3>,
+    multiply_typed<E4m3, E5m2>, multiply_typed<E5m2, E4m3>, multiply_typed<E5m2, E5m2>, multiply_typed<S8, S8>,
+    multiply_typed<S8, U8>,     multiply_typed<U8, S8>,     multiply_typed<U8, U8>,
+};
+
+// The rows of a are read by the warp that they are of, b by all: the first one stands for them.
+void watch_reads(const Matrix &matrix, unsigned extent, bool turned, bool of_a, int line) {
+  unsigned place = 0;
+  pieces(matrix, extent, turned, [&](const unsigned char *at) {
+    unsigned row = turned ? place % (extent / 8) * 8 : place / 2;
+    place++;
+    unsigned first = of_a ? row / 16 * 32 : 0;
+    watch(static_cast<Number>(first_number() + first), at, 16, READ, IS_LINE | static_cast<uint32_t>(line));
+  });
+}
+
+void gather(unsigned (*rows)[8], unsigned long long descriptor, unsigned extent, bool turned, bool of_a, int line) {
+  Matrix matrix(descriptor, running);
+  if (races_watched) watch_reads(matrix, extent, turned, of_a, line);
+  turned ? gather_columns(rows, matrix, extent) : gather_rows(rows, matrix, extent);
+}
+
+void run(Warpgroup &own, Product &product) {
+  alignas(64) static unsigned a[ROWS][8], b[MOST_COLUMNS][8];
+  Sums &sums = *product.sums;
+  if (product.in_registers) {
+    check_words(product);
+    memcpy(a, product.words, sizeof a);
+  } else {
+    gather(a, product.a, ROWS, product.what.a_turned, true, product.line);
+  }
+  gather(b, product.b, sums.n, product.what.b_turned, false, product.line);
+  if (!product.add) memset(sums.values, 0, ROWS * sums.n * sizeof *sums.values);
+  MULTIPLY[product.what.types](product, a, b);
+  if (--sums.under_way) return;
+  fragments(sums, [](unsigned char *to, const unsigned *from) { memcpy(to, from, 8); });
+  sums.landed = own.landed = own.fences;
+}
+
+void end_products() {
+  Warpgroup &own = *current->warpgroup;
+  if (own.product_count) report(FAULT, "line %d: the thread ends without awaiting this product", own.products[0].line);
+  end_party(own, own.waiting, "warpgroup");
+}
+
+// registers -----------------------------------------------------------------------------------------------------------
+
+void grant_registers(unsigned rank) {
+  for (Warpgroup &one : warpgroups[rank]) {
+    unsigned more = (one.wanted - one.register_count) * WARPGROUP;
+    if (one.wanted <= one.register_count || more > free_registers[rank]) continue;
+    free_registers[rank] -= more;
+    one.register_count = one.wanted;
+  }
+  wake(register_waiters[rank]);
+}
+
+}  // namespace
+
+void emulator::multiply(const WarpgroupProduct &product, void *d, const unsigned int *words, unsigned long long a,
+                        unsigned long long b, int accumulate, int line) {
+  Warpgroup &own = entered_warpgroup(product.name, line);
+  unsigned i = current->thread % WARPGROUP;
+  own.registers[i] = static_cast<unsigned char *>(d);
+  own.words[i] = words;
+  if (own.arrived && (own.a != a || own.b != b || !own.accumulate != !accumulate))
+    report(FAULT, "line %d: the threads of a warpgroup call %s with different operands", line, product.name);
+  own.a = a;
+  own.b = b;
+  own.accumulate = accumulate;
+  meet(own, [&] { issue(own, product, words != nullptr, line); });
+}
+
+void emulator::fence_warpgroup(int line) {
+  Warpgroup &own = entered_warpgroup("wgmma_fence", line);
+  meet(own, [&] { own.fences++; });
+}
+
+void emulator::commit_warpgroup(int line) {
+  Warpgroup &own = entered_warpgroup("wgmma_commit", line);
+  meet(own, [&] { own.group++; });
+}
+
+void emulator::await_warpgroup(unsigned int pending, int line) {
+  Warpgroup &own = entered_warpgroup("wgmma_wait", line);
+  meet(own, [&] {
+    unsigned done = 0;
+    while (done < own.product_count && own.products[done].group + pending < own.group)
+      run(own, own.products[done++]);
+    own.product_count -= done;
+    memmove(own.products, own.products + done, own.product_count * sizeof(Product));
+    for (unsigned first = 0; first < WARPGROUP; first += WARP)  // a warp's lanes wait as one
+      order_warp(first_number() + first, WARP);
+  });
+}
+
+void emulator::hold_results(const void *d, unsigned int count, int line) {
+  const Warpgroup &own = *current->warpgroup;
+  unsigned i = current->thread % WARPGROUP;
+  for (unsigned s = 0; s < own.sums_count; s++)
+    if (own.sums[s].under_way && own.sums[s].registers[i] == d)
+      report(FAULT, "line %d: %u results of products that were not awaited", line, count);
+}
+
+void emulator::set_registers(unsigned int count, bool more, int line) {
+  Warpgroup &own = entered_warpgroup(more ? "registers_increase" : "registers_decrease", line);
+  unsigned rank = running;
+  meet(own, [&] {
+    if (more ? count < own.register_count : count > own.register_count)
+      report(FAULT, "line %d: from %u registers to %u, which are not %s", line, own.register_count, count,
+             more ? "more" : "fewer");
+    own.wanted = count;
+    if (!more) {
+      free_registers[rank] += (own.register_count - count) * WARPGROUP;
+      own.register_count = count;
+    }
+    grant_registers(rank);
+  });
+  while (own.register_count != own.wanted) wait_in(register_waiters[rank], line);
+}
