@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.ir.build import add, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.operand import Operand
 from roller_svc.ir.program import Axis, TensorType
@@ -104,7 +104,8 @@ class _View:
 @dataclass(frozen=True, slots=True)
 class TmaFeed:
     """An operand that TMA can bring. `dimensions` are those of its tensor, `extents` those of the axes that walk it;
-    `along_k`: rows of a tile lie along k, as in memory."""
+    `along_k`: rows of a tile lie along k, as in memory. `exact`: nothing beyond the axes' ends is touched; else rows of
+    m or n beyond them may come from anywhere in the tensor."""
 
     dtype: DType
     tf32: bool
@@ -114,6 +115,7 @@ class TmaFeed:
     batch: tuple[Axis, ...]
     dimensions: tuple[Window, ...]
     extents: Mapping[str, int] = field(compare=False)
+    exact: bool = False
     _tiles: dict[tuple[int, Walk, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[tuple[bool, int], _View] = field(default_factory=dict, compare=False, repr=False)
 
@@ -140,7 +142,7 @@ class TmaFeed:
         found = self._made((extent, walk, panel), rows, pixels=False)
         if not isinstance(found, str):
             return found
-        pixels = self._made((extent, walk, panel), rows, pixels=True)
+        pixels = found if self.exact else self._made((extent, walk, panel), rows, pixels=True)
         if not isinstance(pixels, str):
             return pixels
         for parts in range(2, MOST_BOXES + 1):
@@ -154,9 +156,9 @@ class TmaFeed:
         extent, walk, panel = tile
         view = self._view(len(walk.outer), pixels=pixels)
         inner, across = (view.k, view.axis) if self.along_k else (view.axis, view.k)
-        sides = Sides(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes,
-                      exact_inner=self.along_k and walk.is_ragged,
-                      exact_rows=not self.along_k and walk.is_ragged)  # fmt: skip
+        ragged = self.exact and self.axis.extent % extent != 0
+        ends = (walk.is_ragged, ragged) if self.along_k else (ragged, walk.is_ragged)
+        sides = Sides(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
         boxed = im2col(view.address, sides) if pixels else tiled(view.address, sides)
         if isinstance(boxed, str):
             return boxed
@@ -199,6 +201,18 @@ def tma_feed(
     if isinstance(dimensions, str):
         return dimensions
     return TmaFeed(dtype, dtype is DType.FLOAT32, operand.along_k, axis, k, members, dimensions, extents)
+
+
+def tma_results(
+    target: Load, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
+    types: Mapping[str, TensorType],
+) -> TmaFeed | str:  # fmt: skip
+    """How TMA stores a contraction's results, neighbours along n, where `target` is a result's place; or why it cannot.
+    `axes`: m and n. Its tiles are of m's extent and of a walk of n."""
+    (m, n) = axes
+    operand = Operand(target, dtype, target, None, types[target.tensor].dtype, along_k=True, run=1)
+    found = tma_feed(operand, dtype, (m, n), batch, types)
+    return found if isinstance(found, str) else replace(found, exact=True, tf32=False)
 
 
 def joint_walk(feeds: tuple[TmaFeed | None, TmaFeed | None], k: TileAxis, depth: int) -> Walk:

@@ -34,6 +34,14 @@ def value(expr: Expr, at: Mapping[str, np.ndarray | int]) -> np.ndarray:
 
 def arrived(view: TensorMap, memory: np.ndarray, coordinates: tuple[int, ...], offsets: tuple[int, ...]) -> np.ndarray:
     """[rows, neighbours] that one copy brings, unswizzled; `memory`: the buffer, flat."""
+    inside, address = reached(view, coordinates, offsets)
+    found = memory[np.where(inside, address, 0)]
+    return np.where(inside, found, np.zeros_like(found)).reshape(-1, view.box_elements[0])
+
+
+def reached(view: TensorMap, coordinates: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each element of a box, in the order of shared memory: whether it lies in the tensor, and where, in elements
+    of the buffer."""
     places = _tiled(view, coordinates) if view.mode is MapMode.TILED else _pixels(view, coordinates, offsets)
     inside = np.ones(places[0].shape, bool)
     address = np.full(places[0].shape, view.offset_bytes // view.dtype.bytes)
@@ -42,8 +50,7 @@ def arrived(view: TensorMap, memory: np.ndarray, coordinates: tuple[int, ...], o
     for place, extent, stride in zip(places, view.extents, strides, strict=True):
         inside &= (place >= 0) & (place < extent)
         address += place * stride
-    found = memory[np.where(inside, address, 0)]
-    return np.where(inside, found, np.zeros_like(found)).reshape(-1, view.box_elements[0])
+    return inside, address
 
 
 def _tiled(view: TensorMap, coordinates: tuple[int, ...]) -> list[np.ndarray]:
