@@ -14,6 +14,7 @@ from roller_svc.ir.hardware import Arch, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import STAGED_KINDS, operands
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.attention_tile import attended
 from roller_svc.perf.mma_tile import LoadClass, LoadKind, feeds
 from roller_svc.perf.wgmma_tile import WgmmaOperand, wgmma_tile
 
@@ -85,9 +86,9 @@ def _kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Json:
         "kind": group.kind.value,
         "family": _family(program, hw),
         "unit": program.unit.name,
-        "operands": _operands(group, program, hw.arch) if is_contraction else [],
+        "operands": _operands(group, program, hw.arch) if is_contraction else _attended(group, program, hw.arch),
         **{name: getattr(program, name) for name in TILES},
-        "epilogue": list(epilogue(group)) if is_contraction else [],
+        "epilogue": list(epilogue(group)) if is_contraction or group.attention is not None else [],
     }
 
 
@@ -112,6 +113,17 @@ def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     return [
         {"dtype": dtype.value, "stored": factor.stored.value, "load": load}
         for factor, (dtype, load) in zip(factors, staged, strict=True)
+    ]
+
+
+def _attended(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
+    """Queries, keys and values of attention; nothing of other groups."""
+    if group.attention is None:
+        return []
+    found = attended(group, program.unit, arch)
+    return [
+        {"dtype": f.dtype.value, "stored": f.operand.stored.value, "load": _load(f.load, f.dtype)}
+        for f in (found.q, found.k, found.v)
     ]
 
 

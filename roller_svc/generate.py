@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from roller_svc.codegen.kernel import Part, Program, emit_together, tensors_in_memory, with_program_indices
 from roller_svc.construct import rank
+from roller_svc.construct.attention_split import split_attention
 from roller_svc.construct.partition import stored_types
 from roller_svc.construct.row_reduction import column_tiles, joined_after, stored_first
 from roller_svc.construct.split import may_split, split_group
@@ -19,6 +20,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.lower import lower
 from roller_svc.lower.prepared import prepared
+from roller_svc.perf.attention_tile import attended, attention_tile, partial_results
 from roller_svc.perf.stream_k import partial_tiles
 
 Groups = tuple[KernelGroup, ...]
@@ -106,6 +108,9 @@ def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable
     if group.row_reduction is not None:
         yield from _row_pieces(group, program, hw)
         return
+    if group.attention is not None:
+        yield from _attention_pieces(group, program, hw)
+        return
     if program.stream_k:
         workspace = partial_tiles(group.name, program)
         yield replace(group, stored=(*group.stored, workspace)), program, (workspace,)
@@ -114,6 +119,17 @@ def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable
         yield group, program, ()
         return
     halves = split_group(group, program)
+    yield halves.partial, halves.partial_program, halves.workspaces
+    yield halves.combining, _best(halves.combining, hw), ()
+
+
+def _attention_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
+    """One launch, or two where the keys are shared out."""
+    tile = attention_tile(program, attended(group, program.unit, hw.arch))
+    if tile.pieces == 1:
+        yield group, program, ()
+        return
+    halves = split_attention(group, program, partial_results(group, tile))
     yield halves.partial, halves.partial_program, halves.workspaces
     yield halves.combining, _best(halves.combining, hw), ()
 

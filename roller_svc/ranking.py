@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct import rank_units
 from roller_svc.construct.shared import Shared
+from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction, Roof
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -17,6 +18,8 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.roofline import together
+
+Ranked = tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +31,38 @@ class Estimated:
     roofline: tuple[Roof, ...]
 
 
-def estimate_program(
-    shared: Shared, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
-) -> Estimated:
+def estimate_program(shared: Shared, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS) -> Estimated:
     """What the model says of the best plans. Builds nothing, opens no device."""
     _, ranked, constructions = ranked_shared(shared, spec, top_k, demands)
     return Estimated(spec, best_plans(ranked, top_k), together(tuple(c.roofline for c in constructions)))
 
 
-def ranked_groups(
-    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
-) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
+def ranked_groups(program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS) -> Ranked:
     """Kernel groups, for each its candidates best first, and how they were constructed."""
     return ranked_shared(Shared(program), hw, top_k, demands)
 
 
-def ranked_shared(
-    shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
-) -> tuple[tuple[KernelGroup, ...], tuple[tuple[Candidate, ...], ...], tuple[Construction, ...]]:
-    """The same, with what is known of the program from other devices."""
-    groups = shared.groups(hw)
-    addressed = [g for g in groups if g.kind is GroupKind.CONTRACTION] or groups
+def ranked_shared(shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS) -> Ranked:
+    """The same, with what is known of the program from other devices. Attention is one kernel or several, whichever the
+    model expects to be faster."""
+    found: list[Ranked] = []
+    failures: list[NoCandidateError] = []
+    for groups in shared.groupings(hw):
+        try:
+            found.append(_ranked(groups, shared, hw, top_k, demands))
+        except NoCandidateError as failure:
+            failures.append(failure)
+    if not found:
+        raise failures[-1]
+    return min(found, key=_seconds)
+
+
+def _seconds(ranked: Ranked) -> float:
+    return sum(candidates[0].estimate.seconds for candidates in ranked[1])
+
+
+def _ranked(groups: tuple[KernelGroup, ...], shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands) -> Ranked:
+    addressed = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
     others = Demands(demands.allow_tf32)
     found = [
         rank_units(group, hw, top_k, demands if group in addressed else others, shared.footprints) for group in groups

@@ -26,6 +26,7 @@ from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
+    AnyThread,
     Barrier,
     Compute,
     Copy,
@@ -93,6 +94,8 @@ class CudaWalk(Walk):
                 self.line(line)
         elif isinstance(node, HopperNode):
             self.line(hopper_line(node, self.scalar))
+        elif isinstance(node, AnyThread):
+            self.any_thread(node)
         else:
             Walk.node(self, node)
 
@@ -134,6 +137,17 @@ class CudaWalk(Walk):
 
     def barrier(self) -> None:
         self.line("__syncthreads();")
+
+    def any_thread(self, node: AnyThread) -> None:
+        scalar, identifier = self.scalar, self.names.of(node.var)
+        saved = scalar.values.copy(), scalar.ranges.copy()
+        cond = scalar.value(node.cond)
+        scalar.values.pop(node.var, None)
+        scalar.ranges[node.var] = (0, 1)
+        with self.declaring(identifier):
+            self.line(f"const int {identifier} = __syncthreads_or({cond}) != 0;")
+            self.nodes(node.body)
+        scalar.values, scalar.ranges = saved
 
     def lane_reduce(self, node: LaneReduce) -> None:
         place = self.scalar.places[node.tensor]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.instructions import AMPERE, instruction, mma_wrapper
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.schedule import AwaitCopies, CommitCopies, Copy, LoadMatrix, Mma, RoundFragment
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    CommitCopies,
+    Copy,
+    Exp2,
+    LoadMatrix,
+    Mma,
+    PackFragment,
+    RoundFragment,
+)
 
-MatrixNode = Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma
+MatrixNode = Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | PackFragment | Exp2 | Mma
 
 
 def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
@@ -34,6 +44,13 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
             name = called(mma_wrapper(node.a_dtype, node.b_dtype, arch), scalar)
             operands = ((node.tensor, node.index), (node.a, node.a_index), (node.b, node.b_index))
             return [f"{name}({', '.join(_word(scalar, tensor, index) for tensor, index in operands)});"]
+        case PackFragment():
+            name = called(f"pack_{SHORT[node.dtype]}", scalar)
+            pair = pointer(scalar, node.first.tensor, node.first.index)
+            return [f"{_element(scalar, node.tensor, node.index)} = {name}({pair}[0], {pair}[1]);"]
+        case Exp2():
+            value = _element(scalar, node.tensor, node.index)
+            return [f"{value} = {called('exp2_approx', scalar)}({value});"]
         case _:
             raise InvariantError(f"{type(node).__name__} is no node of tensor cores")
 
@@ -67,6 +84,11 @@ def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
     terms = zip(index, place.strides, strict=False)
     offset = " + ".join(f"{scalar.index(i)} * {stride}" for i, stride in terms)
     return f"({place.identifier} + {offset})" if offset else place.identifier
+
+
+def _element(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
+    place = scalar.places[tensor]
+    return f"{place.identifier}[{scalar.address(place, index)}]"
 
 
 def pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:

@@ -30,7 +30,12 @@ _ROUND = f"""{_F} unsigned int round_tf32(unsigned int bits) {{
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
   return rounded;
 }}"""
-_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND}
+_EXP2 = f"""{_F} float exp2_approx(float a) {{
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
+  return power;
+}}"""
+_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": _EXP2}
 
 # instruction → (type of d, its count, words of a, words of b); operand types follow the shape in the name
 _MMA = {
@@ -62,6 +67,8 @@ def instruction(name: str) -> Helper | None:
         return Helper(_copy(int(found[1])), ("shared_address",))
     if found := re.fullmatch(r"load_matrix_([124])(_transposed)?", name):
         return Helper(_load_matrix(int(found[1]), transposed=found[2] is not None), ("shared_address",))
+    if found := re.fullmatch(r"pack_(f16|bf16)", name):
+        return Helper(_pack(found[1]))
     if found := re.fullmatch(r"mma_two_m16n8k8_(\w+)", name):
         one = f"mma_m16n8k8_{found[1]}"
         return Helper(_composed(name, "float", (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);")), (one,))
@@ -94,6 +101,15 @@ def _load_matrix(count: int, *, transposed: bool) -> str:
         f"{_F} void load_matrix_{count}{suffix}(unsigned int *words, const void *row) {{\n"
         f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{words}}}, [%{count}];"\n'
         f'               : {outputs} : "r"(shared_address(row)) : "memory");\n}}'
+    )
+
+
+def _pack(short: str) -> str:
+    # of two operands the first goes to the high half (PTX ISA, "cvt")
+    return (
+        f"{_F} unsigned int pack_{short}(float low, float high) {{\n"
+        f"  unsigned int word;\n"
+        f'  asm("cvt.rn.{short}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));\n  return word;\n}}'
     )
 
 

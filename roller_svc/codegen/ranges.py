@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from roller_svc.ir.build import add, num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, walk
 
@@ -125,3 +126,24 @@ def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:
         if a.value == 1 and kind is OpKind.MUL:
             return b
     return None
+
+
+def split_sum(expr: Expr, unit: int) -> tuple[Expr | None, Expr]:
+    """The sum of the terms that are multiples of `unit`, None where there are none, and that of the others."""
+    coarse: Expr | None = None
+    fine: Expr = num(0)
+    for term in _addends(expr):
+        match term:
+            case Const(value=int(value)) | Op(kind=OpKind.MUL, args=(_, Const(value=int(value)))) if value % unit == 0:
+                coarse = term if coarse is None else add(coarse, term)
+            case _:
+                fine = add(fine, term)
+    return coarse, fine
+
+
+def _addends(expr: Expr) -> tuple[Expr, ...]:
+    match expr:
+        case Op(kind=OpKind.ADD, args=(a, b)) if not expr.dtype.is_float:
+            return (*_addends(a), *_addends(b))
+        case _:
+            return (expr,)

@@ -10,7 +10,7 @@ from roller_svc.codegen.functions import LIBRARY, NEEDS_LIBRARY, OURS, OURS_INTE
 from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.ranges import Range, fold, range_of
+from roller_svc.codegen.ranges import Range, fold, range_of, split_sum
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import div, mod, mul, num
 from roller_svc.ir.dtype import DType
@@ -100,6 +100,8 @@ class Scalar:
 
     def address(self, place: Place, index: tuple[Expr, ...]) -> str:
         """Offset in elements."""
+        if place.swizzled and (near := self._near_base(place, index)) is not None:
+            return near
         terms = []
         for d, (i, stride) in enumerate(zip(index, place.strides, strict=True)):
             text = self.index(i)
@@ -108,6 +110,20 @@ class Scalar:
             if text != "0":
                 terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms) or "0"
+
+    def _near_base(self, place: Place, index: tuple[Expr, ...]) -> str | None:
+        """The offset by way of one that several columns share: whole pairs of chunks are added to it, the swizzle being
+        a change of bits, so that unrolled copies need one register between them."""
+        _, masks, chunk = place.swizzle
+        coarse, fine = split_sum(fold(index[-1], self.values), 2 * chunk)
+        known = range_of(fine, self.ranges)
+        if place.pad or coarse is None or known is None or known[0] < 0 or known[1] >= 2 * chunk:
+            return None
+        base = self.address(place, (*index[:-1], fine))
+        column, within = self.index(coarse), masks * chunk - 1
+        if masks <= 2:
+            return f"{base} + {column}"
+        return f"(({base}) ^ ({column} & {within})) + ({column} & {~within})"
 
     def _swizzled(self, place: Place, row: Expr, column: str) -> str:
         rows, masks, chunk = place.swizzle

@@ -38,7 +38,7 @@ def as_contraction(statement: TensorExpr) -> Contraction | None:
     """The reading that shares most work, or None. n holds the output's innermost axis: stores are contiguous."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
-    factors = _factors(statement.body, statement.type.dtype)
+    factors = factors_of(statement.body, statement.type.dtype)
     if not 2 <= len(factors) <= MAX_FACTORS:
         return None
     best: Contraction | None = None
@@ -46,24 +46,24 @@ def as_contraction(statement: TensorExpr) -> Contraction | None:
         for chosen in itertools.combinations(range(len(factors)), size):
             left = [factors[i] for i in chosen]
             right = [f for i, f in enumerate(factors) if i not in chosen]
-            found = _classified(statement, _product(left), _product(right))
+            found = _classified(statement, product_of(left), product_of(right))
             if found is not None and (best is None or _shared(found) > _shared(best)):
                 best = found
     return best
 
 
-def _factors(body: Expr, dtype: DType) -> list[Expr]:
+def factors_of(body: Expr, dtype: DType) -> list[Expr]:
     """The operands of the product that the body is, casts between floats of it being of no consequence."""
     while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
         body = body.arg
     if isinstance(body, Op) and body.kind is OpKind.DIV:
-        return _divided(_factors(body.args[0], dtype), body.args[1])
+        return _divided(factors_of(body.args[0], dtype), body.args[1])
     if not (isinstance(body, Op) and body.kind is OpKind.MUL):
         return [body]
     # an integer product that is narrower than its sum wraps on its own and is no multiply-add of the sum's type
     if not body.dtype.is_float and body.dtype is not dtype:
         return [body]
-    return [f for arg in body.args for f in _factors(arg, dtype)]
+    return [f for arg in body.args for f in factors_of(arg, dtype)]
 
 
 def _divided(factors: list[Expr], divisor: Expr) -> list[Expr]:
@@ -74,7 +74,7 @@ def _divided(factors: list[Expr], divisor: Expr) -> list[Expr]:
     return [*factors[:at], quotient, *factors[at + 1 :]]
 
 
-def _product(factors: list[Expr]) -> Expr:
+def product_of(factors: list[Expr]) -> Expr:
     product = factors[0]
     for factor in factors[1:]:
         product = Op(OpKind.MUL, (product, factor), factor.dtype)

@@ -126,6 +126,11 @@ def _nearest_split(group: KernelGroup, model: Model, program: RProgram, wanted: 
         return Nearest(1, "a reduction has at least 1 part")
     if wanted == 1:
         return Nearest(1)
+    if group.attention is not None:
+        (keys,) = program.space.role(AxisRole.K)
+        steps = -(-keys.extent // program.block[keys.name])
+        parts = next(n for n in range(min(wanted, steps), 0, -1) if (n - 1) * -(-steps // n) < steps)
+        return Nearest(parts, "" if parts == wanted else f"{tile_text(program)} makes {steps} steps over the keys")
     if not may_split(group):
         return Nearest(1, "a reduction that others follow cannot be split")
     longest = max(m.extent for axis in program.space.reduced for m in axis.members)
@@ -149,6 +154,8 @@ def _nearest_stream(group: KernelGroup, model: Model, program: RProgram, wanted:
         return Nearest(0)
     if not program.unit.is_matrix:
         return Nearest(0, f"{program.unit.name} has no stream-K")
+    if group.attention is not None:
+        return Nearest(0, "attention has no stream-K")
     if program.split_k > 1:
         return Nearest(0, "a reduction is split evenly or streamed, not both")
     if group.row_reduction is not None:
@@ -186,6 +193,8 @@ def _over(model: Model, program: RProgram) -> tuple[str, ...]:
 def _nearest_raster(group: KernelGroup, model: Model, program: RProgram, wanted: int) -> Nearest:
     if wanted == 1:
         return Nearest(1)
+    if group.attention is not None:
+        return Nearest(1, "blocks of attention come in one order")
     if program.stream_k:
         return Nearest(1, "streamed tiles come in their own order")
     if not (model.problem.is_contraction and model.problem.machine.simt):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from roller_svc.construct.attention import Found, attentions
+from roller_svc.construct.attention_group import attention_group
 from roller_svc.construct.axis_fusion import fuse_axes
 from roller_svc.construct.contraction import Contraction, as_contraction
 from roller_svc.construct.flat_rows import flat_rows
@@ -14,6 +16,9 @@ from roller_svc.construct.row_quotients import divided_rows
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.construct.split_joint import cuts_evenly
 from roller_svc.construct.split_reduced import split_reduced
+from roller_svc.construct.units import attends
+from roller_svc.ir.attention import Attention
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
@@ -35,6 +40,7 @@ class _Draft:
 
     statements: tuple[TensorExpr, ...]
     contraction: Contraction | None
+    attention: Attention | None = None
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -44,6 +50,10 @@ class _Draft:
     def written(self) -> frozenset[str]:
         return frozenset(s.output for s in self.statements)
 
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(t for s in self.statements for t in s.reads_tensors) | _attended(self.attention)
+
 
 @dataclass(frozen=True, slots=True)
 class Traits:
@@ -52,15 +62,22 @@ class Traits:
     is_cpu: bool
     has_matrix_unit: bool
     num_cores: int
+    attends_in: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
 
     @property
     def alone(self) -> Traits:
         """What it asks where there is one statement: nothing may join it."""
         return Traits(self.is_cpu, has_matrix_unit=False, num_cores=1)
 
+    @property
+    def apart(self) -> Traits:
+        """The same device, attention being several kernels."""
+        return replace(self, attends_in=frozenset())
+
 
 def traits(hw: HardwareSpec) -> Traits:
-    return Traits(hw.family is Family.CPU, any(u.kind is UnitKind.MMA for u in hw.units), hw.num_cores)
+    attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
+    return Traits(hw.family is Family.CPU, any(u.kind is UnitKind.MMA for u in hw.units), hw.num_cores, attends_in)
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
@@ -81,7 +98,8 @@ def partition_of(
 ) -> tuple[KernelGroup, ...]:
     """`partition` of a program that is `computed`."""
     wanted = {o.tensor for o in program.outputs}
-    drafts = _drafts(statements, hw)
+    statements, attention = attentions(statements, wanted, hw.attends_in) if hw.attends_in else (statements, {})
+    drafts = _drafts(statements, attention, hw)
     read_by = _readers(drafts)
     types = stored_types(program)
     groups = (_group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts))
@@ -109,19 +127,26 @@ def stored_types(program: TensorProgram) -> dict[str, TensorType]:
     }
 
 
-def _drafts(statements: tuple[TensorExpr, ...], hw: Traits) -> list[_Draft]:
+def _drafts(
+    statements: tuple[TensorExpr, ...], attention: Mapping[str, Found], hw: Traits
+) -> list[_Draft]:
     drafts: list[_Draft] = []
-    pending = [(statement, frozenset(statement.reads_tensors)) for statement in statements]
+    pending = [(statement, _reads(statement, attention.get(statement.output))) for statement in statements]
     done: set[str] = set()  # written by groups before the one that grows
     written = {s.output for s in statements}
     while pending:
         first, _ = pending[0]
-        draft = _Draft((first,), _contraction(first, hw))
+        found = attention.get(first.output)
+        if found is not None:
+            draft = _Draft((first,), found.contraction, found.attention)
+        else:
+            draft = _Draft((first,), _contraction(first, hw))
         rest: list[tuple[TensorExpr, frozenset[str]]] = []
         for statement, reads in pending[1:]:
             available = all(t not in written or t in done or t in draft.written for t in reads)
             others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
-            joined = _joined(draft, statement, hw, others) if available else None
+            alone = statement.output in attention
+            joined = _joined(draft, statement, hw, others) if available and not alone else None
             if joined is None:
                 rest.append((statement, reads))
             else:
@@ -130,6 +155,15 @@ def _drafts(statements: tuple[TensorExpr, ...], hw: Traits) -> list[_Draft]:
         done |= draft.written
         pending = rest
     return drafts
+
+
+def _reads(statement: TensorExpr, found: Found | None) -> frozenset[str]:
+    """Tensors that must be there before the statement, or all of attention, is computed."""
+    return frozenset(statement.reads_tensors) if found is None else _attended(found.attention)
+
+
+def _attended(attention: Attention | None) -> frozenset[str]:
+    return frozenset() if attention is None else attention.reads
 
 
 def _contraction(statement: TensorExpr, hw: Traits) -> Contraction | None:
@@ -149,7 +183,7 @@ def _contraction(statement: TensorExpr, hw: Traits) -> Contraction | None:
 def _readers(drafts: list[_Draft]) -> list[set[str]]:
     """For each draft, which of its tensors other drafts read."""
     return [
-        {t for other in drafts if other is not draft for s in other.statements for t in s.reads_tensors}
+        {t for other in drafts if other is not draft for t in other.reads}
         & draft.written
         for draft in drafts
     ]
@@ -161,7 +195,8 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) 
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
-        return None if draft.written & others else _with_row_reduction(draft, draft.contraction, statement, hw)
+        apart = draft.attention is not None or bool(draft.written & others)
+        return None if apart else _with_row_reduction(draft, draft.contraction, statement, hw)
     names = _shared_axes(draft, statement)
     if names is None:
         return None
@@ -174,7 +209,7 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) 
         return None
     rows = math.prod(a.extent for a in draft.outer)
     row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
-    joined = _Draft((*draft.statements, _renamed(statement, names, draft)), draft.contraction)
+    joined = replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
     if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(joined, hw):
         return None
     return joined
@@ -312,6 +347,8 @@ def _group(
     draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: Traits
 ) -> KernelGroup:
     locals_ = frozenset(draft.written - wanted)
+    if draft.attention is not None and draft.contraction is not None:
+        return attention_group(name, draft.statements, (draft.contraction, draft.attention), types, locals_)
     touched = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
     fused = fuse_axes(draft.statements, {t: types[t] for t in touched})
     if not hw.is_cpu:

@@ -15,6 +15,7 @@ from roller_svc.construct.cpu_layout import cpu_layout
 from roller_svc.construct.cpu_nest import cpu_nest
 from roller_svc.construct.cpu_window import cpu_window
 from roller_svc.construct.demanded import Demanded, demanded, overruns, tile_text, unmet
+from roller_svc.construct.mma_attention import MmaAttention
 from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.mma_waves import evened, fills_few_waves
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, Rules, spatial_grid, spread
@@ -38,6 +39,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.matrix_terms import LEAST_STAGES
+from roller_svc.perf.mma_attention import attention_problem
 from roller_svc.perf.model import Model, Timed
 from roller_svc.perf.nest_work import passes
 from roller_svc.perf.plane_tile import plane_space
@@ -138,7 +140,7 @@ def _with_another_unit(
 ) -> NoCandidateError:
     """The failure, with what the device's plain unit could do that was not asked for."""
     plain = hw.unit_for(group.space.compute_dtype)
-    if plain in units.taken:
+    if plain in units.taken or group.attention is not None:
         return failure
     try:
         (candidate,), _ = rank(group, hw, plain, 1)
@@ -173,6 +175,8 @@ def prepared(
     group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
 ) -> Problem:
     """What construction and model know of a group on a unit before any tile is chosen."""
+    if group.attention is not None:
+        return attention_problem(group, hw, unit, footprints)
     is_staged = group.factors is not None and hw.family is not Family.CPU
     p = problem(group.space, hw, unit, operands(group) if is_staged else None, footprints)
     if hw.family is not Family.CPU:
@@ -183,6 +187,8 @@ def prepared(
 
 def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:
     """`varied`: tiles of a matrix unit as different as may be, since those that promise most may not meet a demand."""
+    if p.attention is not None:
+        return _construct_attention(MmaAttention(p, p.attention), limit)
     rules = rules_for(group, p, varied=varied)
     matrix = rules if isinstance(rules, MATRIX_RULES) and not varied else None
     log = Log(MAX_VISITS)
@@ -202,6 +208,21 @@ def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = Fal
         shapes = [s for s in shapes if not s.pipeline.stream_k]
     chosen = shapes[:limit] if matrix is not None else spread(shapes, limit)
     programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(chosen))
+    return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
+
+
+def _construct_attention(rules: MmaAttention, limit: int) -> Construction:
+    log = Log(MAX_VISITS)
+    programs = tuple(
+        rprogram_of(rules.problem, Shape(s.block, s.base, s.parts, Pipeline(s.stages)))
+        for s in rules.shapes(log, VISITS_PER_STAGE, limit)
+    )
+    if not programs:
+        rejections = dict(log.rejections)
+        hw = rules.problem.machine.hw
+        raise NoCandidateError(
+            f"no tile of attention fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
+        )
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 

@@ -22,7 +22,16 @@ class Shared:
 
     def groups(self, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
         """`partition` of the program."""
-        of_device = traits(hw)
+        return self._groups_of(traits(hw))
+
+    def groupings(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
+        """`groups` and, where one of them is attention, those that it would be as several kernels."""
+        groups = self.groups(hw)
+        if all(group.attention is None for group in groups):
+            return (groups,)
+        return groups, self._groups_of(traits(hw).apart)
+
+    def _groups_of(self, of_device: Traits) -> tuple[KernelGroup, ...]:
         statements = self._statements.get(of_device.is_cpu)
         if statements is None:
             statements = self._statements[of_device.is_cpu] = computed(self.program, of_device)

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from roller_svc.construct.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
+from roller_svc.ir.attention import Attention
 from roller_svc.ir.expr import Expr, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.joint import joints
-from roller_svc.ir.program import Axis, TensorExpr, TensorType
+from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
 
 SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place for lanes
 
@@ -31,6 +32,26 @@ def contraction_space(
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
+    )  # fmt: skip
+
+
+def attention_space(
+    statements: tuple[TensorExpr, ...], c: Contraction, attention: Attention, types: Mapping[str, TensorType]
+) -> TileSpace:
+    """Axes batch (one each), m, n, keys and features (fused each). A row that no axis tells from others is one of m."""
+    dots = attention.before[0]
+    m = c.m or (Axis(f"{dots.output}.row", 1, AxisKind.SPATIAL),)
+    axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
+    for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
+        axes.append(TileAxis("_".join(a.name for a in members), role, members))
+    accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b"), *_reads(attention.v, types, "b")]
+    for expr in (attention.score, *(s.body for s in statements[1:])):
+        accesses += _reads(expr, types)
+    accesses += _writes(statements, types)
+    return TileSpace(
+        axes=tuple(axes), accesses=_distinct(accesses),
+        flops=attention.flops_before + sum(s.flops for s in statements), compute_dtype=statements[0].accumulator,
+        vector_axis=axes[-3].name,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
     for part in parts:
         value = add(mul(value, num(part.extent)), ref(part.name))
     extents = {p.name: p.extent for p in parts}
-    body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: _divided(node, extents))
+    body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: divided(node, extents))
     if any(_is_division(node) and axes_of(node) & extents.keys() for node in walk(body)):
         return statement
     i = statement.axes.index(axis)
@@ -82,7 +82,7 @@ def _is_division(expr: Expr) -> bool:
     return isinstance(expr, Op) and expr.kind in (OpKind.FLOORDIV, OpKind.MOD) and not expr.dtype.is_float
 
 
-def _divided(node: Expr, extents: dict[str, int]) -> Expr:
+def divided(node: Expr, extents: dict[str, int]) -> Expr:
     """(9 c + 3 h + w) // 9 is c, its remainder 3 h + w, where what is left of 9 c is less than 9."""
     match node:
         case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:

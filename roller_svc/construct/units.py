@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import Demands, KernelFamily
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import STAGED_KINDS, Operand, operands, unfit
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
+from roller_svc.perf.mma_tile import COLUMNS, FIRST_ASYNC, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
 
 # What each family computes with; where none is demanded, what the model may choose from. Units of kind WGMMA must be
 # demanded as long as not all that their rules build can be lowered.
@@ -32,6 +33,8 @@ class Units:
 def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
     """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
     plain = hw.unit_for(group.space.compute_dtype)
+    if group.attention is not None:
+        return _attending(group, group.attention.dtype, hw, demands)
     if group.kind is not GroupKind.CONTRACTION or hw.family is Family.CPU:
         if demands.family is not None:
             raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
@@ -47,6 +50,23 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
             f"{group.name} cannot run on {_UNITS[demands.family]}: {reasons}", rejections={demands.family.value: 1}
         )
     return Units(taken, refusals)
+
+
+def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
+    """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
+    16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
+    halves = unit.kind is UnitKind.MMA and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
+    nvidia = hw.family is Family.CUDA and hw.arch >= FIRST_ASYNC
+    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _shape_refusal(unit)
+
+
+def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: Demands) -> Units:
+    taken = tuple(unit for unit in hw.units if unit.in_dtype is dtype and attends(unit, hw))
+    if demands.family not in (None, KernelFamily.MMA) or not taken:
+        raise NoCandidateError(
+            f"{group.name}: attention is one kernel on {_UNITS[KernelFamily.MMA]} only", rejections={"unit kind": 1}
+        )
+    return Units(taken)
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.ir.affine import Dim
+from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.program import Axis, AxisKind, Output, StatementKind, TensorExpr, TensorType
@@ -18,17 +19,20 @@ COLUMN_TILE = "n.block"
 
 class GroupKind(Enum):
     """CONTRACTION: a sum over a product of two factors, C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k
-    any number of program axes. NEST: everything else, one loop nest: maps, layout changes, reductions, windowed
-    programs, several statements over shared outer axes (softmax, norms). SCATTER: writes at computed places.
+    any number of program axes. ATTENTION: such a sum whose A is the softmax along k of another one. NEST: everything
+    else, one loop nest: maps, layout changes, reductions, windowed programs, several statements over shared outer axes
+    (softmax, norms). SCATTER: writes at computed places.
     """
 
     CONTRACTION = "contraction"
+    ATTENTION = "attention"
     NEST = "nest"
     SCATTER = "scatter"
 
 
 class AxisRole(Enum):
-    """What a tile axis is. A contraction has BATCH, M, N, K; a nest or scatter has OUTER and INNER.
+    """What a tile axis is. A contraction has BATCH, M, N, K; a nest or scatter has OUTER and INNER. Attention has the
+    axes of its second contraction, K being the keys, and INNER, the features that the first one sums over.
 
     A contraction seen as a convolution has BATCH (groups), PIXEL, N (filters), K (channels) and TAP: PIXEL axes are
     those of its image's results, one each; TAP axes are added to them where a window slides.
@@ -227,7 +231,8 @@ class KernelGroup:
     dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
     statements[0] is the
     sum and the rest is its epilogue: maps over the same outer axes, and on devices with matrix units perhaps one
-    reduction over all of n. `constants` are the inputs that stay the same from call to call.
+    reduction over all of n. So it is in `attention`, whose sum is the second contraction's, divided by the sum of
+    exponentials; what comes before it is said there. `constants` are the inputs that stay the same from call to call.
     """
 
     name: str
@@ -239,6 +244,7 @@ class KernelGroup:
     inputs: tuple[tuple[str, TensorType], ...]
     space: TileSpace
     factors: Factors | None = None
+    attention: Attention | None = None
     constants: frozenset[str] = frozenset()
 
     @property

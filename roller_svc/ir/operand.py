@@ -60,7 +60,7 @@ def operands(group: KernelGroup) -> tuple[Operand, Operand]:
         raise ValueError(f"{group.name} is no contraction")
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = dict(group.inputs)
-    return _operand(group.factors.a, m, k, types), _operand(group.factors.b, n, k, types)
+    return operand_along(group.factors.a, m, k, types), operand_along(group.factors.b, n, k, types)
 
 
 def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
@@ -91,6 +91,11 @@ def unfit(unit: ComputeUnit, sums: DType, factors: tuple[Operand, Operand], *, a
     return ""
 
 
+def has_all_values(dtype: DType, other: DType) -> bool:
+    """Whether a type has every value of the other."""
+    return other is dtype or other in _HOLDS.get(dtype, frozenset())
+
+
 def _takes(unit: DType, operand: DType) -> bool:
     if unit in (DType.INT8, DType.UINT8):
         return operand in _BYTES
@@ -99,7 +104,7 @@ def _takes(unit: DType, operand: DType) -> bool:
     return operand is unit or operand in _HOLDS.get(unit, frozenset())
 
 
-def _operand(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
+def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
     dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
     if source is None or any(source.checked):

@@ -232,6 +232,35 @@ class RoundFragment:
 
 
 @dataclass(frozen=True, slots=True)
+class PackFragment:
+    """tensor[index], a word of a fragment, becomes two neighbours along the last dimension of a room in registers,
+    float32, rounded to `dtype` of 16 bits, `first` in the low half."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    first: Load
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Exp2:
+    """tensor[index], float32 in registers, becomes 2 to its power within 2 units of the last place (ex2.approx.ftz);
+    0 below the least normal number."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyThread:
+    """`var` is 1 in the body where `cond` holds in any thread of the block, else 0. All threads of it meet here."""
+
+    var: str
+    cond: Expr
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mma:
     """A warp's tensor[index..., :] (four a lane, 16 x 8 results) += a[a_index..., :] * b[b_index..., :], fragments of
     16 x 32 and 32 x 8 bytes in the layout of mma.sync m16n8k(32 bytes)."""
@@ -248,7 +277,8 @@ class Mma:
 
 Node = (
     Loop | Let | Storage | Compute | Branch | Routine | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
-    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma | HopperNode
+    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2 | AnyThread
+    | HopperNode
 )  # fmt: skip
 
 
@@ -275,7 +305,7 @@ class ScheduleTree:
 def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
     """The child lists of a node."""
     match node:
-        case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body):
+        case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body) | AnyThread(body=body):
             return (body,)
         case Branch(then=then, otherwise=otherwise):
             return (then, otherwise)
@@ -294,7 +324,7 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (*index, source) if guard is None else (*index, source, guard)
         case JoinLanes(index=index, first=first):
             return (*index, first)
-        case Branch(cond=cond):
+        case Branch(cond=cond) | AnyThread(cond=cond):
             return (cond,)
         case Let(value=value):
             return (value,)
@@ -384,6 +414,12 @@ def _matrix_line(node: Node) -> str:
             return f"round {tensor} to tf32"
         case Mma(tensor=tensor, a=a, b=b):
             return f"{tensor} += {a} * {b}"
+        case PackFragment(tensor=tensor, first=first, dtype=dtype):
+            return f"{tensor}[...] = two of {first.tensor} as {dtype.value}"
+        case Exp2(tensor=tensor):
+            return f"{tensor}[...] = 2 ** {tensor}[...]"
+        case AnyThread(var=var):
+            return f"{var} = any thread"
         case _ if isinstance(node, HopperNode):
             return hopper_line(node)
         case _:

@@ -15,7 +15,8 @@ from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import Epilogue
 from roller_svc.lower.mma_fragments import SHARED_A, SHARED_B
-from roller_svc.lower.mma_pipeline import Pipeline, Steps
+from roller_svc.lower.mma_pipeline import Pipeline
+from roller_svc.lower.ring import Steps
 from roller_svc.lower.staging import Staging
 from roller_svc.lower.stream_k import streamed
 from roller_svc.perf.mma_tile import load_class, mma_tile

@@ -26,11 +26,13 @@ from roller_svc.ir.hopper_nodes import (
     hopper_expressions,
 )
 from roller_svc.ir.schedule import (
+    AnyThread,
     AwaitCopies,
     Barrier,
     Branch,
     Compute,
     Copy,
+    Exp2,
     JoinLanes,
     LaneReduce,
     Let,
@@ -39,6 +41,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Mma,
     Node,
+    PackFragment,
     Prefetch,
     RoundFragment,
     Routine,
@@ -115,7 +118,7 @@ class _Checker:
                     self._storage(node)
                 case Compute():
                     self._compute(node)
-                case Branch() | Routine():
+                case Branch() | Routine() | AnyThread():
                     self._inside(node)
                 case Barrier():
                     self._barrier()
@@ -138,6 +141,8 @@ class _Checker:
                 self.order.awaited()
             case LoadMatrix() | RoundFragment() | Mma():
                 self._fragment(node)
+            case PackFragment() | Exp2():
+                self._compute(_computed(node))
             case _ if isinstance(node, HopperNode):
                 self._hopper(node)
 
@@ -204,11 +209,14 @@ class _Checker:
         if any(node.tensor == storage.tensor for node in writers):
             self._record(window.tensor, window.index, is_write=True)
 
-    def _inside(self, node: Branch | Routine) -> None:
-        if isinstance(node, Branch):
-            self._branch(node)
-        else:
-            self._routine(node)
+    def _inside(self, node: Branch | Routine | AnyThread) -> None:
+        match node:
+            case Branch():
+                self._branch(node)
+            case Routine():
+                self._routine(node)
+            case AnyThread():
+                self._any_thread(node)
 
     def _branch(self, branch: Branch) -> None:
         self._reads(branch.cond)
@@ -274,6 +282,13 @@ class _Checker:
         for place, extent in ((".turned.row", node.rows), (".turned.column", node.columns)):
             nodes = (Loop(place, extent or node.lanes or MOST_LANES, LoopKind.SERIAL, nodes),)
         self.nodes(nodes)
+
+    def _any_thread(self, node: AnyThread) -> None:
+        """All threads of the block come to see the same value."""
+        self._reads(node.cond)
+        self._barrier()
+        with self._bound(node.var, Value.of_loop(node.var)):
+            self.nodes(node.body)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: Copy) -> None:
@@ -402,3 +417,10 @@ class _Checker:
             self.variables.contents[node.tensor] = known | self.variables.followed(node.value)[0]
         if not node.atomic:
             self._record(node.tensor, node.index, is_write=True)
+
+
+def _computed(node: PackFragment | Exp2) -> Compute:
+    """What it does to a thread's own registers."""
+    if isinstance(node, PackFragment):
+        return Compute(node.tensor, node.index, node.first)
+    return Compute(node.tensor, node.index, Load(node.tensor, node.index, DType.FLOAT32))

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, less, mod, mul, num, ref
+from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr
-from roller_svc.ir.schedule import (
-    AwaitCopies,
-    Barrier,
-    Branch,
-    CommitCopies,
-    Compute,
-    Let,
-    Loop,
-    LoopKind,
-    Mma,
-    Node,
-    Scope,
-    Storage,
-)
-from roller_svc.lower.mma_fragments import LANE, LANES, SLOT, A, B, a_fragment, b_fragments
+from roller_svc.ir.schedule import Compute, Let, Loop, LoopKind, Mma, Node, Scope, Storage
+from roller_svc.lower.mma_fragments import LANE, LANES, A, B, a_fragment, b_fragments
+from roller_svc.lower.ring import Ring, Steps
 from roller_svc.lower.staging import THREAD, Staging
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
 
 ACC = ".acc"
 FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"))
-_STEP = AxisRef("k.step")
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The steps of k that one pass of the pipeline takes: `count` of them from `first` on, never more than `most`."""
-
-    first: Expr
-    count: Expr
-    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,63 +45,12 @@ class Pipeline:
 
     def run(self, steps: Steps) -> tuple[Node, ...]:
         """The sums over those steps, from zero. No copy is under way when it ends, but shared memory is still read."""
-        ahead = self.tile.stages - 1
         zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
         clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
-        nodes: tuple[Node, ...] = (self.over_fragments((clear,)),)
-        for step in range(ahead):
-            nodes += self._if_any(num(step), steps, self._filled(add(steps.first, num(step)), num(step)))
-            nodes += self._committed()
-        limit = None if isinstance(steps.count, Const) else steps.count
-        nodes += (Loop(_STEP.name, steps.most, LoopKind.SERIAL, self._step(steps), limit),)
-        for staging in (self.b, self.a):
-            room = staging.staged
-            shape = (self.tile.stages, room.rows, room.row)
-            storage = Storage(staging.room, room.dtype, shape, Scope.SHARED, nodes, room.pad, room.swizzled)
-            nodes = (storage,)
-        return nodes
+        ring = Ring(self.tile.stages, (self.a, self.b))
+        return ring.rooms((self.over_fragments((clear,)), *ring.begun(steps), ring.stepped(steps, self._multiply())))
 
-    def _filled(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
-        """A slot filled before the loop begins."""
-        nodes: tuple[Node, ...] = ()
-        for staging in (self.a, self.b):
-            nodes += staging.copies(step, slot) if staging.is_async else staging.moves(step, slot)
-        return nodes
-
-    def _committed(self) -> tuple[Node, ...]:
-        return (CommitCopies(),) if self.a.is_async or self.b.is_async else ()
-
-    def _step(self, steps: Steps) -> tuple[Node, ...]:
-        """Waits for its own tiles, begins those of a later step in the slot that the step before has left, multiplies.
-
-        What goes through registers is loaded before the multiplications, if there is room for it, and stored behind.
-        """
-        ahead = self.tile.stages - 1
-        later = add(_STEP, num(ahead))
-        step, slot = add(steps.first, later), mod(later, self.tile.stages)
-        begin: tuple[Node, ...] = ()
-        end: tuple[Node, ...] = ()
-        for staging in (self.a, self.b):
-            if staging.is_async:
-                begin += staging.copies(step, slot)
-            elif staging.is_prefetched:
-                begin += staging.fetches(step)
-                end += staging.stores(slot)
-            else:
-                end += staging.moves(step, slot)
-        wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *self._if_any(later, steps, begin), *self._committed(),
-                                   self._multiply(), *self._if_any(later, steps, end))  # fmt: skip
-        for staging in (self.b, self.a):
-            nodes = staging.registers(nodes)
-        return nodes
-
-    @staticmethod
-    def _if_any(step: Expr, steps: Steps, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes where there is such a step, counted from the first."""
-        return (Branch(less(step, steps.count), nodes),) if nodes else ()
-
-    def _multiply(self) -> Node:
+    def _multiply(self) -> tuple[Node, ...]:
         """Fragments of a step along k are loaded while those of the one before are multiplied."""
         tile = self.tile
         nodes = self._fragments(num(0), num(0))
@@ -137,8 +64,7 @@ class Pipeline:
             nodes += (self.over_fragments((product,)),)
         buffers = min(2, tile.k_steps)
         nodes = (Storage(B, DType.UINT32, (buffers, tile.fragments[1], 2), Scope.REGISTER, nodes),)
-        nodes = (Storage(A, DType.UINT32, (buffers, tile.fragments[0], 4), Scope.REGISTER, nodes),)
-        return Let(SLOT, mod(_STEP, tile.stages), nodes)
+        return (Storage(A, DType.UINT32, (buffers, tile.fragments[0], 4), Scope.REGISTER, nodes),)
 
     def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
         tile = self.tile

@@ -112,16 +112,19 @@ class Staging:
 
     def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
-        per_row = self.staged.row // self._together
-        if self.staged.along_k == self.operand.along_k:
-            row, chunk = div(ref(".item"), per_row), mod(ref(".item"), per_row)
-        else:
-            row, chunk = mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
+        row, chunk = self._place()
         nodes = (Let(".element", mul(chunk, num(self._together)), nodes),)
         nodes = (Let(".row", row, nodes),)
         if self._items % self.threads:
             nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
         return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
+
+    def _place(self) -> tuple[Expr, Expr]:
+        """Row of an item, and its number in the row."""
+        per_row = self.staged.row // self._together
+        if self.staged.along_k == self.operand.along_k:
+            return div(ref(".item"), per_row), mod(ref(".item"), per_row)
+        return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
 
     def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""

@@ -15,8 +15,9 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import Epilogue, column_of_word, over_words, row_of_word, word
-from roller_svc.lower.mma_pipeline import ACC, FRAGMENT, Pipeline, Steps
+from roller_svc.lower.mma_pipeline import ACC, FRAGMENT, Pipeline
 from roller_svc.lower.outputs import Outputs
+from roller_svc.lower.ring import Steps
 from roller_svc.lower.staging import THREAD
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.stream_k import Stream, partial_tiles, stream

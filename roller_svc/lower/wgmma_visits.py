@@ -11,7 +11,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node
 from roller_svc.lower.contraction import View
-from roller_svc.lower.mma_pipeline import Steps
+from roller_svc.lower.ring import Steps
 from roller_svc.lower.stream_k import tile_axes
 from roller_svc.perf.stream_k import Stream
 

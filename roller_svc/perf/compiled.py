@@ -11,6 +11,7 @@ from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.operand import operands
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.mma_attention import attention_problem
 from roller_svc.perf.model import Model, model
 from roller_svc.perf.occupancy import BlockNeeds
 
@@ -35,6 +36,8 @@ def planned_needs(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Bl
 
 
 def _model(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Model:
+    if group.attention is not None:
+        return Model(attention_problem(group, hw, program.unit))
     is_staged = group.factors is not None and hw.family is not Family.CPU
     factors = operands(group) if is_staged else None
     return model(program.space, hw, program.unit, factors)

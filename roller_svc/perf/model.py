@@ -22,7 +22,8 @@ from roller_svc.perf.cpu_layout import cpu_layout
 from roller_svc.perf.cpu_nest import cpu_nest
 from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.matrix_terms import tile_count
+from roller_svc.perf.matrix_terms import at, tile_count
+from roller_svc.perf.mma_attention import mma_attention
 from roller_svc.perf.mma_contraction import mma_contraction
 from roller_svc.perf.occupancy import BlockNeeds
 from roller_svc.perf.problem import Problem, problem
@@ -137,6 +138,8 @@ def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None
 
 
 def _costs(p: Problem, launch: Launch) -> Costs:
+    if p.attention is not None:
+        return mma_attention(p, p.attention, launch)
     if p.machine.unit.kind is UnitKind.MMA:
         return mma_contraction(p, launch)
     if p.machine.unit.kind is UnitKind.WGMMA:
@@ -168,6 +171,8 @@ def _launch(p: Problem, program: RProgram) -> Launch:
     if program.unit.kind is UnitKind.WGMMA:
         threads += WARPGROUP
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
+    if p.attention is not None and (pieces := program.split_k * (at(block, p.k) // at(thread, p.k))) > 1:
+        points = pieces * p.outer_points
     if program.stream_k:
         # of each block at most the first and the last tile are shared with others
         grid, tiles = program.stream_k, tile_count(p, block)

@@ -10,6 +10,7 @@ from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
 from roller_svc.ir.program import AxisKind
+from roller_svc.perf.attention_tile import Attended
 from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, extents_on, footprint
 from roller_svc.perf.image_tile import ImageSpace, image_space
 from roller_svc.perf.layout_tile import LayoutSpace
@@ -94,6 +95,7 @@ class Problem:
     simt_steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
     simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
+    attention: Attended | None = None
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
     image: ImageSpace | None = None  # of a contraction that is seen as a convolution
@@ -134,6 +136,7 @@ def problem(
         if footprints is not None:
             footprints[space, lines] = touched
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
+    is_nest = not is_contraction
     place = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
@@ -169,8 +172,8 @@ def problem(
         else None,
         simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
-        windows=window_space(space) if mach.simt and not is_contraction and not space.walks_rows else None,
-        rows=row_space(space, touched, hw) if mach.simt and place.get(AxisRole.INNER) is not None else None,
+        windows=window_space(space) if mach.simt and is_nest and not space.walks_rows else None,
+        rows=row_space(space, touched, hw) if mach.simt and is_nest and AxisRole.INNER in place else None,
         image=image_space(space),
     )
 

@@ -26,6 +26,14 @@ def test_operands_stand_in_the_order_of_their_numbers(name: str) -> None:
     assert arrays == [array for array in ("d", "a", "b") if array in arrays] or not name.startswith("mma_")
 
 
+@pytest.mark.parametrize("short", ["f16", "bf16"])
+def test_the_first_of_a_packed_pair_is_the_low_half(short: str) -> None:
+    """cvt's first operand becomes the high half (PTX ISA)."""
+    text = WRAPPERS[f"pack_{short}"]
+    assert f'"cvt.rn.{short}x2.f32 %0, %1, %2;"' in text
+    assert text.index('"f"(high)') < text.index('"f"(low)')
+
+
 @pytest.mark.parametrize("name", MMA)
 def test_products_are_of_the_shape_and_types_that_they_are_called_by(name: str) -> None:
     _, shape, types = name.split("_")
@@ -55,7 +63,10 @@ def test_waits_are_for_all_groups_but_those_that_are_named() -> None:
     assert "cp.async.commit_group;" in WRAPPERS["commit_copies"]
 
 
-@pytest.mark.parametrize("name", [name for name in WRAPPERS if name not in ("round_tf32", "shared_address", *MMA)])
+REGISTERS_ONLY = ("round_tf32", "shared_address", "exp2_approx", "pack_f16", "pack_bf16", *MMA)
+
+
+@pytest.mark.parametrize("name", [name for name in WRAPPERS if name not in REGISTERS_ONLY])
 def test_what_goes_through_memory_tells_the_compiler(name: str) -> None:
     assert "asm volatile(" in WRAPPERS[name]
     assert '"memory")' in WRAPPERS[name]

@@ -19,6 +19,7 @@
 #define __shared__ thread_local __attribute__((used))
 // A barrier is known by its line: threads of a block that wait on different lines have diverged.
 #define __syncthreads() emulator::barrier(__LINE__)
+#define __syncthreads_or(cond) emulator::any_thread(cond, __LINE__)
 
 #include "tensor_map.h"
 #include "vectors.h"
@@ -67,6 +68,7 @@ constexpr unsigned long DYNAMIC_SLACK_BYTES = 1024;
 template <class T> __forceinline__ void forget(T &variable) { __builtin_memset(&variable, 0xff, sizeof variable); }
 
 void barrier(int line);
+int any_thread(int cond, int line);  // whether it holds in any thread of the block
 [[noreturn]] void out_of_range(long long index, int check);
 
 }  // namespace emulator
@@ -107,6 +109,16 @@ inline unsigned short f32_to_f16(float a) {  // to nearest even
 inline unsigned short f32_to_bf16(float a) {  // to nearest even
   unsigned int u = __float_as_uint(a);
   return (unsigned short)(a != a ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline float exp2_approx(float a) {  // what is not normal goes in and out as 0
+  const float power = __builtin_exp2f(__builtin_fabsf(a) < 0x1p-126f ? 0.0f : a);
+  return power < 0x1p-126f ? 0.0f : power;
+}
+inline unsigned int pack_f16(float low, float high) {
+  return f32_to_f16(low) | (unsigned int)f32_to_f16(high) << 16;
+}
+inline unsigned int pack_bf16(float low, float high) {
+  return f32_to_bf16(low) | (unsigned int)f32_to_bf16(high) << 16;
 }
 inline unsigned char f32_to_e4m3(float a) {  // to nearest even, saturating at 448
   unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;

@@ -290,6 +290,17 @@ void emulator::barrier(int line) {
   leave();
 }
 
+int emulator::any_thread(int cond, int line) {
+  static int any;
+  any |= cond != 0;
+  barrier(line);
+  const int result = any;
+  barrier(line);  // all have seen it
+  any = 0;
+  barrier(line);
+  return result;
+}
+
 void emulator::give_way() {
   static bool turn;
   if (!(turn = !turn)) return;
