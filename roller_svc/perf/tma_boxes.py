@@ -184,7 +184,7 @@ def _bounded(address: Address, window: Window, unit: str, sides: Sides, box: int
     _, greatest = address.span(window.index)
     high = min(window.high, greatest + 1)
     step = window.index.coeff(unit) if unit else 1
-    return MapDim(max(1, high - window.low), window.stride, window.index.coeffs, window.index.offset - window.low, box,
+    return MapDim(high - window.low, window.stride, window.index.coeffs, window.index.offset - window.low, box,
                   step)  # fmt: skip
 
 

@@ -58,6 +58,8 @@ def windows_of(
         if not bounded:
             return "its guard is not that of a dimension's ends"
         windows[bounded[0]] = _bounded(windows[bounded[0]], slack)
+    if any(_greatest(w.index, extents) < w.low or _least(w.index, extents) >= w.high for w in windows):
+        return "its guard never holds"
     return tuple(windows)
 
 
