@@ -112,18 +112,20 @@ class Scalar:
         return " + ".join(terms) or "0"
 
     def _near_base(self, place: Place, index: tuple[Expr, ...]) -> str | None:
-        """The offset by way of one that several columns share: whole pairs of chunks are added to it, the swizzle being
-        a change of bits, so that unrolled copies need one register between them."""
+        """The offset in a row longer than the swizzle reaches, by way of one that several columns share: whole pairs of
+        chunks are added to it, bits or words, so that unrolled copies need one register between them."""
         _, masks, chunk = place.swizzle
+        reach = masks * chunk
         coarse, fine = split_sum(fold(index[-1], self.values), 2 * chunk)
         known = range_of(fine, self.ranges)
-        if place.pad or coarse is None or known is None or known[0] < 0 or known[1] >= 2 * chunk:
+        if place.pad or place.shape[-1] <= reach or coarse is None:
             return None
-        base = self.address(place, (*index[:-1], fine))
-        column, within = self.index(coarse), masks * chunk - 1
+        if known is None or known[0] < 0 or known[1] >= 2 * chunk:
+            return None
+        base, column = self.address(place, (*index[:-1], fine)), self.index(coarse)
         if masks <= 2:
             return f"{base} + {column}"
-        return f"(({base}) ^ ({column} & {within})) + ({column} & {~within})"
+        return f"(({base}) ^ ({column} & {reach - 1})) + ({column} & {-reach})"
 
     def _swizzled(self, place: Place, row: Expr, column: str) -> str:
         rows, masks, chunk = place.swizzle
