@@ -19,6 +19,7 @@ from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.wgmma_contraction import (
     BOX_LATENCY_CYCLES,
+    UNLIMITED,
     block_needs,
     shared_step,
     steps_ahead,
@@ -43,7 +44,6 @@ PAIRS = ((2, 1), (1, 2))  # clusters: larger ones do not fill all cores of a GPC
 # Of a tile's own time: from what the last cache takes of it on, sharing loads is worth an estimate.
 SHARING_FROM = 0.7
 MOST_STAGES = 8  # deeper rings hold more than a round trip of memory brings
-UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
@@ -210,7 +210,9 @@ class WgmmaContraction:
             needed = 1 + math.ceil(latency / busy) if steps_ahead(known, UNLIMITED) > 1 else LEAST_STAGES
             if needed <= fitting or resident == 1:
                 wanted = needed if resident > 1 else max(needed + 1, MOST_STAGES // 2)
-                return resident, max(LEAST_STAGES, min(fitting, wanted, max(steps, LEAST_STAGES), MOST_STAGES))
+                if steps <= MOST_STAGES:  # all of k at once
+                    wanted = max(wanted, steps)
+                return resident, max(LEAST_STAGES, min(fitting, wanted, steps, MOST_STAGES))
         return 1, LEAST_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:

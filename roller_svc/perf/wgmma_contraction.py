@@ -46,21 +46,21 @@ from roller_svc.perf.wgmma_tile import (
     launched_registers,
 )
 
-# Assumed, as no source has them: what a consumer needs between two steps beside its products (a barrier that is already
-# complete, the fence, the release of a slot); the time of one box's request; from a box's request to that of its bytes,
-# beyond what any load waits; what a released slot takes to be known in another block of the cluster.
+# Assumed: what a consumer needs between two steps beside its products (a barrier that is already complete, a fence, the
+# release of a slot); the time of one box's request; and by how much a box comes later than what threads ask for: about
+# 400 cycles after its request where L2 has it, against 263 of a load and somewhat more of cp.async, which the latency
+# of other families leaves out.
 STEP_CYCLES = 60.0
 BOX_CYCLES = 16.0
-BOX_LATENCY_CYCLES = 150.0
+BOX_LATENCY_CYCLES = 100.0
 CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
-# One warp of the producer on each scheduler: half of its instructions wait for the one before, for four cycles (Jia et
-# al. 2018, table 4.1, holds for every later generation).
-PRODUCER_SLOT_CYCLES = 2.5
+# One warp of the producer on each scheduler issues at best every other cycle: integer operations take two of the 16
+# lanes that a scheduler has for them (CUDA Programming Guide, table of throughputs).
+PRODUCER_SLOT_CYCLES = 2.0
 # Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
 # The units' rates are those of whole kernels of a library, which have the most of it in them.
 WGMMA_LEAK = 0.02
-# Of a block before its first request: barriers are initialised, the block (or its cluster) meets, a map is fetched.
-START_CYCLES = 2 * BARRIER_CYCLES
+UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 
 
 def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
@@ -80,14 +80,14 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
         shared_step(p, known, launch.cluster), dram=dram,
         latency=_waiting(known, latency_cycles(p, launch, dram_bytes, steps), launch.cluster),
     )  # fmt: skip
-    ahead = steps_ahead(known, launch.stages)
-
-    def working(blocks: float) -> float:
-        full = blocks == resident and launch.grid >= at_once
-        return 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+    waves = -(-launch.grid // at_once)
+    at_start = _requested_at_start(known, launch, steps) / (waves if launch.blocks else 1)
 
     def block_cycles(blocks: float) -> float:
-        return steps * step.cycles(blocks, ahead, working(blocks))
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        late = (steps - at_start) * step.cycles(blocks, steps_ahead(known, launch.stages), working)
+        return at_start * step.cycles(blocks, UNLIMITED, working) + late
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k else (waves - 1) / resident
@@ -126,6 +126,11 @@ def block_needs(tile: WgmmaTile) -> BlockNeeds:
 def steps_ahead(block: WgmmaBlock, stages: int) -> int:
     """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
     return 1 if block.latencies else stages - 1
+
+
+def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
+    """Steps that come with the first: a ring is empty, and all of it is asked for at once."""
+    return 1.0 if block.latencies else float(min(steps, launch.stages))
 
 
 def block_steps(p: Problem, launch: Launch) -> int:
@@ -200,13 +205,14 @@ def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, again: float
     that of a loop that waits for memory part of that time is won back.
     """
     together = min(blocks_per_core(block_needs(tile), p.machine.hw), -(-launch.grid // p.machine.cores))
-    begin = START_CYCLES + step.latency + step.last_cache
+    working = min(1.0, launch.grid / p.machine.cores)
+    alone, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
+    begin = step.latency + min(alone, loads)  # of all steps the longer of both is counted
     results = together * epilogue_memory_cycles(p, launch)
     handing = together * _handing_cycles(p, tile)
     if not (launch.blocks or launch.stream_k):
         return (begin + handing + results) * (1 + again)
-    alone = max(step.mma, step.shared, step.issue, step.chain)
-    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(step.port, step.last_cache, step.dram) - alone)
+    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
     return begin + handing + results + again * max(0.0, handing - won)
 
 

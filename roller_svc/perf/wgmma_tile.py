@@ -47,6 +47,9 @@ CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilog
 ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
 
 
+MOST_PADDING = 1.5  # of k, for boxes in place of copies by threads
+
+
 class WgmmaLoad(Enum):
     """How an operand's elements come from memory to the ring."""
 
@@ -238,11 +241,13 @@ class WgmmaFeeds:
 
     def walk(self, depth: int) -> Walk:
         """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
-        be one value at a time."""
+        be one value at a time. What threads can copy without waiting is not padded much for that."""
         known = self._walks.get(depth)
         if known is None:
             walks = [Walk.within(self.k, outer, depth) for outer in range(len(self.k.members))]
             feeds = [feed.tma for feed in (self.a, self.b) if feed.tma is not None]
+            if all(feed.threads.is_async or feed.tma is None for feed in (self.a, self.b)):
+                walks = [walk for walk in walks if walk.steps <= MOST_PADDING * walks[0].steps]
             known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
         return known
 
