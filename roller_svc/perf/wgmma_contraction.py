@@ -54,9 +54,9 @@ STEP_CYCLES = 60.0
 BOX_CYCLES = 16.0
 BOX_LATENCY_CYCLES = 100.0
 CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
-# One warp of the producer on each scheduler issues at best every other cycle: integer operations take two of the 16
-# lanes that a scheduler has for them (CUDA Programming Guide, table of throughputs).
-PRODUCER_SLOT_CYCLES = 2.0
+# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which a
+# scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
+PRODUCER_SLOT_CYCLES = 1.5
 # Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
 # The units' rates are those of whole kernels of a library, which have the most of it in them.
 WGMMA_LEAK = 0.02
