@@ -137,7 +137,7 @@ class Ours:
         (group,) = partition(product.case.program(), hw)
         found, _ = rank_units(group, hw, FIRST)
         self.candidates: tuple[Candidate, ...] = found
-        self.on_matrix_unit = found[0].program.unit.kind is UnitKind.MMA
+        self.on_matrix_unit = found[0].program.unit.is_matrix
         problem = prepared(group, hw, _matrix_unit(hw, product.dtype))
         self._rules, self._model = MmaContraction(problem), Model(problem)
 
