@@ -95,7 +95,9 @@ def _kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Json:
 def _family(program: RProgram, hw: HardwareSpec) -> str:
     if hw.family is Family.CPU:
         return "cpu"
-    return {UnitKind.MMA: "mma", UnitKind.WGMMA: "wgmma"}.get(program.unit.kind, "simt")
+    if program.unit.takes_fragments:
+        return "mma"
+    return "wgmma" if program.unit.kind is UnitKind.WGMMA else "simt"
 
 
 def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:

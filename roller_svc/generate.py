@@ -13,7 +13,7 @@ from roller_svc.construct.row_reduction import column_tiles, joined_after, store
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.ir import printer
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import KernelSource, Role
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
@@ -136,7 +136,7 @@ def _attention_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -
 
 def _row_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
     """A contraction whose rows are reduced: at once, where one tile has all of a row; else in two launches."""
-    tiles, on_matrix_unit = column_tiles(program), program.unit.kind is UnitKind.MMA
+    tiles, on_matrix_unit = column_tiles(program), program.unit.takes_fragments
     if on_matrix_unit and tiles == 1:
         yield group, program, ()
         return

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.json", help="the corpus")
     parser.add_argument("--target", default="local", metavar="ID", help="the device (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
-    parser.add_argument("--emulate", action="store_true", help="run CUDA kernels on the CPU")
+    parser.add_argument("--emulate", action="store_true", help="run kernels of GPUs on the CPU")
     parser.add_argument("--races", action="store_true", help="with --emulate: report races of threads too; slower")
     common.add_family(parser)
     seeds = "run each case on inputs of N seeds; the emulator's threads run in another order each time"

@@ -53,7 +53,7 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         "--constant", action="append", default=[], metavar="NAME",
         help="an input that stays the same from call to call; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--emulate", action="store_true", help="run a CUDA kernel on the CPU")
+    parser.add_argument("--emulate", action="store_true", help="run a GPU's kernel on the CPU")
 
 
 def add_family(parser: argparse.ArgumentParser) -> None:

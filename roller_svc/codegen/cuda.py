@@ -12,6 +12,7 @@ from roller_svc.codegen.cuda_matrix import MatrixNode, matrix_lines
 from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import AMPERE, instruction
+from roller_svc.codegen.mfma import HIP_PREFIX
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import Range, fold, range_of
@@ -49,7 +50,7 @@ UNROLLED_STATEMENTS = 512
 INT32_ELEMENTS = 1 << 31
 _WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
-HIP_PREFIX, WAVE = "gfx", 64
+WAVE = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from roller_svc.codegen.congruences import Congruence, Known, Lanes, congruence
+from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.place import Place
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.build import num, ref
@@ -24,6 +25,7 @@ from roller_svc.ir.expr import (
     substitute,
     with_children,
 )
+from roller_svc.ir.kernel import Language
 from roller_svc.ir.schedule import Compute, Let, Loop, Node
 
 # What moves that many bytes in one instruction; 16 is the widest, and what shared rooms are aligned to.
@@ -235,7 +237,7 @@ class _WideLoop:
                 self._move(chunks, local, store=store)
             return
         place, identifier = chunks.place, self.walk.scalar.places[local].identifier
-        word, each = _WORDS[chunks.bytes], chunks.bytes // place.dtype.bytes
+        word, each = self._word(chunks), chunks.bytes // place.dtype.bytes
         for lane in range(0, self.lanes.count, each):
             at = tuple(substitute(i, {self.loop.var: num(lane)}) for i in chunks.index)
             far = f"&{place.identifier}[{self.walk.scalar.address(place, at)}]"
@@ -244,6 +246,14 @@ class _WideLoop:
                 self.walk.line(f"*({word} *){far} = *(const {word} *){near};")
             else:
                 self.walk.line(f"*({word} *){near} = *(const {word} *){far};")
+
+    def _word(self, chunks: _Chunks) -> str:
+        """The type of what moves at once. HIP: of elements, or LLVM would keep an array whose elements are written one
+        by one, and read in words, in memory."""
+        if self.walk.dialect.language is not Language.HIP:
+            return _WORDS[chunks.bytes]
+        dtype = chunks.place.dtype
+        return self.walk.scalar.helper(f"run{chunks.bytes // dtype.bytes}_{SHORT[dtype]}")
 
     def _local(self, tensor: str, place: Place, initial: str) -> str:
         """A local array of one element a lane; such arrays become registers."""

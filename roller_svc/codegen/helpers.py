@@ -210,6 +210,9 @@ def helper(name: str, dialect: Dialect) -> Helper:
         raise InvariantError(f"no helper {name}")
     if base.startswith("gather"):
         return _gather(int(base.removeprefix("gather")), dtype, dialect)
+    if base.startswith("run"):
+        size = int(base.removeprefix("run")) * dtype.bytes
+        return Helper(f"typedef {dialect.storage_type(dtype)} {name} __attribute__((vector_size({size})));")
     if base == "to":
         return _saturating(dtype, dialect)
     if base == "mul_rn":

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.helpers import Helper
 from roller_svc.codegen.hopper_instructions import hopper_instruction
+from roller_svc.codegen.mfma import HIP_PREFIX, mfma, mfma_wrapper
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
@@ -47,6 +48,8 @@ _NAMES = {"i8": "s8"}  # PTX's own names for types
 
 def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
     """Name of the function that multiplies fragments of 16 x 32 and 32 x 8 bytes."""
+    if arch.prefix == HIP_PREFIX:
+        return mfma_wrapper(a, arch)
     one, other = (_NAMES.get(SHORT[d], SHORT[d]) for d in (a, b))
     if a is DType.FLOAT32:
         return "mma_m16n8k8_tf32"
@@ -59,6 +62,8 @@ def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
 
 def instruction(name: str) -> Helper | None:
     """The text of a wrapper; None for a name that is no wrapper's."""
+    if wrapper := mfma(name):
+        return wrapper
     if text := _PLAIN.get(name):
         return Helper(text)
     if name == "shared_address":

@@ -13,14 +13,12 @@ from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, raster, s
 from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.fragment import Fragment, fragment_of
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.mma_contraction import block_step, mma_block, steps_ahead
 from roller_svc.perf.mma_tile import (
     CHUNK_BYTES,
-    COLUMNS,
-    ROWS,
-    STEP_BYTES,
     WORD_BYTES,
     chunk_copies,
     chunk_registers,
@@ -61,8 +59,8 @@ class MmaContraction:
         """A warp's tile, in whole instructions."""
         p = self.problem
         steps = self._steps({
-            p.m: _multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS_M),
-            p.n: _multiples(p.extent(p.n), COLUMNS, MAX_FRAGMENTS_N),
+            p.m: _multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
+            p.n: _multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
@@ -106,7 +104,7 @@ class MmaContraction:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.problem
         warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
-        if warp_m % ROWS or warp_n % COLUMNS:
+        if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
             return Look(0, 0.0, "execution unit")
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         staged = mma_block(p, block, base.thread)
@@ -133,9 +131,10 @@ class MmaContraction:
         """One warp with one pair of instructions."""
         p = self.problem
         one = tuple([1] * len(p.extents))
-        warp = replaced(replaced(one, p.m, ROWS), p.n, COLUMNS)
+        rows, columns = self._fragment.rows, self._fragment.columns
+        warp = replaced(replaced(one, p.m, rows), p.n, columns)
         base = Base(warp, *self.lane_choices())
-        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > COLUMNS else COLUMNS), p.k, self._k_steps(base)[0])
+        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > columns else columns), p.k, self._k_steps(base)[0])
         return [(block, base)]
 
     def promised_cycles(self, block: Tile, base: Base, split_k: int) -> float:
@@ -144,7 +143,7 @@ class MmaContraction:
 
     def granules(self) -> tuple[int, int]:
         """Of a warp's tile along m and n."""
-        return ROWS, COLUMNS
+        return self._fragment.rows, self._fragment.columns
 
     # register level ---------------------------------------------------------------------------------------------
     def _warp_look(self, warp: Tile) -> Look:
@@ -152,7 +151,9 @@ class MmaContraction:
         p = self.problem
         m, n = at(warp, p.m), at(warp, p.n)
         k_bytes = self._k_steps(Base(warp))[0] * self._operand_bytes()
-        registers = math.ceil(warp_registers(m // ROWS, n // COLUMNS, k_bytes // STEP_BYTES))
+        fragment = self._fragment
+        held = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
+        registers = math.ceil(warp_registers(fragment, *held))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
@@ -180,8 +181,8 @@ class MmaContraction:
         p, size = self.problem, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
-        fragments = (at(base.thread, p.m) // ROWS) * (at(base.thread, p.n) // COLUMNS)
-        long_enough = (b for b in fitting[1:] if b // STEP_BYTES * fragments >= LEAST_INSTRUCTIONS)
+        fragments = (at(base.thread, p.m) // self._fragment.rows) * (at(base.thread, p.n) // self._fragment.columns)
+        long_enough = (b for b in fitting[1:] if b // self._fragment.step_bytes * fragments >= LEAST_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
         shorter = self.varied or not self._whole_chunks
         return tuple([b // size for b in fitting if (b < longest and shorter) or b == longest])
@@ -190,7 +191,7 @@ class MmaContraction:
         limits = self.problem.machine.hw.limits
         if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
-        fewest = math.ceil(warp_registers(*fragments))
+        fewest = math.ceil(warp_registers(self._fragment, *fragments))
         if block_registers(threads, fewest, limits) > limits.registers_per_core:
             return "registers per core"
         return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"
@@ -198,7 +199,7 @@ class MmaContraction:
     def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
         """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
         p, limits = self.problem, self.problem.machine.hw.limits
-        if at(block, p.n) % PAIR and p.extent(p.n) > COLUMNS:
+        if at(block, p.n) % PAIR and p.extent(p.n) > self._fragment.columns:
             return "fragment pairs"
         if registers > self._most_registers():
             return "registers per thread"
@@ -244,6 +245,10 @@ class MmaContraction:
                 return
 
     # parts ------------------------------------------------------------------------------------------------------
+    @property
+    def _fragment(self) -> Fragment:
+        return fragment_of(self.problem.machine.unit)
+
     @property
     def _asynchronous(self) -> bool:
         return steps_ahead(self.problem, LEAST_STAGES + 1) > 1

@@ -10,10 +10,11 @@ from __future__ import annotations
 from roller_svc.construct.mma_waves import streams
 from roller_svc.construct.rules import Base, at, spatial_grid
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.fragment import fragment_of
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.matrix_terms import CORE_L2_BYTES_PER_CYCLE
 from roller_svc.perf.mma_contraction import MMA_LATENCY_CYCLES
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
+from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import second_launch_s
 
@@ -54,9 +55,10 @@ def _step_cycles(p: Problem, block: Tile, base: Base, traffic: float, working: i
         traffic / min(bandwidth / (working * mach.clock_hz), CORE_L2_BYTES_PER_CYCLE),
         size * (1 / warp_m + 1 / warp_n) / mach.staged_bytes_per_cycle,
     )
-    instructions = (warp_m // ROWS) * (warp_n // COLUMNS)
-    each = ROWS * COLUMNS * STEP_BYTES / size * SCHEDULERS / mach.fma_per_cycle
-    chain = k * size / STEP_BYTES * max(MMA_LATENCY_CYCLES, instructions * each)
+    fragment = fragment_of(mach.unit)
+    instructions = (warp_m // fragment.rows) * (warp_n // fragment.columns)
+    each = fragment.rows * fragment.columns * fragment.step_bytes / size * SCHEDULERS / mach.fma_per_cycle
+    chain = k * size / fragment.step_bytes * max(MMA_LATENCY_CYCLES, instructions * each)
     return max(m * n * k * max(pipes), chain / together)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.problem import Problem
 
 FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
@@ -45,7 +44,7 @@ def raster(p: Problem, block: Tile, at_once: int) -> int:
 
 
 def evened(
-    p: Problem, block: Tile, base: Base, granules: tuple[int, int] = (ROWS, COLUMNS)
+    p: Problem, block: Tile, base: Base, granules: tuple[int, int]
 ) -> Iterator[tuple[Tile, Base]]:
     """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
     whole waves.

@@ -21,7 +21,7 @@ from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.operand import value_dtype
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
@@ -77,7 +77,7 @@ class Traits:
 
 def traits(hw: HardwareSpec) -> Traits:
     attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
-    return Traits(hw.family is Family.CPU, any(u.kind is UnitKind.MMA for u in hw.units), hw.num_cores, attends_in)
+    return Traits(hw.family is Family.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in)
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:

@@ -230,7 +230,7 @@ def rules_for(group: KernelGroup, p: Problem, *, varied: bool = False) -> Rules:
     """The rules of the group's family on the problem's unit, of a matrix unit perhaps `varied`. NoCandidateError where
     there are none."""
     unit = p.machine.unit
-    if unit.kind is UnitKind.MMA and p.is_contraction:
+    if unit.takes_fragments and p.is_contraction:
         return MmaContraction(p, varied)
     if unit.kind is UnitKind.WGMMA and p.is_contraction:
         return WgmmaContraction(p, varied)

@@ -10,13 +10,14 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
 from roller_svc.ir.operand import STAGED_KINDS, Operand, operands, unfit
-from roller_svc.perf.mma_tile import COLUMNS, FIRST_ASYNC, ROWS, STEP_BYTES, WORD_BYTES, LoadKind, feeds
+from roller_svc.perf.fragment import MMA_SYNC, mfma_refusal
+from roller_svc.perf.mma_tile import FIRST_ASYNC, WORD_BYTES, LoadKind, feeds
 
 # What each family computes with; where none is demanded, what the model may choose from. Units of kind WGMMA must be
 # demanded as long as not all that their rules build can be lowered.
 _KINDS = {
-    None: (UnitKind.MMA,),
-    KernelFamily.MMA: (UnitKind.MMA,),
+    None: (UnitKind.MMA, UnitKind.MFMA),
+    KernelFamily.MMA: (UnitKind.MMA, UnitKind.MFMA),
     KernelFamily.WGMMA: (UnitKind.WGMMA,),
 }
 _UNITS = {KernelFamily.MMA: "matrix units", KernelFamily.WGMMA: "matrix units of warpgroups"}
@@ -116,7 +117,9 @@ def _shape_refusal(unit: ComputeUnit) -> str:
         return ""
     if unit.acc_dtype.bytes != WORD_BYTES:
         return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
-    granules = (ROWS, COLUMNS, STEP_BYTES // unit.in_dtype.bytes)
+    if unit.kind is UnitKind.MFMA:
+        return mfma_refusal(unit)
+    granules = (MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes // unit.in_dtype.bytes)
     if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
         shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
         return f"instructions of {shape} do not make up fragments of {whole}"

@@ -107,6 +107,11 @@ class ComputeUnit:
         """Whether one instruction multiplies matrices."""
         return self.kind not in (UnitKind.FMA, UnitKind.VECTOR)
 
+    @property
+    def takes_fragments(self) -> bool:
+        """Whether each warp issues its instructions, on fragments of matrices that its lanes hold in registers."""
+        return self.kind in (UnitKind.MMA, UnitKind.MFMA)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

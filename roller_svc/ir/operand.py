@@ -13,7 +13,7 @@ from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import TensorType
 
-STAGED_KINDS = (UnitKind.MMA, UnitKind.WGMMA)  # matrix units that are fed from shared memory
+STAGED_KINDS = (UnitKind.MMA, UnitKind.MFMA, UnitKind.WGMMA)  # matrix units that are fed from shared memory
 LONGEST_RUN = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
 
 _FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
@@ -64,8 +64,9 @@ def operands(group: KernelGroup) -> tuple[Operand, Operand]:
 
 
 def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
-    """The type in which the unit is given the operand: bytes keep theirs, for instructions take any two of a kind."""
-    if unit.in_dtype.bits == 8:
+    """The type in which the unit is given the operand: bytes keep theirs, for NVIDIA's instructions take any two of a
+    kind."""
+    if unit.in_dtype.bits == 8 and unit.kind is not UnitKind.MFMA:
         return DType.UINT8 if operand.dtype is DType.BOOL else operand.dtype
     return unit.in_dtype
 
@@ -84,9 +85,9 @@ def unfit(unit: ComputeUnit, sums: DType, factors: tuple[Operand, Operand], *, a
     if sums is not unit.acc_dtype:
         return f"sums in {sums.value}, the unit in {unit.acc_dtype.value}"
     for name, operand in zip("ab", factors, strict=True):
-        if not _takes(unit.in_dtype, operand.dtype):
+        if not _takes(unit, operand.dtype):
             return f"operand {name} is {operand.dtype.value}, the unit takes {unit.in_dtype.value}"
-        if operand.dtype is DType.FLOAT32 and not allow_tf32:
+        if operand.dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
             return f"operand {name} is float32, and tf32 is not allowed"
     return ""
 
@@ -96,12 +97,14 @@ def has_all_values(dtype: DType, other: DType) -> bool:
     return other is dtype or other in _HOLDS.get(dtype, frozenset())
 
 
-def _takes(unit: DType, operand: DType) -> bool:
-    if unit in (DType.INT8, DType.UINT8):
-        return operand in _BYTES
-    if unit in _FLOAT8:
+def _takes(unit: ComputeUnit, operand: DType) -> bool:
+    """Bytes are signed for MFMA; a truth value, 0 or 1, is either."""
+    taken = unit.in_dtype
+    if taken in (DType.INT8, DType.UINT8):
+        return operand in (_BYTES - {DType.UINT8} if unit.kind is UnitKind.MFMA else _BYTES)
+    if taken in _FLOAT8:
         return operand in _FLOAT8
-    return operand is unit or operand in _HOLDS.get(unit, frozenset())
+    return operand is taken or operand in _HOLDS.get(taken, frozenset())
 
 
 def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:

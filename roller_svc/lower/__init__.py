@@ -48,8 +48,8 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
         return lower_scatter(group, family)
     if group.kind is GroupKind.ATTENTION:
         return lower_attention_mma(group, program, hw.arch)
-    if program.unit.kind is UnitKind.MMA:
-        return lower_contraction_mma(group, program, hw.arch)
+    if program.unit.takes_fragments:
+        return lower_contraction_mma(group, program, hw)
     if program.unit.kind is UnitKind.WGMMA:
         return lower_contraction_wgmma(group, program, hw.arch)
     if group.kind is GroupKind.CONTRACTION:

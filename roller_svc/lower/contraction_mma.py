@@ -1,4 +1,4 @@
-"""Contraction group and its rProgram → schedule trees for matrix units that a warp drives (`mma.sync`).
+"""Contraction group and its rProgram → schedule trees for matrix units that a warp drives (`mma.sync`, MFMA).
 
 A block stages tiles of both operands in shared memory, several steps ahead; its warps load fragments from there and
 multiply; the sums go through shared memory once more so that the epilogue reads and writes memory in wide rows.
@@ -6,9 +6,11 @@ multiply; the sums go through shared memory once more so that the epilogue reads
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roller_svc.ir.build import ceil_div, num
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Arch
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.operand import operands
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
@@ -19,13 +21,15 @@ from roller_svc.lower.mma_pipeline import Pipeline
 from roller_svc.lower.ring import Steps
 from roller_svc.lower.staging import Staging
 from roller_svc.lower.stream_k import streamed
+from roller_svc.perf.compiled import planned_needs
 from roller_svc.perf.mma_tile import load_class, mma_tile
+from roller_svc.perf.occupancy import blocks_per_core
 
 
-def lower_contraction_mma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m x block.n of the output, a warp thread.m x thread.n of that. One tree, or two where
     the steps of all tiles are streamed."""
-    view = View.of(group, program)
+    view, arch = View.of(group, program), hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
     pipeline = Pipeline(
@@ -35,11 +39,19 @@ def lower_contraction_mma(group: KernelGroup, program: RProgram, arch: Arch) -> 
     )  # fmt: skip
     epilogue = Epilogue(view, tile)
     if program.stream_k:
-        return streamed(group.name, program, pipeline, epilogue)
+        multiplying, joining = streamed(group.name, program, pipeline, epilogue)
+        return replace(multiplying, resident=_resident(group, program, hw)), joining
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*pipeline.run(Steps(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
     nodes = tile_blocks(view, (tile.m, tile.n), pipeline.threads(pipeline.accumulators(nodes)))
-    return (ScheduleTree(group.name, nodes, raster=program.raster),)
+    return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_resident(group, program, hw)),)
+
+
+def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+    """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
+    wave of a SIMD, all 512 of it: there as many as the model counts on."""
+    needs = planned_needs(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
+    return 1 if needs is None else blocks_per_core(needs, hw)
 
 
 def tile_blocks(view: View, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

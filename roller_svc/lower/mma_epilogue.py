@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
@@ -11,12 +12,13 @@ from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
-from roller_svc.lower.mma_fragments import LANE, LANES, SHARED_A, SHARED_B
+from roller_svc.lower.mma_fragments import LANE, SHARED_A, SHARED_B
 from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.lower.outputs import UNROLLED_OPERATIONS, Outputs, inside_axis
 from roller_svc.lower.rows import RowReads, converted, row_tensors, wrapped
 from roller_svc.lower.staging import THREAD
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, MmaTile
+from roller_svc.perf.fragment import LANE_SUMS, MMA_SYNC, Fragment
+from roller_svc.perf.mma_tile import MmaTile
 
 SUMS, PART = ".sums", ".part"
 
@@ -41,15 +43,16 @@ class Epilogue:
                 nodes += self._to_memory(number, together)
             if reduction is not None:
                 nodes += self._reduced(reduction, number, together)
-        shape = (tile.warps[0] * together * ROWS, tile.n)
+        shape = (tile.warps[0] * together * tile.fragment.rows, tile.n)
         pad = tile.epilogue_row_words - tile.n
         return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, over=(SHARED_A, SHARED_B)),)
 
     def _to_shared(self, first: int, count: int) -> Node:
         """Some of the warp's rows into the shared tile."""
-        row = add(mul(add(mul(ref("m.warp"), num(count)), ref(".i")), num(ROWS)), row_of_word())
-        column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(COLUMNS)))
-        column = add(column, column_of_word())
+        fragment = self.tile.fragment
+        row = add(mul(add(mul(ref("m.warp"), num(count)), ref(".i")), num(fragment.rows)), row_of_word(fragment))
+        column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(fragment.columns)))
+        column = add(column, column_of_word(fragment))
         value = Load(ACC, (add(num(first), ref(".i")), ref("n.fragment"), word()), self.view.dtype)
         inner = over_words((Compute(SUMS, (row, column), value),))
         columns = Loop("n.fragment", self.tile.fragments[1], LoopKind.UNROLL, inner)
@@ -59,7 +62,7 @@ class Epilogue:
         """Every thread takes `width` neighbours of a row, threads along the row."""
         tile = self.tile
         width = self.outputs.width(tile.n)
-        rows, per_row = tile.warps[0] * count * ROWS, tile.n // width
+        rows, per_row = tile.warps[0] * count * tile.fragment.rows, tile.n // width
         total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
         nodes = self.outputs.nodes(total, width)
         nodes = (Let("m.place", self._row_place(number, count), nodes),)
@@ -77,19 +80,19 @@ class Epilogue:
 
     def _row_place(self, number: int, count: int) -> Expr:
         """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
-        of_warp = count * ROWS
+        of_warp = count * self.tile.fragment.rows
         place = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), of_warp), num(self.tile.warp_m)))
         return add(add(place, num(number * of_warp)), mod(ref(".row"), of_warp))
 
     def _reduced(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
         """A warp takes a row: each lane the columns that are its own, then the lanes join."""
         tile, view = self.tile, self.view
-        rows, warps = tile.warps[0] * count * ROWS, tile.threads // LANES
+        rows, lanes, warps = tile.warps[0] * count * tile.fragment.rows, tile.fragment.lanes, math.prod(tile.warps)
         combine = reduction.combine or Combine.SUM
         some = less(ref(".row"), num(rows)) if rows % warps else None
         inside_row = both(some, inside_axis(view.m, tile.m, "m.place"))
-        own = add(mul(ref(".column"), num(LANES)), ref(LANE))
-        inside = both(less(ref(".element"), num(tile.n)) if tile.n % LANES else None,
+        own = add(mul(ref(".column"), num(lanes)), ref(LANE))
+        inside = both(less(ref(".element"), num(tile.n)) if tile.n % lanes else None,
                       both(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
         storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
@@ -105,13 +108,13 @@ class Epilogue:
         first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
         nodes = (
             Compute(PART, (), identity(combine, reduction.accumulator)),
-            Loop(".column", ceil_div(tile.n, LANES), LoopKind.SERIAL, nodes),
-            LaneReduce(PART, (), combine, LANES),
+            Loop(".column", ceil_div(tile.n, lanes), LoopKind.SERIAL, nodes),
+            LaneReduce(PART, (), combine, lanes),
             Branch(first, store),
         )
         nodes = (Storage(PART, reduction.accumulator, (), Scope.REGISTER, nodes),)
         nodes = (Let("m.place", self._row_place(number, count), nodes),)
-        row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), LANES))
+        row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), lanes))
         return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
 
     @property
@@ -120,7 +123,8 @@ class Epilogue:
         return Outputs(self.view, self.tile.m, self.tile.n)
 
 
-# Lane l has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA, fragment of D).
+# Lane l of mma.sync has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA,
+# fragment of D); of MFMA four rows from 4 (l / 16) on in column l % 16 (AMD Instinct MI200 ISA).
 def over_words(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """For each of the four words that a lane has of an instruction's results."""
     return (Loop(".half", 2, LoopKind.UNROLL, (Loop(".pair", 2, LoopKind.VECTOR, nodes),)),)
@@ -130,9 +134,13 @@ def word() -> Expr:
     return add(mul(ref(".half"), num(2)), ref(".pair"))
 
 
-def row_of_word() -> Expr:
-    return add(div(ref(LANE), 4), mul(ref(".half"), num(ROWS // 2)))
+def row_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
+    if fragment.is_square:
+        return add(mul(div(ref(LANE), fragment.columns), num(LANE_SUMS)), word())
+    return add(div(ref(LANE), 4), mul(ref(".half"), num(fragment.rows // 2)))
 
 
-def column_of_word() -> Expr:
+def column_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
+    if fragment.is_square:
+        return mod(ref(LANE), fragment.columns)
     return add(mul(mod(ref(LANE), 4), num(2)), ref(".pair"))

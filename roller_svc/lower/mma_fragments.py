@@ -1,19 +1,20 @@
-"""Where the lanes of a warp find their fragments in staged tiles: ldmatrix rows, or plain words.
+"""Where the lanes of a warp find their fragments in staged tiles: ldmatrix rows, plain words, or runs of elements.
 
-Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix".
+Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix", and of MFMA (`perf/fragment.py`).
 """
 
 from __future__ import annotations
 
 from roller_svc.ir.build import add, div, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
-from roller_svc.ir.schedule import LoadMatrix, Node, RoundFragment
+from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.schedule import Compute, LoadMatrix, Loop, LoopKind, Node, RoundFragment
+from roller_svc.perf.fragment import MMA_SYNC, Fragment
 from roller_svc.perf.mma_tile import StagedOperand
 
 SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 A, B = ".a", ".b"  # fragments, in registers
-LANE, LANES = ".lane_id", 32
+LANE, LANES = ".lane_id", MMA_SYNC.lanes
 SLOT = ".slot"  # of the step that is multiplied
 
 
@@ -55,6 +56,21 @@ def b_fragments(
         at = (ref(SLOT), add(k, k_row), add(column, along))
         words += (LoadMatrix(B, (*index, num(word)), 1, SHARED_B, at, transposed=True),)
     return _rounded(room, index, 2 * count, words)
+
+
+def lane_elements(
+    room: StagedOperand, fragment: Fragment, source: tuple[str, Expr, Expr], to: tuple[str, tuple[Expr, ...]]
+) -> Node:
+    """A lane's elements of MFMA's fragment at a staged row and step along k (`source`): one quarter of its row."""
+    shared, row, k_step = source
+    tensor, index = to
+    along_k = fragment.step_bytes // room.dtype.bytes
+    quarter = along_k * fragment.rows // fragment.lanes
+    lane, element = ref(LANE), ref(".k_element")
+    k = add(mul(k_step, num(along_k)), mul(div(lane, fragment.rows), num(quarter)))
+    at = (ref(SLOT), add(row, mod(lane, fragment.rows)), add(k, element))
+    load = Compute(tensor, (*index, element), Load(shared, at, room.dtype))
+    return Loop(".k_element", quarter, LoopKind.VECTOR, (load,))
 
 
 def _pair_row(lane: Expr, count: int) -> Expr:

@@ -19,7 +19,6 @@ from roller_svc.lower.mma_pipeline import ACC, FRAGMENT, Pipeline
 from roller_svc.lower.outputs import Outputs
 from roller_svc.lower.ring import Steps
 from roller_svc.lower.staging import THREAD
-from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.stream_k import Stream, partial_tiles, stream
 
 BLOCK, VISIT, TILE = ".stream", ".visit", ".tile"
@@ -76,9 +75,10 @@ def tile_axes(view: View, work: Stream, nodes: tuple[Node, ...]) -> tuple[Node, 
 
 def _leave(partial: str, pipeline: Pipeline) -> Node:
     """A warp's sums into memory: the tile that the block began with is its first, any other its last."""
-    tile = pipeline.tile
-    row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(ROWS))), row_of_word())
-    column = add(add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(COLUMNS))), column_of_word())
+    tile, fragment = pipeline.tile, pipeline.tile.fragment
+    row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(fragment.rows))), row_of_word(fragment))
+    column = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(fragment.columns)))
+    column = add(column, column_of_word(fragment))
     part = equal(ref(".first"), num(0))
     value = Load(ACC, (*FRAGMENT, word()), pipeline.dtype)
     return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import UnitKind
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.fragment import fragment_of
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.matrix_terms import (
     BARRIER_CYCLES,
@@ -30,13 +32,13 @@ from roller_svc.perf.matrix_terms import (
     tile_count,
 )
 from roller_svc.perf.mma_step import MmaBlock, Step
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, Feed, MmaTile, staged, thread_registers
+from roller_svc.perf.mma_tile import Feed, MmaTile, staged, thread_registers
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
 
 # A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
-# Microbenchmarks", arXiv:2206.02874).
+# Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
 MMA_LATENCY_CYCLES = 33.0
 CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Programming Guide, throughput table)
 
@@ -86,11 +88,11 @@ def mma_block(p: Problem, block: Tile, warp: Tile) -> MmaBlock:
     """What a block stages and its warps hold; remembered."""
     known = p.mma_blocks.get((block, warp))
     if known is None:
-        a, b = _feeds(p)
+        (a, b), fragment = _feeds(p), fragment_of(p.machine.unit)
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         tile = MmaTile(
             m, n, k, at(warp, p.m), at(warp, p.n), LEAST_STAGES,
-            staged(a.operand, a.dtype, m, k), staged(b.operand, b.dtype, n, k),
+            staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
         )  # fmt: skip
         known = p.mma_blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
     return known
@@ -124,17 +126,17 @@ def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
     fill_a = fill(a, tile.m * tile.k, p.a, mach)
     fill_b = fill(b, tile.n * tile.k, p.b, mach)
     fragments = math.prod(tile.fragments)
-    size = a.dtype.bytes
+    fragment, size = tile.fragment, a.dtype.bytes
     # §5, t_smem: fragments are read once for each warp that shares them
     reads = tile.m * tile.n * tile.k * size * (1 / tile.warp_m + 1 / tile.warp_n)
-    instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
+    instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
     moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
     chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
     return Step(
         warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
         shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
-        issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / SCHEDULERS,
+        issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,
         last_cache=moved / last_cache_share(mach),
         dram=0.0,
@@ -146,12 +148,14 @@ def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
 def _fragment_slots(p: Problem, tile: MmaTile) -> float:
     """Issue slots of all warps for one step: instructions of the unit, fragment loads, roundings to tf32."""
     m, n = tile.fragments
-    unit = p.machine.unit
-    pieces = ROWS * COLUMNS * (STEP_BYTES // tile.a.dtype.bytes) / math.prod(unit.shape)
+    unit, fragment = p.machine.unit, tile.fragment
+    pieces = fragment.rows * fragment.columns * (fragment.step_bytes // tile.a.dtype.bytes) / math.prod(unit.shape)
     slots = m * n * max(1.0, pieces) + STEP_OPS
     # ldmatrix brings four matrices; 4-byte elements that lie along m or n come word by word
-    slots += m * (1 if tile.a.swizzled else 4) + n * (0.5 if tile.b.swizzled else 2)
+    slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
     a, b = _feeds(p)
+    if unit.kind is UnitKind.MFMA:  # takes float32 as it is
+        return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
     return math.prod(tile.warps) * tile.k_steps * slots
 
@@ -162,7 +166,7 @@ def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile) -> float:
     points = tile.m * tile.n
     through = 2 * points * 4 / mach.staged_bytes_per_cycle
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
-    issued = epilogue_slots(p, points) / (mach.hw.limits.warp_size * SCHEDULERS)
+    issued = epilogue_slots(p, points) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)
 
 

@@ -12,15 +12,16 @@ from roller_svc.ir.group import AxisRole
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.operand import Operand, staged_dtype
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.fragment import LANE_SUMS, MMA_SYNC, Fragment, fragment_of
 
-# mma.sync of every operand type multiplies 16 rows by 8 columns over 32 bytes of k (PTX ISA, "Matrix Fragments").
-ROWS, COLUMNS, STEP_BYTES = 16, 8, 32
 CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
 WORD_BYTES = 4  # of an accumulator, and the narrowest asynchronous copy
 FIRST_ASYNC = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
 BANK_WORDS = 32
-# Words between rows of an epilogue tile and between rows of a 4-byte operand along m or n, modulo the banks: the eight
-# lanes of a quarter warp then store pairs, and four rows of eight lanes read words, in different banks.
+ACCUMULATORS = LANE_SUMS
+ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # where only NVIDIA's units are meant
+# Words between rows of a 4-byte operand along m or n, modulo the banks: four rows of eight lanes then read words in
+# different banks.
 ROW_SKEW_WORDS = 8
 
 
@@ -60,6 +61,7 @@ class MmaTile:
     stages: int
     a: StagedOperand
     b: StagedOperand
+    fragment: Fragment = MMA_SYNC
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -67,17 +69,17 @@ class MmaTile:
 
     @property
     def threads(self) -> int:
-        return math.prod(self.warps) * 32
+        return math.prod(self.warps) * self.fragment.lanes
 
     @property
     def fragments(self) -> tuple[int, int]:
         """Instructions of a warp along m and n in one step of k."""
-        return self.warp_m // ROWS, self.warp_n // COLUMNS
+        return self.warp_m // self.fragment.rows, self.warp_n // self.fragment.columns
 
     @property
     def k_steps(self) -> int:
         """Instructions along k in one staged step."""
-        return self.k * self.a.dtype.bytes // STEP_BYTES
+        return self.k * self.a.dtype.bytes // self.fragment.step_bytes
 
     @property
     def pipeline_bytes(self) -> int:
@@ -85,7 +87,7 @@ class MmaTile:
 
     @property
     def epilogue_row_words(self) -> int:
-        return self.n + (ROW_SKEW_WORDS - self.n) % BANK_WORDS
+        return self.n + (self.fragment.row_skew_words - self.n) % BANK_WORDS
 
     @property
     def epilogue_fragments(self) -> int:
@@ -100,23 +102,27 @@ class MmaTile:
         return max(self.pipeline_bytes, self._epilogue_bytes(1))
 
     def _epilogue_bytes(self, fragments: int) -> int:
-        return self.warps[0] * ROWS * fragments * self.epilogue_row_words * WORD_BYTES
+        return self.warps[0] * self.fragment.rows * fragments * self.epilogue_row_words * WORD_BYTES
 
 
 def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
-    """Of an rProgram on a unit of kind MMA whose `thread` tile is a warp's."""
+    """Of an rProgram on a unit that takes fragments, whose `thread` tile is a warp's."""
+    fragment = fragment_of(program.unit)
     (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, warp = program.block, program.thread
     return MmaTile(
         block[m.name], block[n.name], block[k.name], warp[m.name], warp[n.name], program.stages,
-        staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name]),
-        staged(b, staged_dtype(program.unit, b), block[n.name], block[k.name]),
+        staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
+        staged(b, staged_dtype(program.unit, b), block[n.name], block[k.name], fragment), fragment,
     )  # fmt: skip
 
 
-def staged(operand: Operand, dtype: DType, extent: int, k: int) -> StagedOperand:
-    """How the tile `extent` x `k` lies: as in memory, but for bytes, which no instruction transposes."""
-    along_k = operand.along_k or dtype.bytes == 1
+def staged(
+    operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC
+) -> StagedOperand:
+    """How the tile `extent` x `k` lies: as in memory, but for what no instruction transposes: bytes on NVIDIA's
+    devices, anything on AMD's."""
+    along_k = operand.along_k or dtype.bytes == 1 or not fragment.transposes
     rows, row = (extent, k) if along_k else (k, extent)
     plain_words = not along_k and dtype.bytes == WORD_BYTES
     return StagedOperand(dtype, along_k, rows, row, (ROW_SKEW_WORDS - row) % BANK_WORDS if plain_words else 0,
@@ -140,13 +146,14 @@ class LoadClass:
 
 
 def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
-    """How a tile of the operand is staged as `dtype` on that architecture of NVIDIA's."""
+    """How a tile of the operand is staged as `dtype` on that architecture."""
     source, size = operand.stored, dtype.bytes
-    lies_alike = operand.along_k or size > 1  # as `staged` lays it
+    is_nvidia = arch.prefix == FIRST_ASYNC.prefix
+    lies_alike = operand.along_k or (size > 1 and is_nvidia)  # as `staged` lays it
     if operand.source is None or not lies_alike:
         return LoadClass(LoadKind.ELEMENT, 1)
     same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
-    if same and arch >= FIRST_ASYNC and operand.run * size >= WORD_BYTES:
+    if same and is_nvidia and arch >= FIRST_ASYNC and operand.run * size >= WORD_BYTES:
         return LoadClass(LoadKind.ASYNC, min(operand.run, CHUNK_BYTES // size))
     together = min(operand.run, CHUNK_BYTES // max(size, source.bytes))
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
@@ -172,8 +179,6 @@ def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> t
     return a, b
 
 
-ACCUMULATORS = 4  # of a lane for one instruction's 16 x 8 results
-A_WORDS, B_WORDS = 4, 2  # of a lane for one fragment of 16 x 32 and of 32 x 8 bytes
 # Registers beside the sums, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and 90, most of them near the limit
 # (root mean square of what is left where all loads are asynchronous: 17 registers): what every kernel has, for each
 # unrolled step of an instruction along k, for each word of fragments, of which some are loaded ahead, and for each
@@ -194,7 +199,7 @@ def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
         -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
         for feed, staged in ((a, tile.a), (b, tile.b))
     ])  # fmt: skip
-    return math.ceil(warp_registers(*tile.fragments, tile.k_steps) + brought)
+    return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps) + brought)
 
 
 def chunk_registers(feed: Feed) -> float:
@@ -218,8 +223,8 @@ def chunk_copies(feed: Feed) -> int:
     return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
 
 
-def warp_registers(fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:
+def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:
     """Of one thread, but for what it brings."""
-    sums = ACCUMULATORS * fragments_m * fragments_n
-    words = A_WORDS * fragments_m + B_WORDS * fragments_n
+    sums = LANE_SUMS * fragments_m * fragments_n
+    words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
     return sums + FRAGMENT_SHARE * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS

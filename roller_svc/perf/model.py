@@ -140,7 +140,7 @@ def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None
 def _costs(p: Problem, launch: Launch) -> Costs:
     if p.attention is not None:
         return mma_attention(p, p.attention, launch)
-    if p.machine.unit.kind is UnitKind.MMA:
+    if p.machine.unit.takes_fragments:
         return mma_contraction(p, launch)
     if p.machine.unit.kind is UnitKind.WGMMA:
         return wgmma_contraction(p, launch)

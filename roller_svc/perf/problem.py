@@ -166,7 +166,7 @@ def problem(
         operations=flops,
         compulsory_bytes=compulsory,
         elem_bytes=space.compute_dtype.bytes,
-        feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.kind is UnitKind.MMA else None,
+        feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.takes_fragments else None,
         warpgroups=wgmma_feeds(space, unit, factors, hw.arch)
         if factors is not None and unit.kind is UnitKind.WGMMA
         else None,

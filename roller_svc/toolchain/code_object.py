@@ -29,9 +29,9 @@ def read_code_object(binary: bytes) -> dict[str, Resources]:
     try:
         kernels = dict(_kernels(binary))
     except (struct.error, IndexError, KeyError, TypeError, UnicodeDecodeError) as failure:
-        raise CompileError(f"the compiler's output is no code object: {failure!r}") from failure
+        raise CompileError(f"the compiler's output is no code object: {failure!r}", code="bad-code-object") from failure
     if not kernels:
-        raise CompileError("the compiler's output is no code object with kernels")
+        raise CompileError("the compiler's output is no code object with kernels", code="bad-code-object")
     return kernels
 
 

@@ -18,6 +18,7 @@ from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 COMMAND = "hipcc"
 INSTALL = "apt install hipcc libamdhip64-dev rocm-device-libs"
 NEWER = "a hipcc that knows it (for gfx942 that of ROCm 6)"
+NEWEST_OF_DEBIAN = 0x940  # of the line that gfx906 and gfx90a are of
 # The text is as hiprtc takes it: HIP's headers are there, those of the host's library, with their macros, are not.
 # -fno-strict-aliasing: arrays of narrow types are moved in words. -Wno-pass-failed: a loop that is too long to unroll
 # whole is no defect.
@@ -73,9 +74,6 @@ def compiler_for(arch: Arch) -> str:
 def needed_for(arch: Arch) -> str:
     """What to install to compile for `arch`, where `compiler_for` finds nothing."""
     return NEWER if arch.number > NEWEST_OF_DEBIAN else INSTALL
-
-
-NEWEST_OF_DEBIAN = 0x940  # what device libraries of ROCm 5 know of the line that gfx906 and gfx90a are of
 
 
 @functools.cache

@@ -32,7 +32,8 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
-from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, mma_tile
+from roller_svc.perf.fragment import MMA_SYNC
+from roller_svc.perf.mma_tile import mma_tile
 from tests.unit.scheduling import program
 
 TYPES = {
@@ -164,11 +165,11 @@ def tilings(draw: st.DrawFn, group: KernelGroup, unit: ComputeUnit, hw: Hardware
     (n,), (k,) = (group.space.role(role) for role in (AxisRole.N, AxisRole.K))
     fragments = draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([1, 2, 2, 3, 4]))
     warps = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (4, 1)]))
-    warp = (ROWS * fragments[0], COLUMNS * fragments[1])
+    warp = (MMA_SYNC.rows * fragments[0], MMA_SYNC.columns * fragments[1])
     block = (warp[0] * warps[0], warp[1] * warps[1])
-    assume(block[1] % (2 * COLUMNS) == 0 or n.extent <= COLUMNS)
+    assume(block[1] % (2 * MMA_SYNC.columns) == 0 or n.extent <= MMA_SYNC.columns)
     size = max(staged_dtype(unit, operand).bytes for operand in operands(group))
-    step = draw(st.sampled_from([1, 1, 2, 4])) * STEP_BYTES // size
+    step = draw(st.sampled_from([1, 1, 2, 4])) * MMA_SYNC.step_bytes // size
     plain = tiles(group, unit, (*block, step), warp, stages=draw(st.integers(2, 5)), raster=draw(st.integers(1, 3)))
     staged = mma_tile(plain, *operands(group))
     assume(staged.shared_bytes <= hw.limits.shared_bytes_per_block)

@@ -187,8 +187,9 @@ def test_other_bytes_are_no_code_object() -> None:
     binary = toolchain.compile_source(source_of(SCALE, FLIP)).binary
     assert set(read_code_object(binary)) == {"flip", "scale"}
     for damaged in (b"", b"\x7fELF\x02\x01", binary[:100], binary[:600], b"\x7fELF\x01" + binary[5:]):
-        with pytest.raises(CompileError, match="no code object"):
+        with pytest.raises(CompileError, match="no code object") as raised:
             read_code_object(damaged)
+        assert raised.value.code == "bad-code-object"
 
 
 @needs_hipcc

@@ -12,7 +12,7 @@ from roller_svc.construct.mma_waves import FEW_WAVES, evened, fills_few_waves, s
 from roller_svc.construct.rprograms import prepared
 from roller_svc.construct.rules import Base, spatial_grid
 from roller_svc.ir.group import KernelGroup
-from roller_svc.perf.mma_tile import COLUMNS, ROWS
+from roller_svc.perf.fragment import MMA_SYNC
 from roller_svc.perf.problem import Problem
 
 CORES = A100.num_cores  # 108
@@ -52,11 +52,11 @@ def test_sides_change_so_that_the_grid_comes_to_whole_waves() -> None:
     p = problem_of(matmul(1024, 1024, 1024))
     block, base = (128, 128, 64), Base((64, 64, 16))
     assert spatial_grid(p, block) == 64
-    found = dict(evened(p, block, base))
+    found = dict(evened(p, block, base, (MMA_SYNC.rows, MMA_SYNC.columns)))
     assert (128, 80, 64) in found  # 8 x 13 = 104 tiles for 108 cores
     for tile, of in found.items():
         assert spatial_grid(p, tile) % CORES == 0 or spatial_grid(p, tile) % CORES > 0.75 * CORES
-        assert (of.thread[0] % ROWS, of.thread[1] % COLUMNS) == (0, 0)
+        assert (of.thread[0] % MMA_SYNC.rows, of.thread[1] % MMA_SYNC.columns) == (0, 0)
         assert all(b % t == 0 for b, t in zip(tile, of.thread, strict=True))
 
 

@@ -33,7 +33,11 @@ SIMT = Demands(family=KernelFamily.SIMT)
         ("nvidia-h200-sxm", "float16", False, ["mma_f16", "fma_f32"]),
         ("nvidia-b200", "float16", False, ["mma_f16", "fma_f32"]),
         ("nvidia-v100-sxm2", "float16", False, ["fma_f32"]),
-        ("amd-mi300x", "float16", False, ["fma_f32"]),
+        ("amd-mi50", "float16", False, ["fma_f32"]),
+        ("amd-mi250x", "float16", False, ["mfma_f16", "fma_f32"]),
+        ("amd-mi250x", "float32", False, ["mfma_f32", "fma_f32"]),  # as it is, not rounded
+        ("amd-mi250x", "float64", False, ["fma_f64"]),
+        ("amd-mi300x", "bfloat16", False, ["mfma_bf16", "fma_f32"]),
         ("nvidia-k80", "float16", False, ["fma_f32"]),
         ("cpu-x86-avx2", "float16", False, ["avx2_f32"]),
         # b would have to be turned byte by byte: float16 units take its values too, and turn them on the way
@@ -53,7 +57,7 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
         ("nvidia-a100-sxm-80gb", "float32", "mma_tf32: operand a is float32, and tf32 is not allowed"),
         ("nvidia-a100-sxm-80gb", "float64", "mma_f64: sums of 8 bytes, fragments have 4"),
         ("nvidia-v100-sxm2", "float16", "mma_f16: instructions of 16 x 16 x 16 do not make up fragments"),
-        ("amd-mi300x", "float16", "mfma_f16: no rules for units of kind mfma"),
+        ("amd-mi250x", "float64", "mfma_f64: sums of 8 bytes, fragments have 4"),
         ("nvidia-h200-sxm", "float16", "wgmma_f16: no rules for units of kind wgmma"),
     ],
 )

@@ -79,6 +79,15 @@ EMULATOR_MMA(mma_m16n8k32_e5m2e4m3, float)
 EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float)
 #undef EMULATOR_MMA
 
+// MFMA: d += a x b of a wave
+#define EMULATOR_MFMA(name, sum, element) void name(sum *d, const element *a, const element *b, EMULATOR_LINE);
+EMULATOR_MFMA(mfma_16x16x16_f16, float, unsigned short)
+EMULATOR_MFMA(mfma_16x16x16_bf16, float, unsigned short)
+EMULATOR_MFMA(mfma_16x16x4_f32, float, float)
+EMULATOR_MFMA(mfma_16x16x16_s8, int, signed char)
+EMULATOR_MFMA(mfma_16x16x32_s8, int, signed char)
+#undef EMULATOR_MFMA
+
 inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away from zero
   bool nan = (bits & 0x7fffffff) > 0x7f800000;
   return nan ? 0x7fffe000 : (bits + 0x1000) & ~0x1fffu;

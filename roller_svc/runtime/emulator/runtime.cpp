@@ -8,6 +8,7 @@
 // was out of range, 4 the run itself failed; what happened is on stderr.
 #include "copies.h"
 #include "deadlocks.h"
+#include "mfma.h"
 #include "sanitizer.h"
 
 #include <signal.h>

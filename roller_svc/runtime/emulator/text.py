@@ -31,6 +31,7 @@ TWINS = frozenset({
     "mma_m16n8k8_tf32",
     *(f"mma_{shape}_{types}" for shape in ("m16n8k32", "m8n8k16") for types in _INT8),
     *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
+    *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8")),
     "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
     "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "named_barrier",
     *(f"tma_load_{rank}d{suffix}" for rank in range(1, 6) for suffix in ("", "_multicast")),
