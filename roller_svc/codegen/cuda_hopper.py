@@ -24,6 +24,7 @@ from roller_svc.ir.hopper_nodes import (
     InitBarrier,
     SetRegisters,
     SharedMatrix,
+    StoreMatrix,
     WarpBarrier,
     WarpgroupMma,
 )
@@ -53,6 +54,9 @@ def hopper_line(node: HopperNode, scalar: Scalar) -> str:
             places = ", ".join(scalar.index(c) for c in coordinates)
             store = called(f"tma_store_{len(coordinates)}d", scalar)
             return f"{store}(&{scalar.names.of(name)}, {pointer(scalar, tensor, index)}, {places});"
+        case StoreMatrix(tensor=tensor, at=at, count=count, source=source, index=index):
+            words = f"(const unsigned int *){pointer(scalar, source, index)}"
+            return f"{called(f'store_matrix_{count}', scalar)}({pointer(scalar, tensor, at)}, {words});"
         case AwaitBulk(pending=pending, read=read):
             return f"{called('bulk_wait_read' if read else 'bulk_wait', scalar)}<{pending}>();"
         case WarpgroupMma():

@@ -166,10 +166,25 @@ class ClusterBarrier:
     """All threads of a cluster meet, and see what each other wrote."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreMatrix:
+    """`count` (1, 2, 4) matrices of 8 rows of 16 bytes from a warp's registers into a shared room (stmatrix).
+
+    Lane 8i + r names row r of matrix i: tensor[at] is its first element, aligned to 16 bytes. Word lane % 4 of row
+    lane / 4 of matrix i is the lane's i-th pair of elements from source[index] on, 16 bits each.
+    """
+
+    tensor: str
+    at: Index
+    count: int
+    source: str
+    index: Index
+
+
 HopperNode = (
     InitBarrier | FenceBarriers | ArriveBarrier | AwaitBarrier | BulkLoad | BulkStore | CommitBulk | AwaitBulk
     | FenceAsync | WarpgroupMma | FenceWarpgroup | CommitWarpgroup | AwaitWarpgroup | SetRegisters | WarpBarrier
-    | ClusterBarrier
+    | ClusterBarrier | StoreMatrix
 )  # fmt: skip
 
 
@@ -189,6 +204,8 @@ def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:
             return (*coordinates, *index)
         case WarpgroupMma(index=index, a=a, b=b, accumulate=accumulate):
             return (*index, *a.index, *b.index, accumulate)
+        case StoreMatrix(at=at, index=index):
+            return (*at, *index)
         case _:
             return ()
 
@@ -212,6 +229,8 @@ def hopper_line(node: HopperNode) -> str:
             return f"{tensor}[...] += {a.tensor} * {b.tensor}, 64 x {columns}"
         case AwaitWarpgroup(pending=pending):
             return f"await products, {pending} pending"
+        case StoreMatrix(tensor=tensor, count=count, source=source):
+            return f"{tensor}[...] = {count} matrices of {source}"
         case SetRegisters(count=count):
             return f"{count} registers a thread"
         case _:

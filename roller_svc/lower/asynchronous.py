@@ -25,6 +25,7 @@ from roller_svc.ir.hopper_nodes import (
     HopperNode,
     InitBarrier,
     SetRegisters,
+    StoreMatrix,
     WarpBarrier,
     WarpgroupMma,
 )
@@ -32,7 +33,7 @@ from roller_svc.ir.hopper_nodes import (
 # What all threads of these must do together, or none of them.
 _TOGETHER = {
     WarpgroupMma: "warpgroup", FenceWarpgroup: "warpgroup", CommitWarpgroup: "warpgroup", AwaitWarpgroup: "warpgroup",
-    SetRegisters: "warpgroup", WarpBarrier: "warp", ClusterBarrier: "block",
+    SetRegisters: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block",
 }  # fmt: skip
 
 
@@ -82,6 +83,8 @@ class AsyncOrder:
                 self.met()
             case ArriveBarrier(barrier=barrier) | AwaitBarrier(barrier=barrier) | BulkLoad(barrier=barrier):
                 self._barrier(node, barrier)
+            case StoreMatrix(tensor=tensor):
+                self.written(tensor)
             case FenceAsync():
                 self.unfenced.clear()
             case FenceWarpgroup():

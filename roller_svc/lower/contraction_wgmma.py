@@ -25,10 +25,12 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import column_of_word, over_words, row_of_word, word
 from roller_svc.lower.mma_fragments import SHARED_A, SHARED_B
 from roller_svc.lower.mma_pipeline import ACC
+from roller_svc.lower.outputs import Outputs
 from roller_svc.lower.stream_k import joined
 from roller_svc.lower.wgmma_epilogue import FRAGMENT_WORDS, WarpgroupEpilogue
 from roller_svc.lower.wgmma_pipeline import GROUP, WARP, Feeds, Ring, peers, threads
 from roller_svc.lower.wgmma_ring import BulkFeed, RingStaging, staged
+from roller_svc.lower.wgmma_store import BulkResults
 from roller_svc.lower.wgmma_visits import BLOCK, RANK, StreamedSteps, Visits, WholeTiles
 from roller_svc.perf.mma_tile import COLUMNS
 from roller_svc.perf.stream_k import Stream, partial_tiles, stream
@@ -54,13 +56,13 @@ def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -
         work = stream(program)
         partial, _ = partial_tiles(group.name, program)
         visits: Visits = StreamedSteps(found.view, work)
-        join = joined(partial, work, found.epilogue.outputs)
+        join = joined(partial, work, found.results.outputs)
         return found.tree(visits, found.whole_or_left(partial, work)), ScheduleTree(f"{group.name}_join", join)
     tile, view = found.tile, found.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.n))
     clusters = program.blocks // program.cluster_size
     visits = WholeTiles(view, grid, tile.walk.steps, clusters, program.cluster, program.raster)
-    return (found.tree(visits, found.epilogue.nodes()),)
+    return (found.tree(visits, found.results.nodes()),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class _Contraction:
     tile: WgmmaTile
     feeds: Feeds
     maps: tuple[TensorMap, ...]
+    results: BulkResults | WarpgroupEpilogue
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
@@ -80,25 +83,24 @@ class _Contraction:
         sides = _Sides(view, tile, factors, found)
         feeds = (sides.feed(0), sides.feed(1))
         maps = tuple(sides.map_of(feed) for feed in feeds if isinstance(feed, BulkFeed))
-        return cls(group.name, view, tile, feeds, maps)
+        outputs = Outputs(view, tile.m * tile.cluster[0], tile.n * tile.cluster[1])
+        stored = BulkResults.of(tile, outputs)
+        maps = maps if stored is None else (*maps, stored.map)
+        return cls(group.name, view, tile, feeds, maps, stored or WarpgroupEpilogue(tile, outputs))
 
-    @property
-    def epilogue(self) -> WarpgroupEpilogue:
-        return WarpgroupEpilogue(self.view, self.tile)
-
-    def tree(self, visits: Visits, results: tuple[Node, ...]) -> ScheduleTree:
-        """One launch; `results`: what consumers do with the sums of a visit."""
+    def tree(self, visits: Visits, epilogue: tuple[Node, ...]) -> ScheduleTree:
+        """One launch; `epilogue`: what consumers do with the sums of a visit."""
         tile = self.tile
         ring = Ring(self.view.dtype, tile, self.feeds, peers(tile.cluster, self.feeds))
         meet: Node = ClusterBarrier() if ring.readers else Barrier()
         is_producer = equal(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
             ring.initialised(), meet,
-            Branch(is_producer, ring.filled(visits), ring.multiplied(visits, results)),
+            Branch(is_producer, ring.filled(visits), ring.multiplied(visits, epilogue, self.results.last)),
         )  # fmt: skip
         if ring.readers:
             nodes += (meet,)  # no block ends while others still arrive at its barriers
-        nodes = visits.in_block(ring.rooms(self.epilogue.rooms(nodes)))
+        nodes = visits.in_block(ring.rooms(self.results.rooms(nodes)))
         nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile, nodes)),)
         return ScheduleTree(self.name, nodes, maps=self.maps, cluster=math.prod(tile.cluster))
 
@@ -108,7 +110,7 @@ class _Contraction:
         whole = Op(
             OpKind.LAND, (equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps))), DType.INT8
         )  # fmt: skip
-        return (Branch(whole, self.epilogue.nodes(), (self._leave(partial),)),)
+        return (Branch(whole, self.results.nodes(), (self._leave(partial),)),)
 
     def _leave(self, partial: str) -> Node:
         tile = self.tile

@@ -22,6 +22,7 @@ from roller_svc.ir.hopper_nodes import (
     BulkLoad,
     BulkStore,
     HopperNode,
+    StoreMatrix,
     WarpgroupMma,
     hopper_expressions,
 )
@@ -66,7 +67,7 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> No
     for node in descend(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
-        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma):
+        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
     checker = _Checker(frozenset(storages), frozenset(computed), buffers, _strides(nodes))
     checker.nodes(nodes)
@@ -338,6 +339,10 @@ class _Checker:
         match node:
             case BulkLoad(tensor=tensor):
                 self._in_scope(tensor)
+                self.written.add(tensor)
+            case StoreMatrix(tensor=tensor, source=source, index=index):
+                self._in_scope(tensor)
+                self._read(Load(source, index, DType.UINT16))
                 self.written.add(tensor)
             case BulkStore(tensor=tensor, index=index):
                 self._read(Load(tensor, index, DType.UINT32))

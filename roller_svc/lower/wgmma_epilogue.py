@@ -11,7 +11,6 @@ from roller_svc.ir.build import add, ceil_div, div, equal, less, mod, mul, num, 
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.hopper_nodes import WARP_THREADS, WarpBarrier
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
-from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import column_of_word, over_words, row_of_word, word
 from roller_svc.lower.mma_fragments import LANE
 from roller_svc.lower.mma_pipeline import ACC
@@ -27,21 +26,20 @@ _PIECE = ".piece"
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupEpilogue:
-    view: View
     tile: WgmmaTile
+    outputs: Outputs
 
     @property
-    def outputs(self) -> Outputs:
-        """What becomes of sums."""
-        rows, columns = self.tile.cluster
-        return Outputs(self.view, self.tile.m * rows, self.tile.n * columns)
+    def last(self) -> tuple[Node, ...]:
+        """Behind all tiles nothing is left to do."""
+        return ()
 
     def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """A room for each warp around the nodes that use it."""
         tile = self.tile
         shape = (tile.consumers * WARPS, EPILOGUE_ROWS, tile.epilogue_columns)
         pad = tile.epilogue_row_words - tile.epilogue_columns
-        return (Storage(SUMS, self.view.dtype, shape, Scope.SHARED, body, pad),)
+        return (Storage(SUMS, self.outputs.view.dtype, shape, Scope.SHARED, body, pad),)
 
     def nodes(self) -> tuple[Node, ...]:
         """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
@@ -67,7 +65,7 @@ class WarpgroupEpilogue:
         count = min(self.tile.epilogue_columns, self.tile.group_n - first) // COLUMNS
         column = add(mul(ref(".i"), num(COLUMNS)), column_of_word())
         register = add(mul(add(num(first // COLUMNS), ref(".i")), num(FRAGMENT_WORDS)), word())
-        value = Load(ACC, (num(fragment), register), self.view.dtype)
+        value = Load(ACC, (num(fragment), register), self.outputs.view.dtype)
         inner = over_words((Compute(SUMS, (self._warp, row_of_word(), column), value),))
         return Loop(".i", count, LoopKind.UNROLL, inner)
 
@@ -76,7 +74,7 @@ class WarpgroupEpilogue:
         tile = self.tile
         columns = tile.epilogue_columns
         width = self.outputs.width(columns)
-        total = Load(SUMS, (self._warp, ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
+        total = Load(SUMS, (self._warp, ref(".row"), add(ref(".element"), ref(".lane"))), self.outputs.view.dtype)
         nodes = self.outputs.nodes(total, width)
         nodes = (Let("m.place", self._row_place(), nodes),)
         nodes = (Let("n.place", add(self._first_column(), ref(".in_group")), nodes),)

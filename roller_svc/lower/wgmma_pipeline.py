@@ -152,12 +152,12 @@ class Ring:
         return (*wait, FenceAsync(), ArriveBarrier(FULL, (mod(turn, self.tile.stages),)))
 
     # consumers ------------------------------------------------------------------------------------------------------
-    def multiplied(self, visits: Visits, epilogue: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The consumers' role: the epilogue with the sums of each visit."""
+    def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
         fragments, words = self.tile.fragments, self.tile.group_n // 2
         nodes = (*self._sums(visits), *epilogue)
         nodes = (Storage(ACC, self.dtype, (fragments, words), Scope.REGISTER, nodes),)
-        return (*self._registers(self.tile.consumer_registers, increase=True), *visits.around(nodes))
+        return (*self._registers(self.tile.consumer_registers, increase=True), *visits.around(nodes), *last)
 
     def _sums(self, visits: Visits) -> tuple[Node, ...]:
         """Products of one step are under way while the next is awaited; a slot is left when the step behind began."""

@@ -14,6 +14,7 @@ from matrixcases import chosen, contraction, tiles, unit
 from test_mma_lowering import changed, without
 
 from roller_svc import hardware
+from roller_svc.backends import emulated
 from roller_svc.codegen.ranges import fold
 from roller_svc.construct.partition import partition
 from roller_svc.errors import ScheduleError
@@ -25,6 +26,7 @@ from roller_svc.ir.hopper_nodes import (
     AwaitBarrier,
     AwaitWarpgroup,
     BulkLoad,
+    BulkStore,
     ClusterBarrier,
     CommitWarpgroup,
     FenceAsync,
@@ -35,7 +37,7 @@ from roller_svc.ir.hopper_nodes import (
     WarpBarrier,
     WarpgroupMma,
 )
-from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
@@ -52,6 +54,9 @@ from roller_svc.ir.schedule import (
     descend,
     render,
 )
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.lower.contraction import View
 from roller_svc.lower.legality import check
@@ -117,6 +122,18 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "shared along both": (
         "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]", {"A": "float16 136 304", "B": "float16 136 360"}, (128, 128, 32),
         (64, 128), {"stages": 2, "cluster": (2, 2)}),
+    "results of two tensors": (
+        "wgmma_bf16", f"{NT}; Y[m, n] = C[m, n] * 0.5 + R[m, n]; Z[m, n] = tanh(Y[m, n])",
+        {"A": "bfloat16 100 64", "B": "bfloat16 72 64", "R": "bfloat16 100 72"}, (128, 80, 32), (64, 80),
+        {"stages": 3}),
+    "results turned": (
+        "wgmma_f16", f"{NT}; Y[n, m] = C[m, n] + v[m]", {"A": "float16 88 64", "B": "float16 72 64", "v": "float16 88"},
+        (64, 96, 64), (64, 96), {"stages": 2}),
+    "a bias of rows": (
+        "wgmma_bf16", f"{NT}; Y[m, n] = sigmoid(C[m, n] + v[m])",
+        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"blocks": 3}),
+    "two fragments": (
+        "wgmma_f16", NN, {"A": "float16 260 80", "B": "float16 80 64"}, (256, 32, 32), (128, 32), {"stages": 3}),
     "a window": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[r, s, c, f] where r in 3, s in 3, y in 10, x in 12",
         {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),
@@ -262,6 +279,28 @@ def test_every_tile_has_one_block(
             row, column = divmod(rank, cluster[1])
             corner = by_block[first]
             assert [(t[1] - row, t[2] - column) for t in by_block[first + rank]] == [(t[1], t[2]) for t in corner]
+
+
+def test_results_are_stored_in_boxes_where_they_are_rows_of_16_bits() -> None:
+    by_boxes = {kind for kind in KINDS if any(isinstance(node, BulkStore) for node in descend(trees(kind)[0].body))}
+    assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
+    others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}
+    assert not others & by_boxes  # of 32 bits, of two tensors, columns, rows of 66 elements
+
+
+# numbers -------------------------------------------------------------------------------------------------------------
+RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both")
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", KINDS)
+def test_emulated(kind: str) -> None:
+    found, text = source(kind)
+    for seed in range(2):
+        arrays = random_inputs(found, seed)
+        result = emulated(CompiledKernel(text, b"", "", ()), seed, races=kind in RACED).run(arrays)
+        verdict = agrees(found, result, evaluate(found, arrays, allow_tf32="tf32" in kind))
+        assert verdict.ok, verdict
 
 
 # machine code --------------------------------------------------------------------------------------------------------

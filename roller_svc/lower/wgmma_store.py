@@ -1,0 +1,193 @@
+"""Sums of warpgroups, in registers → outputs of 16 bits: rounded there, turned into rows by stmatrix, stored by TMA.
+
+A warp's pieces of 16 rows take turns in two rooms of its own: one is written while a bulk store reads the other. What
+lies outside of the tensor, the store leaves out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.build import add, div, equal, mod, mul, num, ref
+from roller_svc.ir.expr import Expr, Load, axes_of
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hopper_nodes import (
+    AwaitBulk,
+    BulkStore,
+    CommitBulk,
+    FenceAsync,
+    StoreMatrix,
+    WarpBarrier,
+)
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.tensor_map import Swizzle, TensorMap
+from roller_svc.lower.contraction import View
+from roller_svc.lower.fused_axis import decoded
+from roller_svc.lower.mma_epilogue import row_of_word, word
+from roller_svc.lower.mma_fragments import LANE
+from roller_svc.lower.mma_pipeline import ACC
+from roller_svc.lower.outputs import Outputs, inside_axis
+from roller_svc.lower.rows import RowReads, row_tensors
+from roller_svc.lower.wgmma_pipeline import GROUP, WARP
+from roller_svc.perf.k_walk import Walk
+from roller_svc.perf.mma_tile import COLUMNS
+from roller_svc.perf.tma_feed import TmaTile, tma_results
+from roller_svc.perf.wgmma_tile import EPILOGUE_ROWS, ROOM_BYTES, ROWS, WARPS, WgmmaTile
+
+RESULTS, PACKED = ".results", ".packed"
+MAP = ".results_map"
+SLOTS = 2
+RESULT_BYTES = 2  # of an element: stmatrix moves pairs of them
+PIECES = (32, 16)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
+BLOCK_COLUMNS = 16  # of one stmatrix of four matrices, 16 rows high
+WORDS = 8  # of a lane in such a block
+# Operations on all of a thread's results that are written out one after the other: compilers take time over them.
+MOST_OPERATIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResults:
+    """The one tensor that is stored, in boxes of 16 rows of `columns`."""
+
+    tile: WgmmaTile
+    outputs: Outputs
+    tensor: str
+    type_: TensorType
+    columns: int
+    boxes: TmaTile
+
+    @classmethod
+    def of(cls, tile: WgmmaTile, outputs: Outputs) -> BulkResults | None:
+        """None where results are not of 16 bits, more than one tensor's, no boxes, or come of what has to be read
+        in rows."""
+        view = outputs.view
+        group = view.group
+        if len(group.stored) != 1 or not _is_simple(group, view):
+            return None
+        ((tensor, type_),) = group.stored
+        statement = next(s for s in group.statements if s.output == tensor)
+        columns = next((c for c in PIECES if tile.group_n % c == 0), None)
+        large = outputs.operations * tile.accumulators > MOST_OPERATIONS
+        if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
+            return None
+        target = Load(tensor, statement.index, type_.dtype)
+        found = tma_results(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
+        boxes = found if isinstance(found, str) else (
+            found.tile(EPILOGUE_ROWS, Walk.linear(view.n.extent, columns), columns)
+        )  # fmt: skip
+        if isinstance(boxes, str) or boxes.copies != 1:
+            return None
+        return cls(tile, outputs, tensor, type_, columns, boxes)
+
+    @property
+    def map(self) -> TensorMap:
+        return self.boxes.tensor_map(MAP, self.tensor, Swizzle(self.columns * RESULT_BYTES))
+
+    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Two rooms for each warp around the nodes that use them."""
+        shape = (self.tile.consumers * WARPS, SLOTS, EPILOGUE_ROWS, self.columns)
+        return (Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True,
+                        alignment_bytes=ROOM_BYTES),)  # fmt: skip
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All pieces of a warp."""
+        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_n // self.columns)]
+        nodes: tuple[Node, ...] = ()
+        for number, (fragment, chunk) in enumerate(pieces):
+            again = number == 0 and len(pieces) % SLOTS  # the tile before may have ended in the same room
+            free = AwaitBulk(0 if again else SLOTS - 1, read=True)
+            nodes += (self._by_one((free,)), WarpBarrier(), *self._piece(num(number % SLOTS), fragment, chunk))
+        return nodes
+
+    @property
+    def last(self) -> tuple[Node, ...]:
+        """Behind all tiles: shared memory stays until it has been read."""
+        return (self._by_one((AwaitBulk(0, read=True),)),)
+
+    def _piece(self, slot: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
+        first = chunk * self.columns
+        nodes: tuple[Node, ...] = ()
+        for block in range(self.columns // BLOCK_COLUMNS):
+            column = block * BLOCK_COLUMNS
+            matrix, row = div(ref(LANE), COLUMNS), mod(ref(LANE), COLUMNS)
+            at = (self._warp, slot, add(row, mul(mod(matrix, 2), num(COLUMNS))),
+                  add(num(column), mul(div(matrix, 2), num(COLUMNS))))  # fmt: skip
+            packed = (*self._packed(fragment, first + column), StoreMatrix(RESULTS, at, 4, PACKED, (num(0),)))
+            nodes += (Storage(PACKED, self.type_.dtype, (WORDS,), Scope.REGISTER, packed),)
+        step = add(self._first_column(self.columns), num(chunk))
+        coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
+        store = BulkStore(MAP, coordinates, RESULTS, (self._warp, slot, num(0), num(0)))
+        return (*nodes, FenceAsync(), WarpBarrier(), self._by_one((store, CommitBulk())))
+
+    def _packed(self, fragment: int, first: int) -> tuple[Node, ...]:
+        """A lane's results of 16 columns from `first` on, in the order of its registers."""
+        view = self.outputs.view
+        place = add(mul(ref(".i"), num(WORDS // 2)), word())
+        register = add(num(first // COLUMNS * (WORDS // 2)), place)
+        total = Load(ACC, (num(fragment), register), view.dtype)
+        lead = view.n.members[-1].name
+        pair = Loop(".pair", 2, LoopKind.VECTOR, ())
+        found = view.epilogue_over(total, pair, {lead: add(ref(lead), ref(".pair"))})
+        nodes = tuple(_redirected(node, self.tensor, place) for node in found)
+        if _reads_places(view):
+            column = add(mul(ref(".i"), num(COLUMNS)), mul(mod(ref(LANE), 4), num(2)))
+            nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
+            for axis, size in ((view.m, self.outputs.m), (view.n, self.outputs.n)):
+                inside = inside_axis(axis, size, f"{axis.role.value}.place")
+                nodes = (Branch(inside, nodes),) if inside is not None else nodes
+            nodes = (Let("m.place", add(self._first_row(fragment), row_of_word()), nodes),)
+            nodes = (Let("n.place", add(add(self._first_column(1), num(first)), column), nodes),)
+        nodes = (Loop(".half", 2, LoopKind.UNROLL, nodes),)
+        return (Loop(".i", BLOCK_COLUMNS // COLUMNS, LoopKind.UNROLL, nodes),)
+
+    def _first_column(self, each: int) -> Expr:
+        """Where along n the warpgroup's columns begin, counted in so many of them."""
+        tile = self.tile
+        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n // each))
+        return add(mul(ref("n.block"), num(tile.n // each)), own)
+
+    def _first_row(self, fragment: int) -> Expr:
+        """Where along m the warp's rows begin."""
+        tile = self.tile
+        place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
+        return add(add(place, num(fragment * ROWS)), mul(ref(WARP), num(EPILOGUE_ROWS)))
+
+    @property
+    def _warp(self) -> Expr:
+        return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
+
+    @staticmethod
+    def _by_one(nodes: tuple[Node, ...]) -> Node:
+        return Branch(equal(ref(LANE), num(0)), nodes)
+
+
+def _is_simple(group: KernelGroup, view: View) -> bool:
+    """Whether nothing is read that a lane's few neighbours along n would not be read well at: tensors along one side
+    of the results only, and pairs of neighbours that never lie apart."""
+    rows = {m.name for m in view.m.members if m.extent > 1}
+    columns = {m.name for m in view.n.members if m.extent > 1}
+    own = {s.output for s in group.statements}
+    for statement in group.statements[1:]:
+        for load in statement.reads:
+            axes = {name for i in load.index for name in axes_of(i)}
+            if load.tensor not in own and ((axes & rows and axes & columns) or any(load.checked)):
+                return False
+    return not (_reads_places(view) and view.n.members[-1].extent % 2)
+
+
+def _reads_places(view: View) -> bool:
+    """Whether results depend on where they are."""
+    reads = RowReads(row_tensors(view.group), (), {})
+    return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])
+
+
+def _redirected(node: Node, tensor: str, place: Expr) -> Node:
+    """What is stored to the tensor goes to packed registers instead."""
+    match node:
+        case Compute() if node.tensor == tensor:
+            return replace(node, tensor=PACKED, index=(place,))
+        case Loop() | Storage():
+            return replace(node, body=tuple(_redirected(n, tensor, place) for n in node.body))
+        case _:
+            return node
