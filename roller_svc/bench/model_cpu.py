@@ -24,12 +24,12 @@ from roller_svc.selection import built_for_trial
 
 Json = dict[str, Any]
 
-# Each candidate has so many samples, and more until its two least agree: what disturbs for seconds and shows in no
-# counter, as a neighbour on the same physical core, has then passed.
+# Each candidate has so many samples, and more until the two least of each agree: what disturbs for seconds and shows in
+# no counter, as a neighbour on the same physical core, has then passed.
 LEAST_ROUNDS, MOST_ROUNDS = 5, 20
 AGREE = 1.02
 # A case's samples take no longer than this, but for LEAST_ROUNDS.
-CASE_S = 8.0
+CASE_S = 6.0
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
 SLOW, SLOW_ROUNDS = 3.0, 2
 # Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
@@ -131,16 +131,17 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
 
 
 def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> Turns:
-    """Rounds of one sample for each that needs one; a disturbed sample is taken again as long as there are repetitions
-    left."""
+    """Rounds of one sample for each that is near the best, all in every one: samples of one round met the same
+    neighbours. A disturbed sample is taken again as long as there are repetitions left."""
     seconds: list[list[float]] = [[] for _ in range(count)]
     repeated, start = 0, time.perf_counter()
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S:
-            break
         best_s = min((min(taken) for taken in seconds if taken), default=0.0)
-        wanted = [i for i, taken in enumerate(seconds) if not _told(taken, best_s)]
-        for i in wanted:
+        near = [i for i, taken in enumerate(seconds) if number < SLOW_ROUNDS or min(taken) <= SLOW * best_s]
+        agreed = number >= LEAST_ROUNDS and all(_agree(seconds[i]) for i in near)
+        if agreed or (number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S):
+            break
+        for i in near:
             sample = take(i)
             while sample.is_disturbed and repeated < MOST_REPEATED:
                 repeated += 1
@@ -150,12 +151,10 @@ def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float],
     return Turns(tuple(tuple(taken) for taken in seconds), repeated)
 
 
-def _told(taken: Sequence[float], best_s: float) -> bool:
-    """Whether these samples of a candidate are enough."""
-    if len(taken) < SLOW_ROUNDS:
-        return False
+def _agree(taken: Sequence[float]) -> bool:
+    """Whether a candidate's two least samples do."""
     least, second = sorted(taken)[:2]
-    return least > SLOW * best_s or (len(taken) >= LEAST_ROUNDS and second <= AGREE * least)
+    return second <= AGREE * least
 
 
 def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tuple[list[RollerError | None], Turns]:

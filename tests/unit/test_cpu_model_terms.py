@@ -1,0 +1,138 @@
+"""Terms of the model of CPUs, each by itself: what it makes dearer, and where it must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc import hardware
+from roller_svc.construct.partition import partition
+from roller_svc.construct.rprograms import prepared
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Estimate
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.lang import parse
+from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.model import Model
+
+F32, I32 = DType.FLOAT32, DType.INT32
+L3_BYTES = 32 << 20
+Shapes = dict[str, tuple[DType, tuple[int, ...]]]
+
+
+def one_core() -> HardwareSpec:
+    """AVX-512, one core's part of all bandwidths, an L3 of 32 MiB."""
+    hw = hardware.load("cpu-x86-avx512")
+    levels = tuple(
+        replace(
+            level,
+            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / hw.num_cores,
+            capacity_bytes=L3_BYTES if level.name == "l3" else level.capacity_bytes,
+        )
+        for level in hw.levels
+    )
+    units = tuple(replace(unit, flops_per_s=unit.flops_per_s / hw.num_cores) for unit in hw.units)
+    return replace(hw, num_cores=1, levels=levels, units=units)
+
+
+def model_of(text: str, shapes: Shapes, outputs: tuple[str, ...] | None = None) -> Model:
+    hw = one_core()
+    types = {name: TensorType(dtype, shape) for name, (dtype, shape) in shapes.items()}
+    (group,) = partition(parse(text, types, outputs), hw)
+    return Model(prepared(group, hw, hw.unit_for(F32)))
+
+
+def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
+    """Axes that are not named: the whole of them in a block, one point in a thread."""
+    space = model.problem.space
+    whole = dict(zip((a.name for a in space.axes), model.problem.extents, strict=True))
+    tiles = (RTile(tuple((whole | block).items())), RTile(tuple((dict.fromkeys(whole, 1) | thread).items())))
+    return model.estimate(RProgram(space, model.problem.machine.unit, *tiles, streamed=streamed))
+
+
+def stage(estimate: Estimate, name: str) -> float:
+    return next(s.seconds for s in estimate.stages if s.name == name)
+
+
+def with_memory(model: Model, **changed: float) -> Model:
+    return model.with_costs(replace(FITTED, memory=replace(FITTED.memory, **changed)))
+
+
+def gathered(width: int) -> Model:
+    return model_of("y[f, c] = x[i[f], c]", {"x": (F32, (30000, width)), "i": (I32, (3000,))})
+
+
+def test_gathered_rows_are_dearer_in_pieces() -> None:
+    found = [estimated(gathered(1024), {"c": columns}, {"c": 16}).seconds for columns in (1024, 512, 256, 128)]
+    assert found == sorted(set(found))
+
+
+def test_prefetchers_bring_nothing_beyond_a_page() -> None:
+    model = gathered(1024)  # rows of a page each
+    for columns, is_dearer in ((1024, False), (512, True)):
+        one, none = (
+            stage(estimated(with_memory(model, overrun=share), {"c": columns}, {"c": 16}), "dram")
+            for share in (1.0, 0.0)
+        )
+        assert (one > 1.001 * none) == is_dearer  # indices have one end within a page
+
+
+def test_what_l2_keeps_was_not_brought_for_nothing() -> None:
+    model = gathered(1024)
+    one, none = (
+        stage(estimated(with_memory(model, overrun=share), {"f": 100, "c": 512}, {"c": 16}), "dram")
+        for share in (1.0, 0.0)
+    )
+    assert one == none
+
+
+SOFTMAX = (
+    "m[n, j] >=! x[n, k, j]; e[n, k, j] = (x[n, k, j] - m[n, j]).call(`exp`); s[n, j] +=! e[n, k, j];"
+    " y[n, k, j] = e[n, k, j] / s[n, j]"
+)
+
+
+def test_statements_over_columns_wait_for_each_other() -> None:
+    """Memory takes longest, but nothing is asked of it while exponentials are computed."""
+    model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12600))}, ("y",))
+    nest = replace(FITTED.nest, exponential_cycles=2 * FITTED.nest.exponential_cycles)
+    dearer = model.with_costs(replace(FITTED, nest=nest))
+    before, after = (estimated(m, {"j": 12608}, {"j": 64}) for m in (model, dearer))
+    assert stage(before, "dram") > stage(after, "compute")
+    assert after.seconds - before.seconds > 0.5 * (stage(after, "compute") - stage(before, "compute"))
+    assert stage(before, "again") > 0
+
+
+def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
+    model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
+    wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
+    begun = FITTED.nest.begun_cycles * 4096 * 12288 * (1 / 512 - 1 / 4096)
+    assert narrow - wide > 0.99 * begun / model.problem.machine.clock_hz
+
+
+def test_work_on_what_windows_stage_is_counted() -> None:
+    plain, dear = (
+        model_of(f"y[c, i, j] >=! {value} where p in 2, q in 2, i in 64, j in 64", {"x": (F32, (64, 65, 65))})
+        for value in ("x[c, i + p, j + q]", "x[c, i + p, j + q].call(`exp`)")
+    )
+    found = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (plain, dear)]
+    exponentials = 64 * 65 * 65 / 16 * FITTED.nest.exponential_cycles / dear.problem.machine.clock_hz
+    assert found[1] - found[0] > exponentials
+
+
+def test_places_with_a_quotient_are_found_by_the_compiler_where_an_axis_is_whole() -> None:
+    model = model_of("y[i, j] = x[i, j // 2] where j in 64", {"x": (F32, (4096, 32))})
+    cut, whole = (stage(estimated(model, {"j": columns}, {"j": 32}), "loads") for columns in (32, 64))
+    assert cut > whole
+
+
+def test_streams_go_to_memory_while_a_cache_delivers() -> None:
+    model = model_of("y[j, i] = x[i, j]", {"x": (F32, (1008, 1008))})
+    found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
+    each = model.problem.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
+    assert stage(found[1], "dram") > 2 * each
+    costs = FITTED.layout
+    slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
+    again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
+    assert stage(again, "dram") == stage(found[0], "dram")
