@@ -20,7 +20,6 @@ from roller_svc.perf.problem import Problem
 from roller_svc.perf.wgmma_contraction import (
     BOX_LATENCY_CYCLES,
     UNLIMITED,
-    block_needs,
     shared_step,
     steps_ahead,
     wgmma_block,
@@ -111,7 +110,7 @@ class WgmmaContraction:
             return Look(0, 0.0, "warpgroups per block")
         known = wgmma_block(p, block, base.thread)
         traffic = sum(known.moved) / (known.tile.m * known.tile.n * known.tile.k)
-        return Look(known.tile.shared_bytes, traffic, self._capacity_rule(block, known))
+        return Look(known.needs.shared_bytes, traffic, self._capacity_rule(block, known))
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """As many stages as loads need to be on time, with as many blocks a core as leave room for them; blocks that
@@ -180,7 +179,7 @@ class WgmmaContraction:
         p, tile, limits = self.problem, known.tile, self.problem.machine.hw.limits
         if tile.accumulators + CONSUMER_REGISTERS > tile.consumer_registers:
             return "registers per thread"
-        if tile.shared_bytes > limits.shared_bytes_per_block:
+        if known.needs.shared_bytes > limits.shared_bytes_per_block:
             return "shared memory"
         return "grid size" if p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID else ""
 
@@ -199,10 +198,10 @@ class WgmmaContraction:
         steps; with one block a core a few more than that, for nothing else needs the room."""
         hw = self.problem.machine.hw
         tile, step = known.tile, known.step
-        fixed = tile.shared_bytes - tile.ring_bytes - tile.barrier_bytes
+        fixed = tile.epilogue_bytes
         each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // LEAST_STAGES
         rooms = 2 * ATOMS[0] * 8  # what each operand's ring is rounded up by
-        for resident in range(min(most_blocks, blocks_per_core(block_needs(tile), hw)), 0, -1):
+        for resident in range(min(most_blocks, blocks_per_core(known.needs, hw)), 0, -1):
             room = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
             fitting = (min(room, hw.limits.shared_bytes_per_block) - fixed - rooms) // each
             busy = step.cycles(resident, UNLIMITED)

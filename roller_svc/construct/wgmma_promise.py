@@ -14,7 +14,7 @@ from roller_svc.perf.matrix_terms import last_cache_share
 from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.wgmma_contraction import BOX_LATENCY_CYCLES, block_needs, wgmma_block
+from roller_svc.perf.wgmma_contraction import BOX_LATENCY_CYCLES, wgmma_block
 
 
 def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
@@ -24,7 +24,7 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
     tile, step = known.tile, known.step
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
-    together = min(rounds, blocks_per_core(block_needs(tile), mach.hw))
+    together = min(rounds, blocks_per_core(known.needs, mach.hw))
     # of pairs of blocks each loads the half of what they share, the larger operand if that can be
     asked = sum(known.moved) - max(known.moved) / 2 if tasks >= mach.cores else sum(known.moved)
     loads = max(step.port, asked / last_cache_share(mach) * min(1.0, tasks / mach.cores))

@@ -7,7 +7,7 @@ unit, shared memory, the producer, the last cache and DRAM need for it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.perf.footprint import Tile
@@ -54,8 +54,8 @@ STEP_CYCLES = 60.0
 BOX_CYCLES = 16.0
 BOX_LATENCY_CYCLES = 100.0
 CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
-# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which a
-# scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
+# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which
+# a scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
 PRODUCER_SLOT_CYCLES = 1.5
 # Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
 # The units' rates are those of whole kernels of a library, which have the most of it in them.
@@ -68,7 +68,7 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
     tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
-    needs = block_needs(tile)
+    needs = replace(known.needs, shared_bytes=tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.blocks:
         resident = min(resident, -(-launch.blocks // mach.cores))
@@ -91,7 +91,7 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k else (waves - 1) / resident
-    cycles += _edges(p, launch, tile, step, again)
+    cycles += _edges(p, launch, tile, step, _Turns(again, min(resident, -(-launch.grid // mach.cores))))
     each = launch.grid * steps / mach.cores
     parts = [
         ("mma", mach.seconds(each * step.mma)),
@@ -114,7 +114,7 @@ def wgmma_block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
     return known
 
 
-def block_needs(tile: WgmmaTile) -> BlockNeeds:
+def _block_needs(tile: WgmmaTile) -> BlockNeeds:
     """Registers are those that a block is launched with: all that its threads share where roles hand them over, else
     what the role that takes the most has."""
     if tile.consumers > 1:
@@ -175,7 +175,8 @@ def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
         chain=max(STEP_CYCLES, mma / tile.consumers),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_LEAK,
     )  # fmt: skip
-    return WgmmaBlock(tile, step, moved, _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b))
+    latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
+    return WgmmaBlock(tile, step, moved, latencies, _block_needs(tile))
 
 
 def _latencies(feed: WgmmaFeed, staged: WgmmaOperand) -> int:
@@ -197,23 +198,30 @@ def _waiting(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> flo
     return latency + BOX_LATENCY_CYCLES * boxed + CLUSTER_LATENCY_CYCLES * (math.prod(cluster) > 1)
 
 
-def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, again: float) -> float:
-    """Cycles of a core for what is before, between and after the steps of its tiles; `again`: tiles after the first, as
-    far as what is between them hides behind no other block.
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """`again`: tiles of a core after its first, as far as what is between them hides behind no other block; `together`:
+    blocks that it works on at once."""
+
+    again: float
+    together: int
+
+
+def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, turns: _Turns) -> float:
+    """Cycles of a core for what is before, between and after the steps of its tiles.
 
     One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so
     that of a loop that waits for memory part of that time is won back.
     """
-    together = min(blocks_per_core(block_needs(tile), p.machine.hw), -(-launch.grid // p.machine.cores))
     working = min(1.0, launch.grid / p.machine.cores)
     alone, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
     begin = step.latency + min(alone, loads)  # of all steps the longer of both is counted
-    results = together * epilogue_memory_cycles(p, launch)
-    handing = together * _handing_cycles(p, tile)
+    results = turns.together * epilogue_memory_cycles(p, launch)
+    handing = turns.together * _handing_cycles(p, tile)
     if not (launch.blocks or launch.stream_k):
-        return (begin + handing + results) * (1 + again)
+        return (begin + handing + results) * (1 + turns.again)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
-    return begin + handing + results + again * max(0.0, handing - won)
+    return begin + handing + results + turns.again * max(0.0, handing - won)
 
 
 def _handing_cycles(p: Problem, tile: WgmmaTile) -> float:
