@@ -154,11 +154,12 @@ def tile_of(
     )  # fmt: skip
 
 
-# Registers beside results, scores, queries and weights, fitted to 36 kernels that NVRTC 13 compiled for sm_80, with 16
-# to 256 features: what every kernel has, what each further fragment of rows has, what each instruction along the
-# features and each operation of a score takes, and each chunk that a thread brings in one step: an address. Those that
-# spilled are refused, and of those that did not the ones within ten of the limit.
+# Registers beside results, scores, queries and weights, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and 90,
+# with 16 to 256 features: what every kernel has, what each further fragment of rows has, each of keys beyond half of the
+# most, what each instruction along the features and each operation of a score takes, and each chunk that a thread brings
+# in one step: an address. Those that spilled are refused, and of those that did not the ones within ten of the limit.
 BASE_REGISTERS = 64
+MANY_KEYS, KEY_REGISTERS = 8, 5
 ROW_REGISTERS = 10
 FEATURE_STEP_REGISTERS = 0.8
 CHUNK_COPY_REGISTERS = 0.9
@@ -171,6 +172,7 @@ def thread_registers(tile: AttentionTile, found: Attended) -> int:
     words = tile.fragments + tile.key_fragments + 1 + (tile.feature_steps if tile.holds_queries else 1)
     brought = sum(_brought(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v)))
     beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + FEATURE_STEP_REGISTERS * tile.feature_steps
+    beside += KEY_REGISTERS * max(0, tile.key_fragments - MANY_KEYS)
     scores = max(0, found.score_operations - USUAL_OPERATIONS)
     return math.ceil(ACCUMULATORS * rows * words + beside + scores + brought)
 
