@@ -155,9 +155,10 @@ def tile_of(
 
 
 # Registers beside results, scores, queries and weights, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and 90,
-# with 16 to 256 features: what every kernel has, what each further fragment of rows has, each of keys beyond half of the
-# most, what each instruction along the features and each operation of a score takes, and each chunk that a thread brings
-# in one step: an address. Those that spilled are refused, and of those that did not the ones within ten of the limit.
+# with 16 to 256 features: what every kernel has, what each further fragment of rows has, each of keys beyond half of
+# the most, what each instruction along the features and each operation of a score takes, and each chunk that a thread
+# brings in one step: an address. Those that spilled are refused, and of those that did not the ones within ten of the
+# limit.
 BASE_REGISTERS = 64
 MANY_KEYS, KEY_REGISTERS = 8, 5
 ROW_REGISTERS = 10
