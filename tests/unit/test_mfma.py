@@ -167,7 +167,10 @@ def source_of(name: str, block: Extents, warp: tuple[int, int]) -> KernelSource:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("block", "warp"), [((32, 32, 32), (16, 16)), ((64, 96, 64), (32, 48))])
+@pytest.mark.parametrize(
+    ("block", "warp"),
+    [((32, 32, 32), (16, 16)), pytest.param((64, 96, 64), (32, 48), marks=pytest.mark.slow)],
+)
 def test_kernels_are_right(name: str, block: Extents, warp: tuple[int, int]) -> None:
     if name == "rows reduced":
         block, warp = (16, 96, 32), (16, 48)  # all of a row in one tile
