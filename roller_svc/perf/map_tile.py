@@ -16,7 +16,7 @@ Tile = tuple[int, ...]
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 SECTOR_BYTES = 32
-WARP = 32
+WARP = 32  # threads of one request; a wave of 64 makes two, which `request_cycles` counts
 LANES_ALONG = 8  # lanes of a warp that share a line of 128 bytes with 16-byte accesses; the others take other lines
 
 
