@@ -11,7 +11,7 @@ from handwritten import tensor
 from hopper import TOP, hopper, tiled
 from test_emulator_threads import fault
 
-from roller_svc.errors import WrongAnswerError
+from roller_svc.errors import LaunchError, WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import KernelSource, LaunchSpec, Role
 from roller_svc.ir.tensor_map import Swizzle
@@ -107,6 +107,8 @@ FAULTS = {
     "the number of __syncthreads": ("@named_barrier(0, 32);", "named barrier 0"),
     "a part of a warp": ("@named_barrier(1, 16);", "not some of the block's warps"),
     "more than there are": ("@named_barrier(1, 64);", "not some of the block's warps"),
+    "lanes that part": ("if (i < 5)@ named_barrier(1, 32);\nelse named_barrier(1, 32);", "warp divergence"),
+    "lanes that part in a cluster": ("if (i < 5)@ cluster_sync();\nelse cluster_sync();", "warp divergence"),
     "no cluster": ("@barrier_arrive_remote(&bar[0], 1);", "block 1 of a cluster of 1"),
 }  # fmt: skip
 
@@ -132,7 +134,7 @@ def test_named_barriers_wait_for_as_many_as_they_say() -> None:
     short = body.replace("(1, 64)", "(1, 32)")
     with pytest.raises(WrongAnswerError, match="race: "):
         module(one_block(short, 96, top=TOP), races=True).run(INPUT)
-    with pytest.raises(WrongAnswerError, match="named barrier 1 for 64 threads, at line"):
+    with pytest.raises(WrongAnswerError, match=r"named barrier 1 for \d+ threads, at line"):
         module(one_block(body.replace("(1, 64)", "(1, i < 2 ? 96 : 64)"), 96, top=TOP)).run(INPUT)
 
 
@@ -258,6 +260,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bugs_of_clusters_are_caught(name: str) -> None:
     old, new = PLANTED[name]
@@ -298,3 +301,13 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) one(float *c) {
         module(early, 0).run({})
     with pytest.raises(WrongAnswerError, match="before the cluster has met"):
         module(late, 0).run({})
+
+
+def test_a_launch_has_the_clusters_of_its_kernel() -> None:
+    source = product()
+    launch = dataclasses.replace(source.launches[0], cluster=1)
+    with pytest.raises(LaunchError, match="product is for clusters of 2 blocks and launched with 1"):
+        module(dataclasses.replace(source, launches=(launch,)))
+    text = source.text.replace("__cluster_dims__(2, 1, 1) ", "")
+    with pytest.raises(LaunchError, match="product is for clusters of 1 blocks and launched with 2"):
+        module(dataclasses.replace(source, text=text))

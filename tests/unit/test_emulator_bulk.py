@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -291,3 +292,20 @@ def test_what_a_bulk_copy_must_not_do(name: str) -> None:
     start = source.text.index(body.replace("@", ""))
     line = source.text.count("\n", 0, start) + body[: body.rindex("@")].count("\n") + 1
     assert f"line {line}" in raised.value.message
+
+
+@pytest.mark.parametrize(("declared", "message"), [(16, "no multiple of 128"), (256, ""), (1024, "")])
+def test_dynamic_shared_memory_is_aligned_as_it_is_declared(declared: int, message: str) -> None:
+    """A swizzle goes by addresses, so that memory which begins elsewhere has another order of chunks."""
+    a = some((20, 64), "float16")
+    buffer = tensor("A", "a", Role.INPUT, DType.FLOAT16, a.shape)
+    view = tiled("map", buffer, (64, 20), Swizzle.B128)
+    source = kernel(load(view, (0, 0)), buffer, view)
+    text = source.text.replace("__align__(1024) unsigned", f"__align__({declared}) unsigned")
+    source = dataclasses.replace(source, text=text)
+    if message:
+        with pytest.raises(WrongAnswerError, match=message):
+            module(source).run({"A": a})
+        return
+    expected = swizzled(a.tobytes(), 128, declared % 1024)[declared % 1024 :]
+    assert module(source).run({"A": a})["C"].tobytes()[: a.nbytes] == expected[: a.nbytes]

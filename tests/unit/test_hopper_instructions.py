@@ -137,7 +137,9 @@ OPCODES = {"f16": "HGMMA", "bf16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "e
            "u8": "IGMMA"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WGMMA)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if i % 4 else name for i, name in enumerate(WGMMA)]
+)
 def test_products_of_warpgroups(name: str) -> None:
     product = warpgroup_product(name)
     assert product is not None

@@ -3,7 +3,7 @@
 // A phase is over when as many threads have arrived as the barrier is for, and all bytes that were expected are there.
 // What a barrier is stands here; its word in shared memory only shows whether somebody wrote over it.
 #pragma once
-#include "fibers.h"
+#include "warps.h"
 
 namespace {
 
@@ -65,15 +65,21 @@ struct Named {
 Phased phased[MOST_PHASED];
 unsigned phased_count;
 Named named[MOST_BLOCKS][MOST_NAMED];
+bool named_used;  // since the blocks began
 
-void begin_barriers() {
-  for (unsigned i = 0; i < phased_count; i++) forget_known(phased[i].known);
-  phased_count = 0;
+void forget_named() {
   for (auto &of_block : named)
     for (Named &one : of_block) {
       forget_known(one.known);
       one = {};
     }
+  named_used = false;
+}
+
+void begin_barriers() {
+  for (unsigned i = 0; i < phased_count; i++) forget_known(phased[i].known);
+  phased_count = 0;
+  if (named_used) forget_named();
 }
 
 Phased *find(size_t offset, unsigned rank) {
@@ -200,6 +206,8 @@ void emulator::named_barrier(unsigned int id, unsigned int count, int line) {
   if (!id || id >= MOST_NAMED) report(FAULT, "line %d: a named barrier %u: they are from 1 to 15", line, id);
   if (!count || count % WARP || count > threads)
     report(FAULT, "line %d: a named barrier for %u threads: not some of the block's warps", line, count);
+  meet_warp("named_barrier", line);
+  named_used = true;
   Named &own = named[running][id];
   if (own.arrived && own.count != count)
     report(FAULT, "line %d: named barrier %u for %u threads, at line %d it was for %u", line, id, count, own.line,

@@ -53,10 +53,10 @@ void check_rank(unsigned rank, int line) {
 }  // namespace
 
 void emulator::cluster_sync(int line) {
+  meet_warp("cluster_sync", line);
   cluster_arrived++;
-  Waiters before = cluster_waiters;
   current->line = line;
-  current->next = before.first;
+  current->next = cluster_waiters.first;
   cluster_waiters.first = current;
   complete_cluster();
   leave();

@@ -10,10 +10,21 @@ unsigned length(const Waiters &waiters) {
   return count;
 }
 
-void report_party(const Party &party, const char *noun, long number) {
-  if (party.arrived)
-    report(FAULT, "warp divergence: %u of %u threads of %s %ld wait in %s at line %d, the others in a barrier",
-           party.arrived, party.members, noun, number, party.what, party.line);
+// A collective that some of a warp or warpgroup have come to and others not; null where there is none.
+const char *parted() {
+  static char text[160];
+  const auto found = [](const Party &party, const char *noun, unsigned number) {
+    snprintf(text, sizeof text, "%u of %u threads of %s %u wait in %s at line %d", party.arrived, party.members, noun,
+             number, party.what, party.line);
+    return party.arrived != 0;
+  };
+  for (unsigned rank = 0; rank < block_count; rank++) {
+    for (unsigned i = 0; i * WARP < threads; i++)
+      if (found(blocks[rank].warps[i], "warp", i)) return text;
+    for (unsigned i = 0; i * WARPGROUP < threads; i++)
+      if (found(warpgroups[rank][i], "warpgroup", i)) return text;
+  }
+  return nullptr;
 }
 
 void report_phases() {
@@ -21,10 +32,12 @@ void report_phases() {
     const Phased &barrier = phased[i];
     if (!barrier.waiters.first) continue;
     const Fiber &fiber = *barrier.waiters.first;
+    const char *others = parted();
     be(&fiber);
     report(FAULT, "a deadlock: line %d waits for phase %u of the barrier at shared byte %zu, initialised at line %d, "
-           "which lacks %u of %u arrivals and %ld bytes; %u threads wait for it", fiber.line, barrier.phase,
-           barrier.offset, barrier.line, barrier.pending, barrier.count, barrier.bytes, length(barrier.waiters));
+           "which lacks %u of %u arrivals and %ld bytes; %u threads wait for it%s%s", fiber.line, barrier.phase,
+           barrier.offset, barrier.line, barrier.pending, barrier.count, barrier.bytes, length(barrier.waiters),
+           others ? ", and " : "", others ? others : "");
   }
 }
 
@@ -39,11 +52,9 @@ void report_others(const Block &block) {
 }
 
 [[noreturn]] void stuck() {
-  for (unsigned rank = 0; rank < block_count; rank++) {
-    for (unsigned i = 0; i * WARP < threads; i++) report_party(blocks[rank].warps[i], "warp", i);
-    for (unsigned i = 0; i * WARPGROUP < threads; i++) report_party(warpgroups[rank][i], "warpgroup", i);
-  }
   report_phases();
+  if (const char *others = parted())
+    report(FAULT, "warp divergence: %s, the others in a barrier", others);
   for (unsigned rank = 0; rank < block_count; rank++) report_others(blocks[rank]);
   for (unsigned rank = 0; rank < block_count; rank++)
     if (const Block &block = blocks[rank]; block.waiting_count)

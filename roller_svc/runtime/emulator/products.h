@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr unsigned ROWS = 64, MOST_COLUMNS = 256, K_BYTES = 32;
+constexpr unsigned ROWS = 64, MOST_COLUMNS = 256, K_BYTES = 32, MOST_K = K_BYTES;
 
 // An operand's place: rows of `span` bytes, eight of which lie together; with 16 bytes nothing is swizzled.
 struct Matrix {
@@ -65,40 +65,80 @@ void gather_columns(unsigned (*rows)[8], const Matrix &matrix, unsigned extent) 
     }
 }
 
-// A word that was poison stays NaN; any other that is no operand would be cut off in silence.
-template <class T> bool operands(const unsigned (*rows)[8], unsigned count) {
-  for (unsigned i = 0; i < 8 * count; i++)
-    if (!is_operand<T>(rows[0][i]) && rows[0][i] != ~0u) return false;
-  return true;
-}
+// Operands taken apart, as float32 or int32: a[row][k], and b[k] in groups of eight columns.
+typedef Words Groups[MOST_K][MOST_COLUMNS / 8];
+union Left {
+  float floats[ROWS][MOST_K];
+  unsigned words[ROWS][MOST_K];
+};
 
-// sums += a x b, a's rows and b's columns by words.
-template <class A, class B>
-void multiply_words(void *sums, unsigned n, const unsigned (*a)[8], const unsigned (*b)[8]) {
-  typedef typename A::Numbers Numbers;
-  constexpr unsigned E = A::ELEMENTS, K = 8 * E, AT_ONCE = 8;  // rows whose sums do not wait for each other
-  alignas(32) static decltype(Numbers{}[0] + 0) left[ROWS][K];
-  static Numbers right[K][MOST_COLUMNS / 8];
-  for (unsigned row = 0; row < ROWS; row++)
+// A word that was poison stays NaN; any other that is no operand would be cut off in silence.
+template <class T> bool widen_rows(Left &left, const unsigned (*a)[8]) {
+  constexpr unsigned E = T::ELEMENTS;
+  bool fit = true;
+  for (unsigned row = 0; row < ROWS; row++) {
+    for (unsigned w = 0; w < 8; w++) fit = fit && (is_operand<T>(a[row][w]) || a[row][w] == ~0u);
     for (unsigned i = 0; i < E; i++) {
-      Numbers some = A::element(*reinterpret_cast<const Words *>(a[row]), i);
-      for (unsigned w = 0; w < 8; w++) left[row][w * E + i] = some[w];
+      auto some = reinterpret_cast<Words>(T::element(*reinterpret_cast<const Words *>(a[row]), i));
+      for (unsigned w = 0; w < 8; w++) left.words[row][w * E + i] = some[w];
     }
+  }
+  return fit;
+}
+template <class T> bool widen_columns(Groups &right, const unsigned (*b)[8], unsigned n) {
+  constexpr unsigned E = T::ELEMENTS;
+  bool fit = true;
   for (unsigned group = 0; group < n / 8; group++)
     for (unsigned w = 0; w < 8; w++) {
       Words words;
       for (unsigned j = 0; j < 8; j++) words[j] = b[8 * group + j][w];
-      for (unsigned i = 0; i < E; i++) right[w * E + i][group] = B::element(words, i);
+      for (unsigned j = 0; j < 8; j++) fit = fit && (is_operand<T>(words[j]) || words[j] == ~0u);
+      for (unsigned i = 0; i < E; i++) right[w * E + i][group] = reinterpret_cast<Words>(T::element(words, i));
     }
-  auto *d = static_cast<Numbers *>(sums);  // [ROWS][n / 8]
+  return fit;
+}
+
+// sums[ROWS][n] += left x right
+template <class Numbers, class Scalar>
+void multiply_widened(void *sums, unsigned n, unsigned k_count, const Scalar (*left)[MOST_K], const Groups &right) {
+  constexpr unsigned AT_ONCE = 8;  // rows whose sums do not wait for each other
+  auto *d = static_cast<Numbers *>(sums);
   for (unsigned row = 0; row < ROWS; row += AT_ONCE)
     for (unsigned group = 0; group < n / 8; group++) {
       Numbers some[AT_ONCE];
       for (unsigned r = 0; r < AT_ONCE; r++) some[r] = d[(row + r) * (n / 8) + group];
-      for (unsigned k = 0; k < K; k++)
-        for (unsigned r = 0; r < AT_ONCE; r++) some[r] += left[row + r][k] * right[k][group];
+      for (unsigned k = 0; k < k_count; k++)
+        for (unsigned r = 0; r < AT_ONCE; r++)
+          some[r] += left[row + r][k] * reinterpret_cast<Numbers>(right[k][group]);
       for (unsigned r = 0; r < AT_ONCE; r++) d[(row + r) * (n / 8) + group] = some[r];
     }
+}
+
+// What there is to know of a type of operands.
+struct Type {
+  unsigned elements;  // of a word
+  bool (*rows)(Left &, const unsigned (*)[8]);
+  bool (*columns)(Groups &, const unsigned (*)[8], unsigned);
+};
+template <class T> constexpr Type TYPE = {T::ELEMENTS, widen_rows<T>, widen_columns<T>};
+constexpr const Type *TYPES[][2] = {  // in the order of emulator::Operands
+    {&TYPE<F16>, &TYPE<F16>},   {&TYPE<Bf16>, &TYPE<Bf16>}, {&TYPE<Tf32>, &TYPE<Tf32>}, {&TYPE<E4m3>, &TYPE<E4m3>},
+    {&TYPE<E4m3>, &TYPE<E5m2>}, {&TYPE<E5m2>, &TYPE<E4m3>}, {&TYPE<E5m2>, &TYPE<E5m2>}, {&TYPE<S8>, &TYPE<S8>},
+    {&TYPE<S8>, &TYPE<U8>},     {&TYPE<U8>, &TYPE<S8>},     {&TYPE<U8>, &TYPE<U8>},
+};
+
+// sums[ROWS][n] += a x b, a's rows and b's columns by words; false for a word that is no operand.
+bool multiply_words(emulator::Operands operands, void *sums, unsigned n, const unsigned (*a)[8],
+                    const unsigned (*b)[8]) {
+  alignas(64) static Left left;
+  alignas(64) static Groups right;
+  const Type &one = *TYPES[operands][0], &other = *TYPES[operands][1];
+  if (!one.rows(left, a) || !other.columns(right, b, n)) return false;
+  if (operands < emulator::S8S8)
+    multiply_widened<Floats>(sums, n, 8 * one.elements, left.floats, right);
+  else
+    multiply_widened<Words>(sums, n, 8 * one.elements, left.words, right);
+  return true;
 }
 
 }  // namespace

@@ -56,11 +56,16 @@ const char *place_of(uint32_t where, char (&text)[32]) {
   return text;
 }
 
+const char *name_of(Number thread, char (&text)[32]) {
+  snprintf(text, sizeof text, thread == ASYNC ? "a bulk copy" : "thread %u", thread % threads);
+  return text;
+}
+
 [[noreturn]] void report_race(const Access &one, const Access &other, const char *name, size_t byte) {
-  char place[2][32];
+  char place[2][32], who[2][32];
   bool apart = other.time < cluster_began || block_of(one.thread) != block_of(other.thread);
-  report(FAULT, "race: thread %u %s byte %zu of %s at %s, thread %u%s %s it at %s, and %s", one.thread % threads,
-         KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), other.thread % threads,
+  report(FAULT, "race: %s %s byte %zu of %s at %s, %s%s %s it at %s, and %s", name_of(one.thread, who[0]),
+         KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), name_of(other.thread, who[1]),
          apart ? " of another block" : "", KIND_NAMES[other.kind], place_of(other.where, place[1]),
          other.kind == COPY ? "that copy was not awaited" : "nothing orders the two");
 }

@@ -50,7 +50,7 @@ _DEVICE_FUNCTION = re.compile(
     rf"^(?:template\s*<[^<>;{{}}()]*>\s*)?__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE
 )
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
-_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
+_OWN_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
@@ -58,16 +58,30 @@ _UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\
 # The parameter as hardware has it; the emulator has fields of its own (tensor_map.h).
 _OPAQUE_MAP = re.compile(r"^struct __align__\(64\) TensorMap \{[^{}]*\};", re.MULTILINE)
 _BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
+_LEAST_ALIGNMENT, _SWIZZLE_ALIGNMENT = 16, 1024  # bytes
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
 
 
 def program_text(source: KernelSource) -> str:
     """program.cpp: what runtime.cpp runs. Raises LaunchError for a launch that a device would refuse."""
     _check_bounds(source)
+    _check_clusters(source)
     text = _UNSET.sub(r"\g<0> emulator::forget(\1);", without_wrappers(source.text))
+    if _is_bulk(source):
+        text = _DYNAMIC_SHARED.sub(_own_dynamic, text)
     if any(launch.cluster > 1 for launch in source.launches):
-        text = _clustered(text)
+        text = _OWN_SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
     return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
+
+
+def _check_clusters(source: KernelSource) -> None:
+    """A launch has the clusters that its kernel's text says."""
+    for launch in source.launches:
+        declared = re.search(rf"__global__([^;{{}}]*?)\b{launch.name}\s*\(", source.text)
+        found = re.search(r"__cluster_dims__\(\s*(\d+)", declared[1]) if declared else None
+        blocks = int(found[1]) if found else 1
+        if blocks != launch.cluster:
+            raise LaunchError(f"{launch.name} is for clusters of {blocks} blocks and launched with {launch.cluster}")
 
 
 def _check_bounds(source: KernelSource) -> None:
@@ -119,16 +133,23 @@ def _twin(name: str) -> str | None:
     return None
 
 
-def _clustered(text: str) -> str:
-    """The text with shared variables that are the own block's: references, or a pointer for dynamic memory."""
-    text = _SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
-    return _DYNAMIC_SHARED.sub(_own_dynamic, text)
+def _is_bulk(source: KernelSource) -> bool:
+    """Whether the alignment of dynamic shared memory counts, or whose it is."""
+    return any(launch.maps or launch.cluster > 1 for launch in source.launches)
 
 
 def _own_dynamic(found: re.Match[str]) -> str:
+    """A pointer in place of the array: into the own block's memory, and no better aligned than declared."""
     text, name, start = found[0], found[1], found.start(1) - found.start()
     first = f"{text[:start]}{name}_of_first{text[start + len(name) :]}"
-    return f"{first} unsigned char *const {name} = &emulator::own({name}_of_first[0]);"
+    return f"{first} auto *const {name} = &emulator::own({name}_of_first[{_shift(text)} / sizeof {name}_of_first[0]]);"
+
+
+def _shift(declaration: str) -> int:
+    """Bytes that dynamic memory begins behind a multiple of what the largest swizzle needs."""
+    found = re.search(r"__align__\((\d+)\)", declaration)
+    alignment = int(found[1]) if found else _LEAST_ALIGNMENT
+    return alignment % _SWIZZLE_ALIGNMENT
 
 
 def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
@@ -153,12 +174,13 @@ def _blank_text(text: str) -> str:
 def _tables(source: KernelSource) -> str:
     """C++ that says what the buffers and launches are."""
     numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
-    clustered = any(launch.cluster > 1 for launch in source.launches)
-    dynamic = [name + "_of_first" * clustered for name in sorted(set(_DYNAMIC_SHARED.findall(source.text)))]
+    bulk = _is_bulk(source)
+    dynamic = {f[1] + "_of_first" * bulk: _shift(f[0]) * bulk for f in _DYNAMIC_SHARED.finditer(source.text)}
     most = max((launch.shared_bytes for launch in source.launches), default=0)
     lines = ['#line 1 "launches.cpp"']
     lines += [
-        f"alignas(1024) thread_local unsigned char {name}[{most} + emulator::DYNAMIC_SLACK_BYTES];" for name in dynamic
+        f"alignas(1024) thread_local unsigned char {name}[{most + shift} + emulator::DYNAMIC_SLACK_BYTES];"
+        for name, shift in sorted(dynamic.items())
     ]
     lines.append("namespace {")
     for i, launch in enumerate(source.launches):
@@ -169,8 +191,8 @@ def _tables(source: KernelSource) -> str:
         lines.append(f"void emulator_run_{i}(void *const *b) {{ {launch.name}({arguments}); }}")
         zeroed = ", ".join(str(numbers[symbol]) for symbol in launch.zeroed)
         lines.append(f"const int emulator_zeroed_{i}[] = {{{zeroed + ', ' if zeroed else ''}-1}};")
-    for name in dynamic:
-        lines.append(f"unsigned char *emulator_dynamic() {{ return {name}; }}")
+    for name, shift in dynamic.items():
+        lines.append(f"unsigned char *emulator_dynamic() {{ return {name} + {shift}; }}")
     buffers = ", ".join(_buffer(b) for b in source.buffers)
     launches = ", ".join(_launch(i, launch, has_dynamic=bool(dynamic)) for i, launch in enumerate(source.launches))
     lines += [

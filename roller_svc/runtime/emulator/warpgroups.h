@@ -172,18 +172,6 @@ void check_words(const Product &product) {
         report(FAULT, "line %d: registers of a are written before %s is awaited", product.line, product.what.name);
 }
 
-template <class A, class B>
-void multiply_typed(const Product &product, const unsigned (*a)[8], const unsigned (*b)[8]) {
-  if (!operands<A>(a, ROWS) || !operands<B>(b, product.what.n))
-    report(FAULT, "line %d: %s of a word that was not rounded", product.line, product.what.name);
-  multiply_words<A, B>(product.sums->values, product.what.n, a, b);
-}
-constexpr void (*MULTIPLY[])(const Product &, const unsigned (*)[8], const unsigned (*)[8]) = {
-    multiply_typed<F16, F16>,   multiply_typed<Bf16, Bf16>, multiply_typed<Tf32, Tf32>, multiply_typed<E4m3, E4m3>,
-    multiply_typed<E4m3, E5m2>, multiply_typed<E5m2, E4m3>, multiply_typed<E5m2, E5m2>, multiply_typed<S8, S8>,
-    multiply_typed<S8, U8>,     multiply_typed<U8, S8>,     multiply_typed<U8, U8>,
-};
-
 // The rows of a are read by the warp that they are of, b by all: the first one stands for them.
 void watch_reads(const Matrix &matrix, unsigned extent, bool turned, bool of_a, int line) {
   unsigned place = 0;
@@ -212,7 +200,8 @@ void run(Warpgroup &own, Product &product) {
   }
   gather(b, product.b, sums.n, product.what.b_turned, false, product.line);
   if (!product.add) memset(sums.values, 0, ROWS * sums.n * sizeof *sums.values);
-  MULTIPLY[product.what.types](product, a, b);
+  if (!multiply_words(product.what.types, sums.values, sums.n, a, b))
+    report(FAULT, "line %d: %s of a word that was not rounded", product.line, product.what.name);
   if (--sums.under_way) return;
   fragments(sums, [](unsigned char *to, const unsigned *from) { memcpy(to, from, 8); });
   sums.landed = own.landed = own.fences;

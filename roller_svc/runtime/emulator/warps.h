@@ -49,6 +49,12 @@ template <class Work> void meet(Work work) {
   meet(own, own.waiting, [&own, work] { work(own.exchanges[own.generation % 2]); });
 }
 
+// What the whole warp is to come to, and each lane then does by itself.
+void meet_warp(const char *what, int line) {
+  entered(what, line);
+  meet([](Exchange &) {});
+}
+
 unsigned first_of_warp() { return current->number - current->lane; }
 
 void need_whole_mask(const char *what, unsigned mask, int width, int line) {
