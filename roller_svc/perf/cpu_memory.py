@@ -31,9 +31,12 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
     if tensor.access.is_output:
         hinted = tensor.run(block) * tensor.elem_bytes >= HINTED_RUN_BYTES
         moved *= costs.written * (1.0 if hinted else costs.unasked)
-    beyond = _overrun_bytes(p, tensor, block)
+    # of no use where L2 has lost it before the walk comes there
+    lost = 1.0 - costs.held_share(mach.caches[-2].bytes_per_core, p.touched.bytes(block))
+    beyond = lost * _overrun_bytes(p, tensor, block)
+    together = lost * sum([_overrun_bytes(p, t, block) for t in p.touched.accesses]) if lost else 0.0
     seconds = 0.0
-    for share, cache in _found(mach, p.compulsory_bytes + sum(_overrun_bytes(p, t, block) for t in p.touched.accesses)):
+    for share, cache in _found(mach, p.compulsory_bytes + together):
         each = _byte_seconds(mach, cache, grid)
         latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
         waits_s = costs.restart * mach.seconds(max(0.0, latency - costs.hidden_cycles))
@@ -43,14 +46,11 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
 
 
 def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:
-    """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches, and is
-    of no use where L2 has lost it before the walk comes there."""
-    mach = p.machine
-    lost = 1.0 - mach.costs.memory.held_share(mach.caches[-2].bytes_per_core, p.touched.bytes(block))
+    """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches."""
     stretch = tensor.stretch_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
-    each = mach.costs.memory.overrun * min(stretch, AHEAD_BYTES) * to_page_end
-    return lost * each * tensor.moved_bytes(p.extents) / stretch
+    each = p.machine.costs.memory.overrun * min(stretch, AHEAD_BYTES) * to_page_end
+    return each * tensor.moved_bytes(p.extents) / stretch
 
 
 def memory_share(mach: Machine, walked_bytes: float) -> float:
