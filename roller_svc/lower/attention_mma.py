@@ -300,7 +300,8 @@ class _Kernel:
             Compute(name, (part, *total.index), Load(room, ROW, _F32))
             for name, room in ((maxima, MAXIMUM), (totals, TOTAL))
         )
-        first = both(equal(mod(ref(LANE), QUAD), num(0)), equal(ref("n.block"), num(0)))
+        columns = equal(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
+        first = both(equal(mod(ref(LANE), QUAD), num(0)), columns)
         assert first is not None, "it is said which lane"
         nodes: tuple[Node, ...] = (self._piece_of_row((results, part)), Branch(first, ends))
         if rows.extent % self.tile.m:
