@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from mutants import matrix_async, matrix_kinds, memory_bugs, scalar_bugs
+from mutants import attention_bugs, matrix_async, matrix_kinds, memory_bugs, scalar_bugs
 from mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -12,6 +12,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *matrix_kinds.MUTATIONS,
     *scalar_bugs.MUTATIONS,
     *memory_bugs.MUTATIONS,
+    *attention_bugs.MUTATIONS,
 )
 
 # Why a bug that the suite does not find is not found.
