@@ -8,7 +8,7 @@ from enum import Enum
 
 from roller_svc.ir.demands import KernelFamily
 
-A100, T4, L40S = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-l40s"
+A100, T4, L40S, H200 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-l40s", "nvidia-h200-sxm"
 Types = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
@@ -25,6 +25,8 @@ class Tiles:
     split_k: int = 1
     stages: int = 1
     stream_k: int = 0
+    blocks: int = 0
+    cluster: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Kind(Enum):
     SHUFFLE = "lanes that are not joined, or twice"
     PART = "parts of a split reduction"
     ROOM = "shared rooms overlap"
+    PHASE = "a barrier's phase, its arrivals or its bytes"
+    RELEASE = "memory is given up, or taken again, too early"
+    FENCE = "a fence is missing"
+    DESCRIPTOR = "a product's or a bulk copy's description of memory"
+    PEER = "blocks of a cluster"
     NARROWED = "a value or an index in too narrow a type"
     DIVERGENCE = "threads part where they should go together"
     DECLARED = "what a declaration promises"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 
-from mutants import attention_bugs, matrix_async, matrix_kinds, memory_bugs, scalar_bugs
+from mutants import attention_bugs, matrix_async, matrix_kinds, memory_bugs, ring, scalar_bugs
 from mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *matrix_async.MUTATIONS,
     *matrix_kinds.MUTATIONS,
+    *ring.MUTATIONS,
     *scalar_bugs.MUTATIONS,
     *memory_bugs.MUTATIONS,
     *attention_bugs.MUTATIONS,

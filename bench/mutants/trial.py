@@ -71,7 +71,7 @@ def _tiled(program: RProgram, case: Case) -> RProgram:
     block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
     return dataclasses.replace(
         program, block=block, thread=thread, lanes=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages, raster=1,
-        stream_k=tiles.stream_k,
+        stream_k=tiles.stream_k, blocks=tiles.blocks, cluster=tiles.cluster,
     )  # fmt: skip
 
 

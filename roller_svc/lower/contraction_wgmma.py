@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, div, equal, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.hopper_nodes import WARPGROUP_THREADS, ClusterBarrier
@@ -183,4 +183,4 @@ def _part(feed: WgmmaFeed, extent: int, tile: WgmmaTile, operand: WgmmaOperand) 
 
 
 def _shifted(bits: int, by: Expr) -> Expr:
-    return Op(OpKind.SHL, (num(bits), by), DType.INT32)
+    return num(bits << int(by.value)) if isinstance(by, Const) else Op(OpKind.SHL, (num(bits), by), DType.INT32)

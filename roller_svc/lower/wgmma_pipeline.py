@@ -136,20 +136,21 @@ class Ring:
         commit: tuple[Node, ...] = ()
         if any(feed.is_async for feed in self.staged):
             commit = (CommitCopies(),)
-        arrival = self._arrival(sub(ref(TURN), num(ahead)), ahead)
+        arrival = self._arrival(ref(TURN), ahead, ahead)
         return (*commit, Branch(less_equal(num(ahead), ref(TURN)), arrival)) if ahead else (*commit, *arrival)
 
     def _last_arrivals(self, steps: Expr) -> tuple[Node, ...]:
         """Of the steps that were begun and not awaited when there are no more."""
         nodes: tuple[Node, ...] = ()
         for pending in reversed(range(self._ahead)):
-            turn = sub(steps, num(pending + 1))
-            nodes += (Branch(less_equal(num(0), turn), self._arrival(turn, pending)),)
+            nodes += (Branch(less(num(pending), steps), self._arrival(steps, pending + 1, pending)),)
         return nodes
 
-    def _arrival(self, turn: Expr, pending: int) -> tuple[Node, ...]:
+    def _arrival(self, turn: Expr, before: int, pending: int) -> tuple[Node, ...]:
+        """At the step that many `before` the turn."""
         wait: tuple[Node, ...] = (AwaitCopies(pending),) if any(feed.is_async for feed in self.staged) else ()
-        return (*wait, FenceAsync(), ArriveBarrier(FULL, (mod(turn, self.tile.stages),)))
+        slot = mod(add(turn, num(-before % self.tile.stages)), self.tile.stages)
+        return (*wait, FenceAsync(), ArriveBarrier(FULL, (slot,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
     def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:

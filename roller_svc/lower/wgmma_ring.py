@@ -66,6 +66,8 @@ class RingStaging(Staging):
 
     def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
         element = ref(".element")
+        if self.staged.row == self.atom:
+            return (slot, num(0), ref(".row"), add(element, lane))
         return (slot, div(element, self.atom), ref(".row"), add(mod(element, self.atom), lane))
 
     def _along_k(self, step: Expr, element: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
