@@ -309,3 +309,32 @@ def test_dynamic_shared_memory_is_aligned_as_it_is_declared(declared: int, messa
         return
     expected = swizzled(a.tobytes(), 128, declared % 1024)[declared % 1024 :]
     assert module(source).run({"A": a})["C"].tobytes()[: a.nbytes] == expected[: a.nbytes]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_is_written_under_a_store(when: str) -> None:
+    """A thread that writes behind its own store sees to it itself; whether that has read yet, nobody knows."""
+    d = tensor("D", "d", Role.OUTPUT, DType.FLOAT32, (4, 8))
+    awaits = "bulk_wait_read<0>();"
+    text = f"""
+extern "C" __global__ void one(float *d, const __grid_constant__ TensorMap map) {{
+  __shared__ __align__(128) float s[32];
+  s[threadIdx.x] = (float)threadIdx.x;
+  fence_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {{
+    tma_store_2d(&map, s, 0, 0);
+    bulk_commit();
+    {awaits if when == "before" else ""}
+    s[5] = 7.0f;
+    {awaits if when == "after" else ""}
+  }}
+}}
+"""
+    launch = LaunchSpec("one", ("d",), (1, 1, 1), (32, 1, 1), maps=(tiled("map", d, (8, 4)),))
+    source = hopper(text, (d,), launch)
+    if when == "before":
+        assert (module(source).run({})["D"].reshape(-1) == np.arange(32)).all()
+    else:
+        with pytest.raises(WrongAnswerError, match="shared memory was written before this store was awaited"):
+            module(source).run({})

@@ -1,6 +1,6 @@
 // Bulk copies of boxes of a tensor (PTX ISA, "cp.async.bulk.tensor"): they land when no thread can run, in an order
-// that follows from the seed; until then the destination is poison. Stores read when their thread awaits that, and
-// write when it awaits that, or at its end.
+// that follows from the seed; until then the destination is poison. What stores read may not change until their thread
+// awaits that; they write when it awaits that, or at its end.
 #pragma once
 #include "barriers.h"
 
@@ -186,21 +186,34 @@ Box box_of(const TensorMap *map, const void *shared_address, const int *at, int 
 
 struct Store {
   Box box;
-  unsigned char *data;  // null until it was read
+  unsigned char *data;  // as it was at the issue
+  bool read;
   unsigned group;
 };
 
-void read_store(Store &store) {
+void issue_store(Store &store) {
   const Box &box = store.box;
-  const uint32_t where = IS_LINE | static_cast<uint32_t>(box.line);
   size_t bytes = row_bytes(box.map), count = row_count(box.map);
   store.data = static_cast<unsigned char *>(malloc(bytes * count));
   if (!store.data) failed("malloc");
   for (size_t row = 0; row < count; row++)
     parts(box, row, running, [&](const unsigned char *from, size_t i, size_t part) {
-      if (races_watched) watch(box.thread, from, part, READ, where);
       memcpy(store.data + row * bytes + i, from, part);
     });
+}
+
+// Nothing may change between the issue and the wait: hardware reads at any time in between.
+void read_store(Store &store) {
+  const Box &box = store.box;
+  const uint32_t where = IS_LINE | static_cast<uint32_t>(box.line);
+  size_t bytes = row_bytes(box.map), count = row_count(box.map);
+  for (size_t row = 0; row < count; row++)
+    parts(box, row, running, [&](const unsigned char *from, size_t i, size_t part) {
+      if (races_watched) watch(box.thread, from, part, READ, where);
+      if (memcmp(store.data + row * bytes + i, from, part))
+        report(FAULT, "line %d: shared memory was written before this store was awaited", box.line);
+    });
+  store.read = true;
 }
 
 void write_store(Store &store) {
@@ -235,7 +248,7 @@ void end_bulk() {
   if (!current->stores) return;
   Stores &stores = *current->stores;
   for (unsigned i = 0; i < stores.count; i++) {
-    if (!stores.pending[i].data)
+    if (!stores.pending[i].read)
       report(FAULT, "line %d: the thread ends without awaiting that this store has read", stores.pending[i].box.line);
     write_store(stores.pending[i]);
   }
@@ -281,7 +294,9 @@ void emulator::store(const TensorMap *map, const void *from, unsigned long room,
   }
   if (races_watched)
     watch_async_read(current->number, from, map->bytes, IS_LINE | static_cast<uint32_t>(line));
-  stores.pending[stores.count++] = {box_of(map, from, at, line), nullptr, stores.group};
+  Store &store = stores.pending[stores.count++];
+  store = {box_of(map, from, at, line), nullptr, false, stores.group};
+  issue_store(store);
 }
 
 void bulk_commit() { stores_of(*current).group++; }
@@ -290,7 +305,7 @@ void emulator::await_stores(unsigned int pending, bool read) {
   Stores &stores = stores_of(*current);
   unsigned done = 0;
   for (unsigned i = 0; i < stores.count && stores.pending[i].group + pending < stores.group; i++) {
-    if (!stores.pending[i].data) read_store(stores.pending[i]);
+    if (!stores.pending[i].read) read_store(stores.pending[i]);
     if (read) continue;
     write_store(stores.pending[i]);
     done++;

@@ -24,8 +24,8 @@ struct Product {
   emulator::WarpgroupProduct what;
   unsigned long long a, b;
   bool in_registers, add;
-  unsigned words[ROWS][8];                // a, where it comes from registers
-  const unsigned *places[WARPGROUP];      // and where each thread has its four
+  unsigned rows[ROWS][8], columns[MOST_COLUMNS][8];  // a and b as they were at the issue
+  const unsigned *places[WARPGROUP];                 // of a's words in registers, four a thread
   unsigned group;
   int line;
 };
@@ -34,7 +34,7 @@ struct Warpgroup : Party {
   Fiber *waiting[WARPGROUP];
   Sums sums[MOST_SUMS];
   unsigned sums_count;
-  Product *products;  // that were issued and not awaited, oldest first
+  Product **products;  // that were issued and not awaited, oldest first; behind them some to use again
   unsigned product_count, product_room, group;
   unsigned fences, landed;  // fences, and those until any registers last were the threads' own
   // what threads bring to the product that they come to
@@ -114,17 +114,44 @@ Sums &sums_of(Warpgroup &own, const emulator::WarpgroupProduct &what, int line) 
 
 // Lane 4 g + t of warp w has a's words as in mma: row 16 w + g, or 8 more in odd words, of columns t, or 4 more in the
 // last two.
-void take_words(Product &product, const Warpgroup &own) {
-  for (unsigned i = 0; i < WARPGROUP; i++) {
-    product.places[i] = own.words[i];
+void gather_words(unsigned (*rows)[8], const unsigned *const *places) {
+  for (unsigned i = 0; i < WARPGROUP; i++)
     for (unsigned r = 0; r < 4; r++)
-      product.words[i / 32 * 16 + i % 32 / 4 + 8 * (r & 1)][i % 4 + 4 * (r >> 1)] = own.words[i][r];
+      rows[i / 32 * 16 + i % 32 / 4 + 8 * (r & 1)][i % 4 + 4 * (r >> 1)] = places[i][r];
+}
+
+void gather(unsigned (*rows)[8], unsigned long long descriptor, unsigned extent, bool turned) {
+  Matrix matrix(descriptor, running);
+  turned ? gather_columns(rows, matrix, extent) : gather_rows(rows, matrix, extent);
+}
+
+void gather_operands(const Product &product, unsigned (*rows)[8], unsigned (*columns)[8]) {
+  if (product.in_registers)
+    gather_words(rows, product.places);
+  else
+    gather(rows, product.a, ROWS, product.what.a_turned);
+  gather(columns, product.b, product.what.n, product.what.b_turned);
+}
+
+Product &new_product(Warpgroup &own) {
+  if (own.product_count == own.product_room) {
+    unsigned room = own.product_room ? 2 * own.product_room : 16;
+    own.products = static_cast<Product **>(realloc(own.products, room * sizeof(Product *)));
+    if (!own.products) failed("realloc");
+    for (; own.product_room < room; own.product_room++) {
+      own.products[own.product_room] = static_cast<Product *>(malloc(sizeof(Product)));
+      if (!own.products[own.product_room]) failed("malloc");
+    }
   }
+  return *own.products[own.product_count++];
 }
 
 Number first_number() { return static_cast<Number>(current->number - current->thread % WARPGROUP); }
 
-void check_matrix(const Matrix &matrix, unsigned extent, bool turned, const char *which, int line) {
+void check_matrix(unsigned long long descriptor, unsigned extent, bool turned, const char *which, int line) {
+  constexpr unsigned long long UNUSED = 0x3fffc000c000c000;  // the base offset of patterns too, which is 0 here
+  if (descriptor & UNUSED) report(FAULT, "line %d: %s has a descriptor of distances too large", line, which);
+  const Matrix matrix(descriptor, running);
   // a part of an operand may begin within rows, but not between those that lie together
   size_t atom = 8 * matrix.span, within = matrix.start % matrix.span;
   if (matrix.swizzle && matrix.start % atom != within)
@@ -139,12 +166,7 @@ void check_matrix(const Matrix &matrix, unsigned extent, bool turned, const char
 }
 
 void issue(Warpgroup &own, const emulator::WarpgroupProduct &what, bool in_registers, int line) {
-  if (own.product_count == own.product_room) {
-    own.product_room = own.product_room ? 2 * own.product_room : 16;
-    own.products = static_cast<Product *>(realloc(own.products, own.product_room * sizeof(Product)));
-    if (!own.products) failed("realloc");
-  }
-  Product &product = own.products[own.product_count++];
+  Product &product = new_product(own);
   product.what = what;
   product.a = own.a;
   product.b = own.b;
@@ -152,9 +174,10 @@ void issue(Warpgroup &own, const emulator::WarpgroupProduct &what, bool in_regis
   product.add = own.accumulate;
   product.group = own.group;
   product.line = line;
-  if (in_registers) take_words(product, own);
-  if (!in_registers) check_matrix(Matrix(own.a, running), ROWS, what.a_turned, "a", line);
-  check_matrix(Matrix(own.b, running), what.n, what.b_turned, "b", line);
+  memcpy(product.places, own.words, sizeof product.places);
+  if (!in_registers) check_matrix(own.a, ROWS, what.a_turned, "a", line);
+  check_matrix(own.b, what.n, what.b_turned, "b", line);
+  gather_operands(product, product.rows, product.columns);
   Sums &sums = sums_of(own, what, line);
   product.sums = &sums;
   if (!sums.under_way && own.fences == sums.landed)
@@ -163,13 +186,6 @@ void issue(Warpgroup &own, const emulator::WarpgroupProduct &what, bool in_regis
     fragments(sums, [](const unsigned char *from, unsigned *to) { memcpy(to, from, 8); });
     forget_sums(sums);
   }
-}
-
-void check_words(const Product &product) {
-  for (unsigned i = 0; i < WARPGROUP; i++)
-    for (unsigned r = 0; r < 4; r++)
-      if (product.places[i][r] != product.words[i / 32 * 16 + i % 32 / 4 + 8 * (r & 1)][i % 4 + 4 * (r >> 1)])
-        report(FAULT, "line %d: registers of a are written before %s is awaited", product.line, product.what.name);
 }
 
 // The rows of a are read by the warp that they are of, b by all: the first one stands for them.
@@ -183,33 +199,48 @@ void watch_reads(const Matrix &matrix, unsigned extent, bool turned, bool of_a, 
   });
 }
 
-void gather(unsigned (*rows)[8], unsigned long long descriptor, unsigned extent, bool turned, bool of_a, int line) {
-  Matrix matrix(descriptor, running);
-  if (races_watched) watch_reads(matrix, extent, turned, of_a, line);
-  turned ? gather_columns(rows, matrix, extent) : gather_rows(rows, matrix, extent);
+// Nothing may change between the issue and the wait: hardware reads at any time in between.
+void check_unchanged(const Product &product, const unsigned (*rows)[8], const unsigned (*columns)[8]) {
+  const char *changed = nullptr;
+  if (memcmp(columns, product.columns, product.what.n * sizeof *columns)) changed = "b";
+  if (memcmp(rows, product.rows, sizeof product.rows)) changed = product.in_registers ? "registers of a" : "a";
+  if (changed)
+    report(FAULT, "line %d: %s of %s changed before the product was awaited", product.line, changed,
+           product.what.name);
 }
 
 void run(Warpgroup &own, Product &product) {
-  alignas(64) static unsigned a[ROWS][8], b[MOST_COLUMNS][8];
+  alignas(64) static unsigned rows[ROWS][8], columns[MOST_COLUMNS][8];
   Sums &sums = *product.sums;
-  if (product.in_registers) {
-    check_words(product);
-    memcpy(a, product.words, sizeof a);
-  } else {
-    gather(a, product.a, ROWS, product.what.a_turned, true, product.line);
+  if (races_watched) {
+    if (!product.in_registers)
+      watch_reads(Matrix(product.a, running), ROWS, product.what.a_turned, true, product.line);
+    watch_reads(Matrix(product.b, running), sums.n, product.what.b_turned, false, product.line);
   }
-  gather(b, product.b, sums.n, product.what.b_turned, false, product.line);
+  gather_operands(product, rows, columns);
+  check_unchanged(product, rows, columns);
   if (!product.add) memset(sums.values, 0, ROWS * sums.n * sizeof *sums.values);
-  if (!multiply_words(product.what.types, sums.values, sums.n, a, b))
+  if (!multiply_words(product.what.types, sums.values, sums.n, rows, columns))
     report(FAULT, "line %d: %s of a word that was not rounded", product.line, product.what.name);
   if (--sums.under_way) return;
   fragments(sums, [](unsigned char *to, const unsigned *from) { memcpy(to, from, 8); });
   sums.landed = own.landed = own.fences;
 }
 
+// Products up to those of the last `pending` groups run.
+void run_groups(Warpgroup &own, unsigned pending) {
+  while (own.product_count && own.products[0]->group + pending < own.group) {
+    Product *first = own.products[0];
+    run(own, *first);
+    memmove(own.products, own.products + 1, (own.product_room - 1) * sizeof first);
+    own.products[own.product_room - 1] = first;
+    own.product_count--;
+  }
+}
+
 void end_products() {
   Warpgroup &own = *current->warpgroup;
-  if (own.product_count) report(FAULT, "line %d: the thread ends without awaiting this product", own.products[0].line);
+  if (own.product_count) report(FAULT, "line %d: the thread ends without awaiting this product", own.products[0]->line);
   end_party(own, own.waiting, "warpgroup");
 }
 
@@ -254,11 +285,7 @@ void emulator::commit_warpgroup(int line) {
 void emulator::await_warpgroup(unsigned int pending, int line) {
   Warpgroup &own = entered_warpgroup("wgmma_wait", line);
   meet(own, [&] {
-    unsigned done = 0;
-    while (done < own.product_count && own.products[done].group + pending < own.group)
-      run(own, own.products[done++]);
-    own.product_count -= done;
-    memmove(own.products, own.products + done, own.product_count * sizeof(Product));
+    run_groups(own, pending);
     for (unsigned first = 0; first < WARPGROUP; first += WARP)  // a warp's lanes wait as one
       order_warp(first_number() + first, WARP);
   });
