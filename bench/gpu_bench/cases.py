@@ -44,7 +44,7 @@ class Check:
 def checks() -> list[Check]:
     """All of them, those of a family together, small ones first."""
     found = [*_matrix(), *_matrix_splits(), *_matrix_programs(), *_scalar(), *_maps(), *_layouts(), *_windows(),
-             *_reductions(), *_rows(), *_indexed(), *_vectors(), *_large()]  # fmt: skip
+             *_reductions(), *_rows(), *_indexed(), *_vectors(), *_attention(), *_large()]  # fmt: skip
     return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in found]
 
 
@@ -109,8 +109,30 @@ def _matrix_programs() -> Iterator[Check]:
     yield Check("conv-nchw", family,
                 f"Y[n,f,y,x] +=! X[n,c,y+r-1,x+s-1].when([{inside}], 0.0) * W[f,c,r,s] where y in 14, x in 13",
                 (("X", ("bfloat16", (2, 16, 14, 13))), ("W", ("bfloat16", (33, 16, 3, 3)))))  # fmt: skip
-    yield Check("attention", family, "O = attention(Q, K, V)",
-                tuple((name, ("float16", (2, 3, 65, 32))) for name in "QKV"))  # fmt: skip
+
+
+def _attention() -> Iterator[Check]:
+    """As one kernel: rows, keys and features that divide nothing, masks, heads that share keys, keys shared out."""
+    family = "attention"
+    masked = "S[h,i,j] +=! Q[h,i,d] * K[h,j,d]; P[h,i,j] = (S[h,i,j] * 0.2).when([{}], -60000.0); H[h,i] >=! P[h,i,j];"
+    masked += "E[h,i,j] = exp(P[h,i,j] - H[h,i]); Z[h,i] +=! E[h,i,j]; Y[h,i,d] +=! E[h,i,j] * V[h,j,d];"
+    masked += "O[h,i,d] = Y[h,i,d] / Z[h,i]"
+    for name, dtype, (heads, shared), (queries, keys), features, more in (
+        ("plain", "float16", (3, 3), (65, 65), 32, ""),
+        ("causal", "bfloat16", (8, 2), (130, 190), 80, ", causal=1"),
+        ("wide", "float16", (2, 2), (70, 70), 256, ", causal=1"),
+        ("odd", "bfloat16", (2, 1), (33, 51), 13, ""),
+        ("decode", "float16", (28, 4), (1, 777), 128, ""),
+    ):
+        queried, seen = (2, heads, queries, features), (2, shared, keys, features)
+        yield Check(f"{name}-{dtype}", family, f"O = attention(Q, K, V{more})",
+                    (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen))))  # fmt: skip
+    for name, cond in (("filled", "j <= i"), ("rows-without-keys", "j < i - 20")):
+        yield Check(name, family, masked.format(cond), tuple((n, ("float16", (2, 90, 64))) for n in "QKV"))
+    yield Check("mask-split", family, "O = attention(Q, K, V, M)", (
+        ("Q", ("float16", (1, 4, 40, 64))), ("K", ("float16", (1, 4, 300, 64))), ("V", ("float16", (1, 4, 300, 64))),
+        ("M", ("float16", (40, 300))),
+    ), tiles=(("split_k", 2),))  # fmt: skip
 
 
 def _scalar() -> Iterator[Check]:

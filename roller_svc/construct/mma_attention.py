@@ -14,7 +14,7 @@ from roller_svc.construct.align import powers
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.construct.scale_up import Log, Look, Stage, scale_up
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.attention_tile import Attended, thread_registers
+from roller_svc.perf.attention_tile import Attended, AttentionTile, thread_registers
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.mma_attention import attention_block
@@ -93,22 +93,27 @@ class MmaAttention:
 
     def look(self, block: Tile, base: Base) -> Look:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p = self.problem
         tile = attention_block(p, self.found, block, base.thread, (LEAST_STAGES, 1))
-        registers = thread_registers(tile, self.found)
         traffic = (p.a.moved_bytes(block) / max(1, p.extent(p.k)) + p.b.moved_bytes(block) / tile.keys) / tile.m
-        rule = ""
+        return Look(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
+
+    def _too_large(self, tile: AttentionTile) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
         if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
-            rule = "threads per block"
-        elif registers > limits.max_registers_per_thread - SPILL_SLACK:
-            rule = "registers per thread"
-        elif block_registers(tile.threads, registers, limits) > limits.registers_per_core:
-            rule = "registers per core"
-        elif tile.shared_bytes > limits.shared_bytes_per_block:
-            rule = "shared memory"
-        elif tile.key_warps > 1 and (p.extent(p.m) > tile.m or (tile.key_warps - 1) * tile.warp_keys >= p.extent(p.k)):
-            rule = "keys per warp"
-        return Look(max(tile.shared_bytes, registers * WORD_BYTES * limits.warp_size), traffic, rule)
+            return "threads per block"
+        if tile.shared_bytes > limits.shared_bytes_per_block:
+            return "shared memory"
+        idle = (tile.key_warps - 1) * tile.warp_keys >= p.extent(p.k)
+        return "keys per warp" if tile.key_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
+
+    def _misaligned(self, tile: AttentionTile) -> str:
+        """A thread brings less where more rows, and so more warps, share a step's keys."""
+        limits, registers = self.problem.machine.hw.limits, thread_registers(tile, self.found)
+        if registers > limits.max_registers_per_thread - SPILL_SLACK:
+            return "registers per thread"
+        over = block_registers(tile.threads, registers, limits) > limits.registers_per_core
+        return "registers per core" if over else ""
 
     # device level ---------------------------------------------------------------------------------------------------
     def _pipelines(self, block: Tile, base: Base) -> Iterator[AttentionShape]:

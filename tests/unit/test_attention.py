@@ -346,3 +346,9 @@ def test_a_mask_makes_it_faster_and_no_estimate_is_below_its_roofline() -> None:
 def test_every_device_has_an_estimate(spec: HardwareSpec) -> None:
     seconds = estimate_program(Shared(program(LLAMA, LLAMA_INPUTS)), spec).plans[0].estimate.seconds
     assert 0 < seconds < 10
+
+
+def test_construction_tells_how_much_each_step_reuses() -> None:
+    _, _, (construction,) = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1)
+    assert construction.trace
+    assert all(math.isfinite(step.reuse) for step in construction.trace)
