@@ -3,60 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
-Type = tuple[str, tuple[int, ...]]
-Inputs = tuple[tuple[str, Type], ...]
+from gpu_bench.attention_cases import attention_checks
+from gpu_bench.check import HALVES, LAYOUTS, SHAPES, Check, product_check
+from gpu_bench.warpgroup_cases import large_warpgroup_checks, warpgroup_checks
+from roller_svc.ir.dtype import dtype_named
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
 
-HALVES = ("float16", "bfloat16")
-# (m, n, k): whole tiles; k a multiple of 4 and of 2 elements only, for the narrower copies; nothing divides anything
-SHAPES = {"whole": (192, 128, 160), "by4": (132, 100, 36), "by2": (70, 34, 50), "odd": (67, 33, 51)}
 TINY = (3, 5, 7)
-LAYOUTS = {"nn": ("mk", "kn"), "nt": ("mk", "nk"), "tn": ("km", "kn")}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One program, and what is demanded of its kernel: `unit` and `tiles` as `api.compile` has `family` and `tiles`.
-
-    `product` is the einsum that a program is which is too large for the interpreter: then all of its elements are
-    compared with a product of the same operands in float32, and not a sample alone.
-    """
-
-    id: str
-    family: str
-    expression: str
-    inputs: Inputs
-    allow_tf32: bool = False
-    unit: str | None = None
-    tiles: tuple[tuple[str, int], ...] = ()
-    hints: Mapping[str, Any] = field(default_factory=dict)
-    product: str | None = None
-
-    @property
-    def types(self) -> dict[str, dict[str, Any]]:
-        """The inputs as requests have them."""
-        return {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in self.inputs}
+_KINDS = {"mma": UnitKind.MMA, "wgmma": UnitKind.WGMMA}
 
 
 def checks() -> list[Check]:
     """All of them, those of a family together, small ones first."""
-    found = [*_matrix(), *_matrix_splits(), *_matrix_programs(), *_scalar(), *_maps(), *_layouts(), *_windows(),
-             *_reductions(), *_rows(), *_indexed(), *_vectors(), *_attention(), *_large()]  # fmt: skip
+    found = [*_matrix(), *_matrix_splits(), *_matrix_programs(), *warpgroup_checks(), *attention_checks(), *_scalar(),
+             *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(), *_indexed(), *_vectors(), *_large(),
+             *large_warpgroup_checks()]  # fmt: skip
     return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in found]
 
 
-def _product(
-    family: str, name: str, dtype: str, extents: tuple[int, int, int], layout: str = "nn", **more: Any
-) -> Check:
-    sizes = dict(zip("mnk", extents, strict=True))
-    (a, b), cast = LAYOUTS[layout], ".cast(`int32`)" if "int8" in dtype else ""
-    shapes = [tuple(sizes[axis] for axis in index) for index in (a, b)]
-    text = f"C[m,n] +=! A[{','.join(a)}]{cast} * B[{','.join(b)}]{cast}"
-    return Check(f"{name}-{layout}-{dtype}", family, text, (("A", (dtype, shapes[0])), ("B", (dtype, shapes[1]))),
-                 **more)  # fmt: skip
+def checks_for(hw: HardwareSpec) -> list[Check]:
+    """Those whose unit a device has."""
+    return [check for check in checks() if _has_unit(check, hw)]
+
+
+def _has_unit(check: Check, hw: HardwareSpec) -> bool:
+    kind, dtype = _KINDS.get(check.unit or ""), dtype_named(check.inputs[0][1][0])
+    return kind is None or any(unit.kind is kind and unit.in_dtype is dtype for unit in hw.units)
 
 
 def _matrix() -> Iterator[Check]:
@@ -64,13 +38,13 @@ def _matrix() -> Iterator[Check]:
     for dtype in HALVES:
         for name, extents in SHAPES.items():
             for layout in LAYOUTS:
-                yield _product("mma", name, dtype, extents, layout, unit="mma")
-        yield _product("mma", "one-tile", dtype, (16, 16, 16), unit="mma")
+                yield product_check("mma", name, dtype, extents, layout, unit="mma")
+        yield product_check("mma", "one-tile", dtype, (16, 16, 16), unit="mma")
     for dtype in ("float8_e4m3fn", "float8_e5m2", "int8", "uint8"):
         for name in ("whole", "by4", "odd"):
-            yield _product("mma", name, dtype, SHAPES[name], "nt", unit="mma")
+            yield product_check("mma", name, dtype, SHAPES[name], "nt", unit="mma")
     for name in ("whole", "by2", "odd"):
-        yield _product("mma", f"tf32-{name}", "float32", SHAPES[name], "tn", unit="mma", allow_tf32=True)
+        yield product_check("mma", f"tf32-{name}", "float32", SHAPES[name], "tn", unit="mma", allow_tf32=True)
 
 
 def _matrix_splits() -> Iterator[Check]:
@@ -78,8 +52,8 @@ def _matrix_splits() -> Iterator[Check]:
     for demand in demands:
         name = "-".join(f"{key}{value}" for key, value in demand.items())
         tiles = tuple(sorted(demand.items()))
-        yield _product("mma-split", f"{name}-whole", "float16", (256, 192, 512), unit="mma", tiles=tiles)
-        yield _product("mma-split", f"{name}-odd", "bfloat16", (131, 197, 387), "nt", unit="mma", tiles=tiles)
+        yield product_check("mma-split", f"{name}-whole", "float16", (256, 192, 512), unit="mma", tiles=tiles)
+        yield product_check("mma-split", f"{name}-odd", "bfloat16", (131, 197, 387), "nt", unit="mma", tiles=tiles)
 
 
 def _matrix_programs() -> Iterator[Check]:
@@ -111,42 +85,18 @@ def _matrix_programs() -> Iterator[Check]:
                 (("X", ("bfloat16", (2, 16, 14, 13))), ("W", ("bfloat16", (33, 16, 3, 3)))))  # fmt: skip
 
 
-def _attention() -> Iterator[Check]:
-    """As one kernel: rows, keys and features that divide nothing, masks, heads that share keys, keys shared out."""
-    family = "attention"
-    masked = "S[h,i,j] +=! Q[h,i,d] * K[h,j,d]; P[h,i,j] = (S[h,i,j] * 0.2).when([{}], -60000.0); H[h,i] >=! P[h,i,j];"
-    masked += "E[h,i,j] = exp(P[h,i,j] - H[h,i]); Z[h,i] +=! E[h,i,j]; Y[h,i,d] +=! E[h,i,j] * V[h,j,d];"
-    masked += "O[h,i,d] = Y[h,i,d] / Z[h,i]"
-    for name, dtype, (heads, shared), (queries, keys), features, more in (
-        ("plain", "float16", (3, 3), (65, 65), 32, ""),
-        ("causal", "bfloat16", (8, 2), (130, 190), 80, ", causal=1"),
-        ("wide", "float16", (2, 2), (70, 70), 256, ", causal=1"),
-        ("odd", "bfloat16", (2, 1), (33, 51), 13, ""),
-        ("decode", "float16", (28, 4), (1, 777), 128, ""),
-    ):
-        queried, seen = (2, heads, queries, features), (2, shared, keys, features)
-        yield Check(f"{name}-{dtype}", family, f"O = attention(Q, K, V{more})",
-                    (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen))))  # fmt: skip
-    for name, cond in (("filled", "j <= i"), ("rows-without-keys", "j < i - 20")):
-        yield Check(name, family, masked.format(cond), tuple((n, ("float16", (2, 90, 64))) for n in "QKV"))
-    yield Check("mask-split", family, "O = attention(Q, K, V, M)", (
-        ("Q", ("float16", (1, 4, 40, 64))), ("K", ("float16", (1, 4, 300, 64))), ("V", ("float16", (1, 4, 300, 64))),
-        ("M", ("float16", (40, 300))),
-    ), tiles=(("split_k", 2),))  # fmt: skip
-
-
 def _scalar() -> Iterator[Check]:
     family = "simt"
     for dtype in ("float32", "float64", "int32", "int64"):
         for name in ("whole", "odd"):
-            yield _product(family, name, dtype, SHAPES[name], unit="simt")
+            yield product_check(family, name, dtype, SHAPES[name], unit="simt")
     for layout in LAYOUTS:
-        yield _product(family, "by2", "float32", SHAPES["by2"], layout, unit="simt")
+        yield product_check(family, "by2", "float32", SHAPES["by2"], layout, unit="simt")
     for dtype in ("float32", "float16", "float64"):
-        yield _product(family, "tiny", dtype, TINY)
-    yield _product(family, "half", "float16", SHAPES["odd"], "nt", unit="simt")
-    yield _product(family, "split", "float32", (67, 65, 1029), unit="simt", tiles=(("split_k", 3),))
-    yield _product(family, "stages", "float32", (128, 192, 256), unit="simt", tiles=(("stages", 3),))
+        yield product_check(family, "tiny", dtype, TINY)
+    yield product_check(family, "half", "float16", SHAPES["odd"], "nt", unit="simt")
+    yield product_check(family, "split", "float32", (67, 65, 1029), unit="simt", tiles=(("split_k", 3),))
+    yield product_check(family, "stages", "float32", (128, 192, 256), unit="simt", tiles=(("stages", 3),))
     yield Check("batched", family, "C[b,m,n] +=! A[b,k,m] * B[b,n,k]",
                 (("A", ("float32", (5, 31, 45))), ("B", ("float32", (5, 37, 31)))))  # fmt: skip
 
@@ -238,8 +188,8 @@ def _indexed() -> Iterator[Check]:
 def _vectors() -> Iterator[Check]:
     family = "gemv"
     for dtype, layout in (("float16", "nt"), ("float32", "nn"), ("bfloat16", "nn")):
-        yield _product(family, "m1", dtype, (1, 515, 1030), layout)
-        yield _product(family, "m3", dtype, (3, 512, 1024), layout)
+        yield product_check(family, "m1", dtype, (1, 515, 1030), layout)
+        yield product_check(family, "m3", dtype, (3, 512, 1024), layout)
     yield Check("int4-weights", "dequantised",
                 "w[n,k] = ((q[n,k/8] >> (k%8*4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * s[n,k/128] "
                 "where k in 512; y[m,n] +=! x[m,k] * w[n,k]",
@@ -252,12 +202,12 @@ def _vectors() -> Iterator[Check]:
 def _large() -> Iterator[Check]:
     """What fills a device, many times over or not quite evenly; more than 2^31 elements."""
     for dtype in HALVES:
-        yield _product("mma-large", "square", dtype, (4096, 4096, 4096), "nn", product="mk,kn->mn")
-    yield _product("mma-large", "ragged", "float16", (5003, 3001, 2041), "nt", product="mk,nk->mn")
-    yield _product("mma-large", "deep", "bfloat16", (136, 264, 65544), "tn", product="km,kn->mn")
-    yield _product("mma-large", "stream", "float16", (2200, 2200, 4096), "nn", unit="mma", tiles=(("stream_k", 132),),
-                   product="mk,kn->mn")  # fmt: skip
-    yield _product("simt-large", "square", "float32", (2048, 2048, 1024), "nn", product="mk,kn->mn")
+        yield product_check("mma-large", "square", dtype, (4096, 4096, 4096), "nn", product="mk,kn->mn")
+    yield product_check("mma-large", "ragged", "float16", (5003, 3001, 2041), "nt", product="mk,nk->mn")
+    yield product_check("mma-large", "deep", "bfloat16", (136, 264, 65544), "tn", product="km,kn->mn")
+    yield product_check("mma-large", "stream", "float16", (2200, 2200, 4096), "nn", unit="mma",
+                        tiles=(("stream_k", 132),), product="mk,kn->mn")  # fmt: skip
+    yield product_check("simt-large", "square", "float32", (2048, 2048, 1024), "nn", product="mk,kn->mn")
     yield Check("outer", "map-large", "y[i,j] = a[i] + b[j]",
                 (("a", ("int8", (50021,))), ("b", ("int8", (43013,)))))  # fmt: skip
     yield Check("transpose", "layout-large", "y[j,i] = x[i,j]", (("x", ("float16", (16387, 8191))),))

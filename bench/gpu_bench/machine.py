@@ -19,7 +19,8 @@ from roller_svc.runtime.cuda_arrays import import_cupy
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "torch", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cublas")
+PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "torch", "triton", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime",
+            "nvidia-cublas", "nvidia-cudnn-cu13")  # fmt: skip
 _CLOCKS = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,ecc.mode.current"
 
 
@@ -59,6 +60,7 @@ def device(_: object) -> Json:
     return {
         "name": found["name"].decode(),
         "capability": [found["major"], found["minor"]],
+        "bus_id": runtime.deviceGetPCIBusId(0),
         "cores": found["multiProcessorCount"],
         "memory_bytes": found["totalGlobalMem"],
         "l2_bytes": found["l2CacheSize"],

@@ -1,4 +1,4 @@
-"""A case → the time of the vendors' libraries for the same work, through PyTorch, or CuPy for bare products."""
+"""A case → the time of the vendors' libraries for the same work, through torch, or CuPy for bare products."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from gpu_bench.samples import TimedCase, timing_inputs
 from roller_svc.ir.program import TensorProgram
-from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda_arrays import import_cupy
 from roller_svc.trial import equation_of
 
 Json = dict[str, Any]
 Work = Callable[[], Any]
-_LEAST_SAMPLE_S = 1e-3
 _SAMPLES = 7
 # An index of the corpus's windows, `HO * 2 + KH - 1`: stride and padding.
 _STRIDED = re.compile(r"\w+(?: \* (\d+))?(?: \+ \w+)?(?: - (\d+))?")
 _KERNEL = re.compile(r"K[HW] in (\d+)")
 
 
-def peer_timed(case: TimedCase) -> Json | None:
+def library_timed(case: TimedCase) -> Json | None:
     """None where no library has the operation in one call, or none is there."""
     if importlib.util.find_spec("torch") is None:
         return _by_cupy(case)
     import torch  # noqa: PLC0415 - optional, and slow to import
 
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    from gpu_bench.attention_peer import attention_timed  # noqa: PLC0415
+    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415
+
+    prepared()
     program = case.program()
-    tensors = {name: _tensor(torch, array) for name, array in timing_inputs(case, program).items()}
+    tensors = tensors_of(case, program)
+    if case.attention is not None:
+        return attention_timed(case.attention, tensors)
     found = _torch_work(torch, case, program, tensors)
     if found is None:
         return None
     name, work = found
-    torch.cuda.empty_cache()
     shape = list(program.types[program.outputs[0].tensor].shape)
     made = list(work().shape)
     if made != shape:
         return {"name": name, "error": f"it makes {made}, not {shape}"}
-    return {"name": f"torch {name}", "seconds": _replayed(torch, work)}
+    return {"name": f"torch {name}", "seconds": replayed(work)}
 
 
 def _torch_work(
@@ -103,40 +102,6 @@ def windows(expression: str, dimensions: int) -> tuple[list[int], list[int]] | N
         return None
     pairs = [(int(one[1] or 1), int(one[2] or 0)) for one in found if one is not None]
     return [stride for stride, _ in pairs], [padding for _, padding in pairs]
-
-
-def _replayed(torch: Any, work: Work) -> float:
-    """Median seconds of one call, of several recorded as a CUDA graph: the host's part is not counted, as for ours."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # libraries choose and allocate at the first calls, which must not be recorded
-        for _ in range(3):
-            work()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-    torch.cuda.synchronize()
-    times = max(1, round(_LEAST_SAMPLE_S / max(1e-6, start.elapsed_time(end) / 1e3)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            work()
-    samples: list[float] = []
-    for _ in range(_SAMPLES):
-        graph.replay()
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / 1e3 / times)
-    return statistics.median(samples)
-
-
-def _tensor(torch: Any, array: Array) -> Any:
-    """A copy on the device; numpy's own types lack some of PyTorch's."""
-    bits = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8)).cuda()
-    return bits.view(getattr(torch, array.dtype.name)).reshape(array.shape)
 
 
 def _by_cupy(case: TimedCase) -> Json | None:

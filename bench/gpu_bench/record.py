@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_bench.targets import geometric_mean, peer_s, target_lines, targets
+
 Json = dict[str, Any]
 _WRITE_EVERY_S = 1.0
 
@@ -27,6 +29,10 @@ class Record:
 
     def add(self, section: str, row: Json) -> None:
         self.document[section].append(row)
+        self.touched()
+
+    def touched(self) -> None:
+        """Something of the document is new."""
         if time.monotonic() - self._written_at > _WRITE_EVERY_S:
             self.write()
 
@@ -55,6 +61,7 @@ def summary(document: Json) -> Json:
         "not_repeatable": [row["id"] for row in verification if row.get("repeatable") is False],
         "device_differs_from_emulator": [row["id"] for row in verification if _differs(row)],
         "classes": {cls: _of_class(rows) for cls, rows in _grouped(measured, "cls").items()},
+        "targets": targets(measured, (document["bandwidth"] or {}).get("bytes_per_s")),
     }
 
 
@@ -70,26 +77,22 @@ def table(found: Json) -> str:
         lines.append(
             f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{peer:>14}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *target_lines(found["targets"])])
 
 
 def _of_class(rows: Sequence[Json]) -> Json:
     """Geometric means over its cases. `predicted_to_measured`: of the candidate that the model likes best, its arrays
     out of the cache where they can be kept out of it, as the model has it; `first_to_best`: its time to that of the
     fastest candidate; `peer_to_ours`: the library's time to ours."""
-    peers = [row["peer"]["seconds"] / row["best_s"] for row in rows if "seconds" in (row.get("peer") or {})]
+    peers = [seconds / row["best_s"] for row in rows if (seconds := peer_s(row, "library")) is not None]
     ratios = [row["predicted_s"] / (row["first_cold_s"] or row["first_s"]) for row in rows]
     return {
         "cases": len(rows),
-        "predicted_to_measured": _geometric_mean(ratios),
+        "predicted_to_measured": geometric_mean(ratios),
         "median_abs_log_ratio": statistics.median(abs(math.log(ratio)) for ratio in ratios),
-        "first_to_best": _geometric_mean(row["first_s"] / row["best_s"] for row in rows),
-        "peer_to_ours": _geometric_mean(peers) if peers else None,
+        "first_to_best": geometric_mean(row["first_s"] / row["best_s"] for row in rows),
+        "peer_to_ours": geometric_mean(peers),
     }
-
-
-def _geometric_mean(values: Iterable[float]) -> float:
-    return statistics.geometric_mean(list(values))
 
 
 def _differs(row: Json) -> bool:

@@ -25,11 +25,27 @@ MOST_BYTES_WITH_INTEGERS = 256 << 20
 # Random elements that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
 _RANDOM_ELEMENTS = (1 << 22) + 4099
 _REFERENCE_SIZES = (8192, 4096)
+REFERENCE = "reference"
+# Classes of the corpus that are one contraction, or one with a little after it.
+PRODUCTS = frozenset({"gemm", "gemm_small_m", "gemv", "matmul", "batch_matmul", "contraction", "kb_matmul"})
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(q k) v of q [batch, heads, queries, features], k and v [batch, key_heads, keys, features]; `causal`: the
+    last query sees every key."""
+
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    causal: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TimedCase:
-    """One program to time. `flops`: as the corpus counts them, a multiply and an add being two."""
+    """One program to time. `flops`: as the corpus counts them, a multiply and an add being two. `attention`: what it
+    is, where it is that and nothing else."""
 
     id: str
     cls: str
@@ -38,6 +54,7 @@ class TimedCase:
     outputs: tuple[str, ...] | None
     hints: Json
     flops: float | None
+    attention: Attention | None = None
 
     def program(self) -> TensorProgram:
         return parse(self.expression, dict(tensor_types(self.inputs)), self.outputs)
@@ -50,20 +67,25 @@ class TimedCase:
 def references() -> list[TimedCase]:
     """Square products for which the vendor's library is known to come close to what the device can do."""
     return [
-        TimedCase(f"square-{size}-{dtype}", "reference", "C[m,n] +=! A[m,k] * B[k,n]",
+        TimedCase(f"square-{size}-{dtype}", REFERENCE, "C[m,n] +=! A[m,k] * B[k,n]",
                   {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"}, None, {}, 2.0 * size**3)
-        for size in _REFERENCE_SIZES for dtype in ("float16", "bfloat16")
+        for size in _REFERENCE_SIZES for dtype in ("bfloat16", "float16")
     ]  # fmt: skip
 
 
 def sampled_cases(path: Path, each: int) -> list[TimedCase]:
-    """`each` performance cases of every class and type of the first operand: the one in the middle by flops, the
-    largest, the smallest, then those between; first the first of all classes, then the second of all."""
-    groups: dict[tuple[str, str], list[TimedCase]] = {}
+    """All cases of attention; then `each` performance cases of every class and type of the first operand: the one in
+    the middle by flops, the largest, the smallest, then those between; first the first of all classes, products before
+    others, then the second of all."""
+    attention: list[TimedCase] = []
+    groups: dict[tuple[bool, str, str], list[TimedCase]] = {}
     for case in _cases(path):
-        groups.setdefault((case.cls, case.dtype), []).append(case)
+        if case.attention is not None:
+            attention.append(case)
+        else:
+            groups.setdefault((case.cls not in PRODUCTS, case.cls, case.dtype), []).append(case)
     order = [[group[i] for i in _places(len(group), each)] for _, group in sorted(groups.items())]
-    return [picked[turn] for turn in range(each) for picked in order if turn < len(picked)]
+    return attention + [picked[turn] for turn in range(each) for picked in order if turn < len(picked)]
 
 
 def data_bytes(program: TensorProgram) -> int:
@@ -98,7 +120,15 @@ def _cases(path: Path) -> Iterator[TimedCase]:
     wanted = (row for row in rows if "performance" in row["use"] and row["bytes"] <= _most_bytes(row))
     for row in sorted(wanted, key=lambda row: (row["flops"], row["id"])):
         yield TimedCase(row["id"], row["cls"], row["expr"], row["inputs"], tuple(row["out_meta"]),
-                        row.get("hints") or {}, float(row["flops"]))  # fmt: skip
+                        row.get("hints") or {}, float(row["flops"]), _attention(row))  # fmt: skip
+
+
+def _attention(row: Json) -> Attention | None:
+    """Of a row that says which sizes it has; one with compressed keys has others."""
+    sizes = row.get("attrs") or {}
+    if not row["cls"].startswith("attention") or not {"H", "KV", "S", "T"} <= sizes.keys():
+        return None
+    return Attention(sizes["H"], sizes["KV"], sizes["S"], sizes["T"], bool(sizes["causal"]))
 
 
 def _most_bytes(row: Json) -> int:

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_bench.cases import Check, checks
+from gpu_bench.cases import checks
+from gpu_bench.check import Check
 from gpu_bench.verify import built
 from roller_svc.artifact import kept
 from roller_svc.front import parse

@@ -1,8 +1,9 @@
-"""A check → a row: its kernel run on a device, or in the emulator, on inputs of several seeds, and judged."""
+"""A check → a row: its kernel run on a device, or in the emulator, on several sets of inputs, and judged."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gpu_bench.cases import Check
+from gpu_bench.check import Check
 from gpu_bench.fault import ending_the_process
 from gpu_bench.guarded import GuardedCall
 from gpu_bench.products import whole_product
+from gpu_bench.values import inputs, values_of
 from roller_svc.ask import build_request
 from roller_svc.backends import emulated
 from roller_svc.errors import BuildError, RollerError, ToolchainMissingError
@@ -21,7 +23,6 @@ from roller_svc.features import kernels
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport
-from roller_svc.lang.inputs import random_inputs
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda_arrays import import_cupy
@@ -30,16 +31,17 @@ from roller_svc.trial import WHOLE_POINTS, judged
 Json = dict[str, Any]
 # Beyond this the interpreter, which does ten million a second, judges a sample alone (trial.py).
 EMULATED_POINTS = WHOLE_POINTS
-RUNS = 2  # of each seed: a race need not show the first time, but two runs should give the same bits
+RUNS = 2  # of each set: a race need not show the first time, but two runs should give the same bits
+LATER_SETS_S = 2.0  # what the sets after the first may take of one check: the reference takes most of it
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`on_device`: else the emulator runs what it can, and what is too large is only compiled."""
+    """`sets` of inputs; `on_device`: else the emulator runs what it can, and what is too large is only compiled."""
 
     check: Check
     target: str
-    seeds: int
+    sets: int
     on_device: bool
 
 
@@ -66,14 +68,16 @@ def verify(task: Verification) -> Json:
     emulable = points <= EMULATED_POINTS
     if not task.on_device and not emulable:
         return row | {"status": "compiled", "detail": f"{points:.2g} points are too many for the emulator"}
-    for seed in range(task.seeds if emulable else 1):
-        arrays = random_inputs(report.program, seed, check.hints)
+    first_done = math.inf
+    for number in range(task.sets if emulable else 1):
+        arrays = inputs(report.program, number, check)
         found = _run(task, check, report.program, compiled, arrays) if task.on_device else None
-        if emulable and (seed == 0 or found is None):
+        if emulable and (number == 0 or found is None):
             row["emulator"] = emulation(check, report.program, compiled, arrays, found)
         verdict = found.verdict if found is not None else row["emulator"]
-        row = _with(row, verdict, seed)
-        if row["status"] != "ok":
+        row = _with(row, verdict, number)
+        first_done = min(first_done, time.monotonic())
+        if row["status"] != "ok" or time.monotonic() > first_done + LATER_SETS_S:
             break
     row["seconds"] = time.monotonic() - began
     return row
@@ -133,9 +137,7 @@ def _run(
     return Found(runs[0], verdict)
 
 
-def _judged(
-    check: Check, program: TensorProgram, arrays: Mapping[str, Array], results: Mapping[str, Array]
-) -> Json:
+def _judged(check: Check, program: TensorProgram, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
     """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
     against a product in float32, where the check is one and PyTorch has a device."""
     agreement = judged(program, arrays, results, allow_tf32=check.allow_tf32)
@@ -152,10 +154,10 @@ def _judged(
     return verdict
 
 
-def _with(row: Json, verdict: Json, seed: int) -> Json:
+def _with(row: Json, verdict: Json, number: int) -> Json:
     """The row after one more set of inputs: its worst error, and the first thing wrong."""
     errors = [error for error in (row.get("max_abs_error"), verdict.get("max_abs_error")) if error is not None]
-    row |= {"max_abs_error": max(errors, default=None), "seeds": seed + 1}
+    row |= {"max_abs_error": max(errors, default=None), "sets": number + 1}
     if "repeatable" in verdict:
         row["repeatable"] = row.get("repeatable", True) and verdict["repeatable"]
     if "whole" in verdict:
@@ -163,7 +165,7 @@ def _with(row: Json, verdict: Json, seed: int) -> Json:
     if verdict["status"] == "ok":
         return row
     status = "compiled" if verdict["status"] == "not run" else verdict["status"]
-    return row | {"status": status, "detail": f"inputs of seed {seed}: {verdict['detail']}"}
+    return row | {"status": status, "detail": f"set {number} ({values_of(number).value}): {verdict['detail']}"}
 
 
 def _compiled(report: BuildReport) -> CompiledKernel:

@@ -35,11 +35,25 @@ COMPILED = CompiledKernel(
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import cases, fault, guarded, machine, main, peers, record, samples, sanitized, timing, verify
+    from gpu_bench import (
+        cases,
+        check,
+        fault,
+        guarded,
+        machine,
+        main,
+        peers,
+        record,
+        samples,
+        sanitized,
+        session,
+        timing,
+        verify,
+    )  # fmt: skip
 
     return types.SimpleNamespace(
-        cases=cases, fault=fault, guarded=guarded, machine=machine, main=main, peers=peers, record=record,
-        samples=samples, sanitized=sanitized, timing=timing, verify=verify,
+        cases=cases, check=check, fault=fault, guarded=guarded, machine=machine, main=main, peers=peers, record=record,
+        samples=samples, sanitized=sanitized, session=session, timing=timing, verify=verify,
     )  # fmt: skip
 
 
@@ -55,7 +69,9 @@ def test_every_check_is_a_program_with_an_id_of_its_own(bench: Any) -> None:
 def test_the_sample_of_cases_takes_every_class_first_and_repeats_none(bench: Any) -> None:
     found = bench.samples.sampled_cases(bench.main.DATA, 3)
     assert len({case.id for case in found}) == len(found)
-    groups = [(case.cls, case.dtype) for case in found]
+    attention = [case for case in found if case.attention is not None]
+    assert attention == found[: len(attention)] != []
+    groups = [(case.cls, case.dtype) for case in found[len(attention) :]]
     first = groups[: len(set(groups))]
     assert len(set(first)) == len(first)
     assert all(groups.count(group) <= 3 for group in set(groups))
@@ -159,8 +175,10 @@ def test_the_summary_counts_and_compares(bench: Any, tmp_path: Path) -> None:
     record.add("verification", {"id": "a", "family": "map", "status": "ok", "emulator": {"status": "ok"}})
     record.add("verification", {"id": "b", "family": "map", "status": "wrong", "emulator": {"status": "ok"},
                                 "max_abs_error": float("inf"), "repeatable": False})  # fmt: skip
-    timing = {"cls": "gemm", "best_s": 1.0, "first_s": 2.0, "first_cold_s": None, "predicted_s": 4.0}
-    record.add("measurements", {"id": "c", **timing, "peer": {"name": "x", "seconds": 0.5}, "judged": "ok"})
+    timing = {"cls": "gemm", "best_s": 1.0, "first_s": 2.0, "first_cold_s": None, "predicted_s": 4.0, "fused": False,
+              "memory_bound": False}  # fmt: skip
+    library = {"library": {"name": "x", "seconds": 0.5}}
+    record.add("measurements", {"id": "c", **timing, "peers": library, "judged": "ok"})
     record.add("measurements", {"id": "d", "cls": "gemm", "error": "timeout"})
     found = record.finish()
     assert json.loads(record.path.read_text())["complete"]
@@ -188,7 +206,7 @@ def test_windows_of_the_corpus_are_read(bench: Any, text: str, dimensions: int, 
 
 
 def options(bench: Any, out: Path, pattern: str) -> Any:
-    return bench.main.parsed(["--dry", "--jobs", "1", "--each", "1", "--top-k", "1", "--seeds", "1", "--only", pattern,
+    return bench.main.parsed(["--dry", "--jobs", "1", "--each", "1", "--top-k", "1", "--sets", "1", "--only", pattern,
                               "--out", str(out)])  # fmt: skip
 
 
@@ -240,7 +258,7 @@ def doubling(name: str) -> FakeCupy:
 
 
 def doubled(bench: Any) -> Any:
-    return bench.cases.Check("doubled", "map", "y[i] = x[i] * 2.0", (("x", ("float32", (8,))),))
+    return bench.check.Check("doubled", "map", "y[i] = x[i] * 2.0", (("x", ("float32", (8,))),))
 
 
 @pytest.mark.emulator
@@ -250,7 +268,7 @@ def test_a_check_on_a_device_is_judged_and_compared_with_the_emulator(
     fake = doubling("kernel0")
     monkeypatch.setattr(bench.verify, "import_cupy", lambda: fake)
     row = bench.verify.verify(bench.verify.Verification(doubled(bench), "nvidia-h200-sxm", 2, on_device=True))
-    assert (row["status"], row["detail"], row["seeds"], row["repeatable"]) == ("ok", "", 2, True)
+    assert (row["status"], row["detail"], row["sets"], row["repeatable"]) == ("ok", "", 2, True)
     assert row["emulator"]["status"] == "ok"
     assert row["emulator"]["difference"] == 0.0
     assert row["launches"][0]["registers_per_thread"] > 0

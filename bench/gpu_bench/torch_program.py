@@ -1,0 +1,210 @@
+"""A program → a function of torch tensors, written as one writes it for torch.compile: whole arrays, no loops."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+from roller_svc.bench.peers.nest import Nest, affine_index, nest_of, reach
+from roller_svc.bench.peers.products import parts
+from roller_svc.bench.peers.torch_library import FUNCTIONS, torch_dtype
+from roller_svc.bench.peers.windows import Convolution, convolution_of
+from roller_svc.errors import BuildError
+from roller_svc.ir.affine import affine
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
+
+Tensors = Mapping[str, torch.Tensor]
+_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
+    1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d,
+}  # fmt: skip
+
+
+def torch_function(program: TensorProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function of the inputs, in their order, that returns the outputs. BuildError no-peer for a program that writes
+    at computed places, or has an operator that torch has not."""
+    if any(statement.kind is StatementKind.SCATTER for statement in program.statements):
+        raise BuildError("it writes at computed places", code="no-peer")
+    nests = tuple((statement, nest_of(statement)) for statement in program.statements)
+
+    def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tensors = dict(zip((name for name, _ in program.inputs), inputs, strict=True))
+        for statement, nest in nests:
+            tensors[statement.output] = _stored(statement, nest, tensors)
+        return tuple(tensors[out.tensor] for out in program.outputs)
+
+    return function
+
+
+def _stored(statement: TensorExpr, nest: Nest, tensors: Tensors) -> torch.Tensor:
+    """The statement's tensor. Sums of products are an einsum or a convolution, as an expert has them."""
+    dtype = torch_dtype(statement.type.dtype)
+    made = _reduced(nest, tensors) if nest.combine is not None else _Body(nest, tensors).whole(nest.body)
+    return made.to(dtype).expand(nest.shape).reshape(statement.type.shape)
+
+
+def _reduced(nest: Nest, tensors: Tensors) -> torch.Tensor:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    found = convolution_of(nest, shapes)
+    if found is not None and not found.scales and not found.divisors and _is_plain(nest, found):
+        return _convolved(nest, found, tensors)
+    if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _product(nest, tensors)) is not None:
+        return product
+    value = _Body(nest, tensors).whole(nest.body)
+    dims = tuple(range(len(nest.spatial), len(nest.axes)))
+    match nest.combine:
+        case Combine.SUM:
+            return value.sum(dims, dtype=torch_dtype(nest.dtype))
+        case Combine.MAX | Combine.ANY:
+            return value.amax(dims)
+        case Combine.MIN | Combine.ALL:
+            return value.amin(dims)
+        case _:
+            return value.flatten(len(nest.spatial)).prod(-1)
+
+
+def _product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
+    """An einsum of the factors that vary along summed axes, times the others; None where it is no product."""
+    over, under = parts(nest.body)
+    summed = {axis.name for axis in nest.reduced}
+    factors = [one for one in over if axes_of(one) & summed]
+    if len(factors) < 2 or any(axes_of(one) & summed for one in under):
+        return None
+    if not all(sum(name in axes_of(one) for one in factors) > 1 for name in summed):
+        return None
+    body, letters = _Body(nest, tensors), dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
+    terms, values = [], []
+    for factor in factors:
+        own = axes_of(factor)
+        value = body.value(factor)
+        values.append(value[tuple(slice(None) if axis.name in own else 0 for axis in nest.axes)])
+        terms.append("".join(letters[axis.name] for axis in nest.axes if axis.name in own))
+    common = values[0].dtype
+    for value in values[1:]:
+        common = torch.promote_types(common, value.dtype)
+    known = set().union(*terms)
+    spatial = [axis.name for axis in nest.spatial]
+    result = "".join(letters[name] for name in spatial if letters[name] in known)
+    made = torch.einsum(f"{','.join(terms)}->{result}", *(value.to(common) for value in values))
+    made = made[tuple(slice(None) if letters[name] in known else None for name in spatial)]
+    for one in (one for one in over if not axes_of(one) & summed):
+        made = made * body.outer(one)
+    for one in under:
+        made = made / body.outer(one)
+    return made
+
+
+def _is_plain(nest: Nest, found: Convolution) -> bool:
+    """Whether torch's call has the borders, and both tensors lie as it wants them but for the order of dimensions."""
+    dims = affine_index(found.weight) or ()
+    bare_dims = all(len(one.coeffs) == 1 and one.coeffs[0][1] == 1 and not one.offset for one in dims)
+    distinct = len({one.coeffs[0][0] for one in dims if one.coeffs}) == len(dims)
+    one_batch = len(found.batch) == 1 and found.channel is not None and len(found.filters) == 1
+    return bare_dims and distinct and one_batch and all(w.is_symmetric and w.tap for w in found.windows)
+
+
+def _convolved(nest: Nest, found: Convolution, tensors: Tensors) -> torch.Tensor:
+    names = [one.coeffs[0][0] for one in affine_index(found.weight) or ()]
+    wanted = [*found.filters, found.channel, *(w.tap for w in found.windows)]
+    if found.group is not None:
+        wanted = [found.group, *wanted]
+    weight = tensors[found.weight.tensor].permute([names.index(str(name)) for name in wanted])
+    groups = 1
+    if found.group is not None:
+        groups, weight = weight.shape[0], weight.flatten(0, 1)
+    windows = found.windows
+    made = _CONVOLUTIONS[len(windows)](
+        tensors[found.data.tensor].permute(found.order), weight, None, tuple(w.stride for w in windows),
+        tuple(w.pad for w in windows), tuple(w.dilation for w in windows), groups,
+    )  # fmt: skip
+    order = [*found.batch, *([found.group] if found.group else []), *found.filters, *(w.out for w in windows)]
+    made = made.reshape([nest.extents[name] for name in order])
+    return made.permute([order.index(axis.name) for axis in nest.spatial])
+
+
+class _Body:
+    """Values of expressions: a dimension for every axis of the nest, of extent 1 where they do not vary along it."""
+
+    def __init__(self, nest: Nest, tensors: Tensors) -> None:
+        self._nest = nest
+        self._tensors = tensors
+        self._device = next(iter(tensors.values())).device
+
+    def whole(self, expr: Expr) -> torch.Tensor:
+        return self.value(expr).expand([axis.extent for axis in self._nest.axes])
+
+    def outer(self, expr: Expr) -> torch.Tensor:
+        """Of an expression that varies along spatial axes alone."""
+        return self.value(expr)[(..., *([0] * len(self._nest.reduced)))]
+
+    def value(self, expr: Expr) -> torch.Tensor:
+        match expr:
+            case Const(value=number, dtype=dtype):
+                ones = [1] * len(self._nest.axes)
+                return torch.full(ones, number, dtype=torch_dtype(dtype), device=self._device)
+            case AxisRef(name=name):
+                return self._axis(name)
+            case Cast(arg=arg, dtype=dtype):
+                return self.value(arg).to(torch_dtype(dtype))
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                return torch.where(self.value(cond).bool(), self.value(then), self.value(otherwise))
+            case Load():
+                made = self._sliced(expr, self._tensors[expr.tensor])
+                return self._gathered(expr, self._tensors[expr.tensor]) if made is None else made
+            case Op(kind=kind, args=args):
+                return self._computed(kind, args, torch_dtype(expr.dtype))
+        raise BuildError(f"torch has no {type(expr).__name__}", code="no-peer")
+
+    def _computed(self, kind: OpKind, args: Sequence[Expr], dtype: torch.dtype) -> torch.Tensor:
+        values = [self.value(arg) for arg in args]
+        if kind is OpKind.RELU:
+            return torch.relu(values[0])
+        if kind in (OpKind.ISNAN, OpKind.ISINF):
+            return (torch.isnan if kind is OpKind.ISNAN else torch.isinf)(values[0])
+        function = FUNCTIONS.get(kind)
+        if function is None:
+            raise BuildError(f"torch has no {kind.value}", code="no-peer")
+        made: torch.Tensor = function(*values)
+        return made if made.dtype is torch.bool else made.to(dtype)
+
+    def _axis(self, name: str) -> torch.Tensor:
+        names = [axis.name for axis in self._nest.axes]
+        shape = [-1 if one == name else 1 for one in names]
+        return torch.arange(self._nest.extents[name], device=self._device).view(shape)
+
+    def _sliced(self, load: Load, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A view, where each dimension is walked by an axis of its own, or stands still."""
+        index = affine_index(load)
+        if index is None:
+            return None
+        order: list[str] = []
+        for dim, one in reversed(list(enumerate(index))):
+            low, high = reach(one, self._nest.extents)
+            if low < 0 or high >= tensor.shape[dim] or len(one.coeffs) > 1:
+                return None
+            if not one.coeffs:
+                tensor = tensor.select(dim, one.offset)
+                continue
+            (name, step) = one.coeffs[0]
+            if step < 1 or name in order:
+                return None
+            tensor = tensor[(slice(None),) * dim + (slice(one.offset, high + 1, step),)]
+            order.insert(0, name)
+        names = [axis.name for axis in self._nest.axes if axis.name in order]
+        tensor = tensor.permute([order.index(name) for name in names])
+        return tensor[tuple(slice(None) if axis.name in names else None for axis in self._nest.axes)]
+
+    def _gathered(self, load: Load, tensor: torch.Tensor) -> torch.Tensor:
+        """Element by element; a compiler makes the places part of the loop. A place outside is one that a condition
+        around the load leaves out: any other will do."""
+        if not load.index:
+            return tensor.reshape([1] * len(self._nest.axes))
+        places = []
+        for index, size in zip(load.index, tensor.shape, strict=True):
+            place, known = self.value(index).long(), affine(index)
+            low, high = (0, size) if known is None else reach(known, self._nest.extents)
+            places.append(place if low >= 0 and high < size else place.clamp(0, size - 1))
+        return tensor[tuple(places)]
