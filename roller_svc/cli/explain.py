@@ -91,10 +91,10 @@ def explanation(facts: Mapping[str, Any], steps: int) -> str:
 
 
 def steps_table(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Level by level: the tile, what it needs, how much it reuses, what became of it."""
+    """Level by level: the tile, what it needs, how much it reuses (null in JSON: at no cost), what became of it."""
     rows = [
         (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.size(step["footprint_bytes"]),
-         f"{step['reuse']:.3g}", step["outcome"])
+         "free" if step["reuse"] is None else f"{step['reuse']:.3g}", step["outcome"])
         for step in steps
     ]  # fmt: skip
     return show.table(("level", "tile", "footprint", "reuse", "outcome"), rows)
