@@ -8,7 +8,7 @@ CUTLASS calls this warp-specialised; its persistent form has the next tile loade
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, div, equal, mod, mul, num, ref
@@ -53,7 +53,7 @@ def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -
     the steps of all tiles are streamed."""
     found = _Contraction.of(group, program, arch)
     if program.stream_k:
-        work = stream(program)
+        work = replace(stream(program), steps=found.tile.walk.steps)  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
         visits: Visits = StreamedSteps(found.view, work)
         join = joined(partial, work, found.results.outputs)

@@ -134,6 +134,9 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"blocks": 3}),
     "two fragments": (
         "wgmma_f16", NN, {"A": "float16 260 80", "B": "float16 80 64"}, (256, 32, 32), (128, 32), {"stages": 3}),
+    "streamed, a window with padded steps": (
+        "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[f, r, s, c] where r in 3, s in 3, y in 8, x in 8",
+        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32), {"stages": 3, "stream_k": 3}),
     "a window": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[r, s, c, f] where r in 3, s in 3, y in 10, x in 12",
         {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),
