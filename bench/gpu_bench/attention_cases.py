@@ -9,25 +9,34 @@ from gpu_bench.check import HALVES, Check, Inputs
 # name: queries' batch, heads, length; keys' heads, length; features; what the operator is told
 _ATTENTION = {
     "small": ((2, 3, 65), (3, 65), 64, ""),
+    "square": ((1, 2, 128), (2, 128), 64, ""),
     "causal": ((2, 3, 97), (3, 97), 64, "causal=true"),
+    "causal-square": ((1, 2, 192), (2, 192), 128, "causal=true"),
     "causal-later": ((1, 4, 33), (4, 130), 128, "causal=true"),
+    "causal-shared": ((1, 8, 130), (2, 190), 80, "causal=true"),
     "shared-heads": ((1, 14, 40), (2, 75), 128, ""),
     "one-key-head": ((2, 8, 5), (1, 203), 64, ""),
     "decode": ((3, 16, 1), (4, 1029), 128, ""),
+    "decode-odd-heads": ((2, 28, 1), (4, 777), 128, ""),
     "wide": ((1, 2, 70), (2, 81), 256, ""),
-    "odd-features": ((1, 3, 50), (3, 61), 80, ""),
+    "wide-causal": ((1, 2, 70), (2, 70), 256, "causal=true"),
+    "odd-features": ((2, 2, 33), (1, 51), 13, ""),
     "narrow": ((2, 3, 65), (3, 65), 32, "scale=0.5"),
 }
 
 
 def attention_checks() -> Iterator[Check]:
-    """Full and causal, many queries and one, heads that share keys, features of every width."""
-    for name, ((batch, heads, queries), (key_heads, keys), features, more) in _ATTENTION.items():
-        call = f"O = attention(Q, K, V{', ' + more if more else ''})"
-        shapes = {"Q": (batch, heads, queries, features), "K": (batch, key_heads, keys, features)}
-        for dtype in HALVES:
-            inputs = tuple((each, (dtype, shapes.get(each, shapes["K"]))) for each in "QKV")
-            yield Check(f"{name}-{dtype}", "attention", call, inputs, finite=("V",) if "causal" in more else ())
+    """Full and causal, many queries and one, heads that share keys, features of every width; the two types in turns."""
+    for number, (name, ((batch, heads, queries), (key_heads, keys), features, more)) in enumerate(_ATTENTION.items()):
+        dtype, causal = HALVES[number % 2], "causal" in more
+        queried, seen = (batch, heads, queries, features), (batch, key_heads, keys, features)
+        inputs = (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen)))
+        yield Check(f"{name}-{dtype}", "attention", f"O = attention(Q, K, V{', ' + more if more else ''})", inputs,
+                    finite=("V",) if causal else ())  # fmt: skip
+    yield Check("mask-split", "attention", "O = attention(Q, K, V, M)",
+                (("Q", ("float16", (1, 4, 40, 64))), ("K", ("float16", (1, 4, 300, 64))),
+                 ("V", ("float16", (1, 4, 300, 64))), ("M", ("float16", (40, 300)))),
+                tiles=(("split_k", 2),))  # fmt: skip
     yield from _written_out()
     yield from _gated()
 

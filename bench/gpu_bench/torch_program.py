@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,18 +15,22 @@ from roller_svc.bench.peers.torch_library import FUNCTIONS, torch_dtype
 from roller_svc.bench.peers.windows import Convolution, convolution_of
 from roller_svc.errors import BuildError
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 
 Tensors = Mapping[str, torch.Tensor]
+_MOST_COPIES = 2  # of an element that an einsum may make
 _CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
     1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d,
 }  # fmt: skip
 
 
 def torch_function(program: TensorProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A function of the inputs, in their order, that returns the outputs. BuildError no-peer for a program that writes
-    at computed places, or has an operator that torch has not."""
+    """A function of the inputs, in their order, that returns the outputs.
+
+    It raises BuildError no-peer for what torch has no sensible way to write: writes at computed places, some operators,
+    windows that are no convolution of torch's.
+    """
     if any(statement.kind is StatementKind.SCATTER for statement in program.statements):
         raise BuildError("it writes at computed places", code="no-peer")
     nests = tuple((statement, nest_of(statement)) for statement in program.statements)
@@ -75,6 +80,12 @@ def _product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
         return None
     if not all(sum(name in axes_of(one) for one in factors) > 1 for name in summed):
         return None
+    if len({frozenset(axes_of(one)) for one in factors}) == 1:
+        return None  # of one shape: a map and a sum, which compilers fuse
+    for load in (load for one in factors for load in loads_of(one)):
+        walked = math.prod(nest.extents[name] for name in axes_of(load))
+        if walked > _MOST_COPIES * tensors[load.tensor].numel():
+            raise BuildError(f"torch would write out the windows of {load.tensor}", code="no-peer")
     body, letters = _Body(nest, tensors), dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
     terms, values = [], []
     for factor in factors:
@@ -102,25 +113,23 @@ def _is_plain(nest: Nest, found: Convolution) -> bool:
     dims = affine_index(found.weight) or ()
     bare_dims = all(len(one.coeffs) == 1 and one.coeffs[0][1] == 1 and not one.offset for one in dims)
     distinct = len({one.coeffs[0][0] for one in dims if one.coeffs}) == len(dims)
-    one_batch = len(found.batch) == 1 and found.channel is not None and len(found.filters) == 1
+    one_batch = len(found.batch) == 1 and len(found.filters) <= 1
     return bare_dims and distinct and one_batch and all(w.is_symmetric and w.tap for w in found.windows)
 
 
 def _convolved(nest: Nest, found: Convolution, tensors: Tensors) -> torch.Tensor:
     names = [one.coeffs[0][0] for one in affine_index(found.weight) or ()]
-    wanted = [*found.filters, found.channel, *(w.tap for w in found.windows)]
-    if found.group is not None:
-        wanted = [found.group, *wanted]
-    weight = tensors[found.weight.tensor].permute([names.index(str(name)) for name in wanted])
-    groups = 1
-    if found.group is not None:
-        groups, weight = weight.shape[0], weight.flatten(0, 1)
-    windows = found.windows
+    windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
+    wanted = [*outer, *([found.channel] if found.channel else []), *(str(w.tap) for w in windows)]
+    groups = nest.extents[found.group] if found.group else 1
+    channels = nest.extents[found.channel] if found.channel else 1
+    weight = tensors[found.weight.tensor].permute([names.index(name) for name in wanted])
+    weight = weight.reshape(math.prod(nest.extents[name] for name in outer), channels, *(w.taps for w in windows))
     made = _CONVOLUTIONS[len(windows)](
         tensors[found.data.tensor].permute(found.order), weight, None, tuple(w.stride for w in windows),
         tuple(w.pad for w in windows), tuple(w.dilation for w in windows), groups,
     )  # fmt: skip
-    order = [*found.batch, *([found.group] if found.group else []), *found.filters, *(w.out for w in windows)]
+    order = [*found.batch, *outer, *(w.out for w in windows)]
     made = made.reshape([nest.extents[name] for name in order])
     return made.permute([order.index(axis.name) for axis in nest.spatial])
 
