@@ -76,6 +76,7 @@ class Kind(Enum):
     FENCE = "a fence is missing"
     DESCRIPTOR = "a product's or a bulk copy's description of memory"
     PEER = "blocks of a cluster"
+    SOFTMAX = "maxima, sums or factors of a softmax that is computed step by step"
     NARROWED = "a value or an index in too narrow a type"
     DIVERGENCE = "threads part where they should go together"
     DECLARED = "what a declaration promises"

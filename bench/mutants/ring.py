@@ -89,7 +89,7 @@ PRODUCTS: tuple[Mutation, ...] = (
     planted(SHARED, "panels of b lie closer", Kind.DESCRIPTOR,
             Edit(r"(b_shared \+ slot \* 4096, )4096, 1024", r"\g<1>2048, 1024", 2)),
     planted(SHARED, "b's rows of k are eight further on only", Kind.DESCRIPTOR, Edit(r"\+ 128, 1\)", "+ 64, 1)")),
-    planted(SHARED, "b is read as if it lay along k", Kind.DESCRIPTOR,
+    planted(SHARED, "b's first rows of k are read twice", Kind.DESCRIPTOR,
             Edit(r"(    )wgmma_m64n128k16_f16_km\(acc(.*) \+ 128, 1\)", r"\1wgmma_m64n128k16_f16_km(acc\2 + 0, 1)")),
     planted(BULK, "a's box is a step ahead", Kind.STEPS,
             Edit(_LOAD_A + r"\(k_step \* 64\)", r"\1((k_step + 1) * 64)")),

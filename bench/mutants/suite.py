@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import zlib
 
-from mutants import attention_bugs, matrix_async, matrix_kinds, memory_bugs, ring, scalar_bugs
+from mutants import (
+    attention_bugs,
+    matrix_async,
+    matrix_kinds,
+    memory_bugs,
+    ring,
+    ring_kinds,
+    scalar_bugs,
+    softmax_bugs,
+)
 from mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *matrix_async.MUTATIONS,
     *matrix_kinds.MUTATIONS,
     *ring.MUTATIONS,
+    *ring_kinds.MUTATIONS,
     *scalar_bugs.MUTATIONS,
     *memory_bugs.MUTATIONS,
     *attention_bugs.MUTATIONS,
+    *softmax_bugs.MUTATIONS,
 )
 
 # Why a bug that the suite does not find is not found.
@@ -33,6 +44,8 @@ EQUIVALENT = {
     "mma int8 t4: items are dealt to threads in another order": "each is still fetched and stored once",
     "row sum: shuffles down in place of butterflies": "only lane 0 of the last round is stored, whose sum is the same",
     "softmax: the neighbour's maximum is subtracted": "the quotient does not depend on what is subtracted from both",
+    "attention steps: sums begin with one": "the first step's factor, of a maximum from -inf on, is 0",
+    "attention fading: the second pass makes more steps": "keys beyond the last have no weight",
     "mma vector: zeros before a guarded read, where a select behind it gives zero again": "the select decides",
 }
 

@@ -136,5 +136,3 @@ def mutant(mutation: Mutation) -> KernelSource:
 def verdict(mutation: Mutation) -> tuple[Finding, ...]:
     """How the bug shows: nothing where it survives. Raises CompileError where it is no C++."""
     return findings(mutation.case, mutant(mutation))
-
-

@@ -1,0 +1,49 @@
+"""Contractions of warpgroups: bytes, windows, operands along m and n, clusters of four, steps that blocks share."""
+
+from __future__ import annotations
+
+from mutants.mutation import H200, Case, Tiles
+from mutants.warpgroups import WGMMA
+
+INT8 = Case(  # rows of 64 bytes, two pieces of columns
+    "wgmma int8", "wgmma", "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)",
+    (("A", "int8", (100, 160)), ("B", "uint8", (48, 160))),
+    Tiles((64, 48, 64), (64, 48, 1), lanes=128, stages=2), target=H200, unit=WGMMA,
+    ranges=(("A", -128, 128), ("B", 0, 256)),
+)  # fmt: skip
+FLOAT8 = Case(  # rows of 32 bytes, one operand through registers, turned
+    "wgmma float8", "wgmma", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
+    (("A", "float8_e4m3fn", (64, 96)), ("B", "float8_e5m2", (96, 56))),
+    Tiles((64, 56, 32), (64, 56, 1), lanes=128, stages=2), target=H200, unit=WGMMA,
+)  # fmt: skip
+WINDOW = Case(  # boxes of im2col, borders of zeros, two steps of channels
+    "wgmma window", "wgmma", "Y[b, y, x, f] +=! X[b, y + r - 1, x + s - 1, c].when([y + r >= 1, y + r < 9, x + s >= 1, "
+    "x + s < 11], 0.0) * W[f, r, s, c] where r in 3, s in 3, y in 8, x in 10",
+    (("X", "float16", (2, 8, 10, 64)), ("W", "float16", (40, 3, 3, 64))),
+    Tiles((64, 40, 32), (64, 40, 1), lanes=128, stages=3), target=H200, unit=WGMMA,
+)  # fmt: skip
+ALONG = Case(  # both along m and n, two fragments of rows, a bias, batches in turns
+    "wgmma along m and n", "wgmma", "C[b, m, n] +=! A[b, k, m] * B[b, k, n]; Y[b, m, n] = relu(C[b, m, n] + v[n])",
+    (("A", "float16", (2, 72, 200)), ("B", "float16", (2, 72, 96)), ("v", "float16", (96,))),
+    Tiles((1, 128, 64, 32), (1, 128, 64, 1), lanes=128, stages=3, blocks=3), target=H200, unit=WGMMA,
+)  # fmt: skip
+FOUR = Case(  # two by two blocks that share both
+    "wgmma four blocks", "wgmma", "C[m, n] +=! A[k, m] * B[k, n]",
+    (("A", "float16", (200, 304)), ("B", "float16", (200, 280))),
+    Tiles((128, 128, 32), (64, 128, 1), lanes=128, stages=2, cluster=(2, 2)), target=H200, unit=WGMMA,
+)  # fmt: skip
+PARTS = Case(  # copies of threads, a last part that is shorter
+    "wgmma split-k", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]",
+    (("A", "bfloat16", (70, 330)), ("B", "bfloat16", (40, 330))),
+    Tiles((64, 40, 32), (64, 40, 1), lanes=128, stages=3, split_k=3), target=H200, unit=WGMMA,
+)  # fmt: skip
+STREAM = Case(  # whole tiles and parts of tiles
+    "wgmma stream-k", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]",
+    (("A", "float16", (130, 328)), ("B", "float16", (72, 328))),
+    Tiles((64, 64, 32), (64, 64, 1), lanes=128, stages=3, stream_k=5), target=H200, unit=WGMMA,
+)  # fmt: skip
+ELEMENTS = Case(  # element by element, one operand computed, two warpgroups
+    "wgmma elements", "wgmma", "C[m, n] +=! A[m, k] * relu(B[n, k])",
+    (("A", "float16", (129, 77)), ("B", "float16", (35, 77))),
+    Tiles((128, 40, 32), (64, 40, 1), lanes=128, stages=2), target=H200, unit=WGMMA,
+)  # fmt: skip
