@@ -139,12 +139,20 @@ def _row_cycles(p: Problem, image: ImageSpace, s: _Sizes, length: int) -> float:
     costs = p.machine.costs.convolution
     apart = image.step * image.phases(image.slides[-1])
     if apart not in (1, 2):
-        return costs.gather_cycles * length
+        return (costs.gather_cycles + costs.quotient_cycles * _quotients(p, image)) * length
     each = costs.copy_cycles if apart == 1 else costs.deal_cycles
     if not image.tiles_apart:
         return _run_cycles(p, length, each)
     vectors, rest = divmod(s.tile, p.machine.unit.shape[-1])
     return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
+
+
+def _quotients(p: Problem, image: ImageSpace) -> int:
+    """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
+    element's being found anew; a contraction packs all k of a panel with those found once."""
+    pixel = image.slides[-1].pixel.name
+    dims = [dim.dim for operand in (p.a, p.b) for tensor in operand.tensors for dim in tensor.dims]
+    return sum(dim.opaque and pixel in dict(dim.coeffs) for dim in dims)
 
 
 def _run_cycles(p: Problem, length: int, each: float) -> float:

@@ -50,6 +50,7 @@ class ConvolutionCosts:
     deal_cycles: float = 3.0  # the same of every other element
     tile_cycles: float = 1.5  # a tile of a row: its loop, its addresses
     gather_cycles: float = 2.5  # an element whose neighbours do not accompany it
+    quotient_cycles: float = 2.0  # more for each quotient in its place: a product of twice the width, its upper half
     turn_cycles: float = 6.0  # a vector of sums turned, from room to room
     sum_cycles: float = 1.0  # a vector of sums, between the micro-kernel and their room
     store_cycles: float = 2.0  # a vector of results, through the epilogue
@@ -94,6 +95,7 @@ class LayoutCosts:
     dealt_leak: float = 0.06  # the same where vectors are dealt or woven, in order of memory
     plain_more: float = 0.4  # results that nothing asks for ahead: rows of tiles that do not go on in the next tile
     written_more: float = 0.05  # each time that rows of a tile that are written are twice as long or short as the best
+    met_again: float = 0.7  # of the second cache's latency, a line of results that tiles of one row share
     read_more: float = 0.1  # each time that rows that are read are twice as long as a line: L1 is crowded
     streamed_long_more: float = 0.05  # each time that rows that stream are twice as long as two lines
     written_back_more: float = 0.8  # beyond all caches a line that is written is read before

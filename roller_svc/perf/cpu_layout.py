@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from roller_svc.perf.cpu_memory import byte_seconds, memory_share, streamed_s
+from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
@@ -12,6 +14,7 @@ from roller_svc.perf.terms import Costs, Launch
 LINE_BYTES = 64
 BEST_WRITTEN_BYTES = 256  # rows of a tile that are written
 STREAMED_BYTES = 128  # rows that stream well
+TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address masked, compared, a branch
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
@@ -25,6 +28,8 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     gathered = max(0, len(others) - len(layout.turned))
     compute = vectors * p.space.flops / p.outer_points * costs.operation_cycles
     compute += p.outer_points * costs.gather_cycles * gathered
+    if launch.streamed and _streaming_share(p, layout) < 1:
+        compute += vectors * TEST_OPERATIONS * costs.operation_cycles
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
     waves = -(-launch.grid // mach.cores)
     share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
@@ -62,25 +67,61 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     size = layout.turned[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
-    written = min(launch.thread[row], p.extents[row]) * size
-    is_cut = p.extents[row] * size % LINE_BYTES > 0
     read_more = 0.0 if whole else costs.read_more * math.log2(max(1.0, run / LINE_BYTES))
-    reads = each * (1 + read_more) * sum(t.moved_bytes(p.extents) for t in p.touched.reads)
-    if launch.streamed:
-        more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
-        if is_cut:  # lines that are written in parts go to memory in parts
-            more += costs.streamed_cut_more * min(1.0, 2 * LINE_BYTES / (p.extents[row] * size))
-        writes = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
-    else:
-        more = 0.0
-        if layout.turn is Turn.SQUARE:  # results of others are dealt, or woven, in order of memory
-            more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
-        more += costs.written_back_more * memory_share(mach, p.compulsory_bytes)
-        writes = each * sum(t.moved_bytes(p.extents) for t in p.touched.writes)
-    if launch.block[row] < p.extents[row] and is_cut:
-        more += costs.shared_lines_more
-    writes *= 1 + more
+    reads = each * (1 + read_more) * _moved_by(p.touched.reads, p.extents)
+    is_shared = launch.block[row] < p.extents[row] and _row_bytes(p, layout) % LINE_BYTES > 0
+    shared = costs.shared_lines_more if is_shared else 0.0
+    written = min(launch.thread[row], p.extents[row]) * size
+    writes = each * (1 + _plain_more(p, layout, written) + shared) * _moved_by(p.touched.writes, p.extents)
+    writes += _met_again_s(p, layout, launch)
     if not launch.streamed:
         return reads + writes
+    streams = _streaming_share(p, layout)
+    streamed = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
+    streamed *= 1 + _streamed_more(p, layout, written) + shared
     from_caches = reads * (1 - memory_share(mach, p.compulsory_bytes))
-    return reads - from_caches + max(writes, from_caches)
+    return reads + (1 - streams) * writes + streams * (max(streamed, from_caches) - from_caches)
+
+
+def _plain_more(p: Problem, layout: LayoutSpace, written: int) -> float:
+    """What rows of results that go through the caches, `written` bytes of each at once, take more than their bytes."""
+    costs, more = p.machine.costs.layout, 0.0
+    if layout.turn is Turn.SQUARE:  # results of others are dealt, or woven, in order of memory
+        more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
+    return more + costs.written_back_more * memory_share(p.machine, p.compulsory_bytes)
+
+
+def _met_again_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+    """Tiles that cut a row within a line: the next one along the row finds the line in the second cache. Where rows
+    begin with a line, tiles of whole vectors do."""
+    mach, row = p.machine, p.extents[layout.row]
+    if layout.turn is not Turn.SQUARE:  # tiles that follow each other in memory
+        return 0.0
+    cuts = (p.outer_points // row) * (-(-row // launch.thread[layout.row]) - 1)
+    cycles = mach.costs.layout.met_again * mach.caches[-2].latency_cycles * cuts
+    return mach.seconds(cycles * (1 - _streaming_share(p, layout))) / min(launch.grid, mach.cores)
+
+
+def _streamed_more(p: Problem, layout: LayoutSpace, written: int) -> float:
+    """The same of rows that stream: lines that are written in parts go to memory in parts."""
+    costs, row_bytes = p.machine.costs.layout, _row_bytes(p, layout)
+    more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
+    if row_bytes % LINE_BYTES:
+        more += costs.streamed_cut_more * min(1.0, 2 * LINE_BYTES / row_bytes)
+    return more
+
+
+def _streaming_share(p: Problem, layout: LayoutSpace) -> float:
+    """Of the rows of results those that begin with a line: vectors that lie across two are stored like any others, for
+    no store past the caches takes them."""
+    rows = p.outer_points // p.extents[layout.row]
+    period = LINE_BYTES // math.gcd(LINE_BYTES, _row_bytes(p, layout))
+    return -(-rows // period) / rows
+
+
+def _row_bytes(p: Problem, layout: LayoutSpace) -> int:
+    return p.extents[layout.row] * layout.turned[0].dtype.bytes
+
+
+def _moved_by(tensors: Iterable[AccessFootprint], extents: Tile) -> float:
+    return sum(t.moved_bytes(extents) for t in tensors)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roller_svc import hardware
 from roller_svc.construct.partition import partition
-from roller_svc.construct.rprograms import prepared
+from roller_svc.construct.rprograms import prepared, views
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.hardware import HardwareSpec
@@ -136,3 +136,48 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
     assert stage(again, "dram") == stage(found[0], "dram")
+
+
+def test_rows_that_begin_within_a_line_go_through_the_caches() -> None:
+    """Of rows of 1012 bytes every sixteenth begins with a line, of rows of 1024 bytes all do."""
+    saved = {}
+    for rows in (253, 256):
+        model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
+        level = replace(one_core().dram, streamed_write_gain=2.0 * one_core().dram.streamed_write_gain)
+        hw = replace(model.problem.machine.hw, levels=(level, *model.problem.machine.hw.levels[1:]))
+        (group,) = partition(parse("y[j, i] = x[i, j]", {"x": TensorType(F32, (rows, 4096))}, None), hw)
+        faster = Model(prepared(group, hw, hw.unit_for(F32)))
+        tiles = {"i": 256, "j": 4096}, {"i": 64, "j": 32}
+        slow, fast = (stage(estimated(m, *tiles, streamed=True), "dram") for m in (model, faster))
+        saved[rows] = slow - fast
+    assert 0 < saved[253] < saved[256] / 8
+
+
+def test_lines_that_two_tiles_of_a_row_share_are_met_again() -> None:
+    met_again = {}
+    for rows in (253, 256):
+        model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
+        without = model.with_costs(replace(FITTED, layout=replace(FITTED.layout, met_again=0.0)))
+        for wide in (64, 128):
+            tiles = {"i": 256, "j": 4096}, {"i": wide, "j": 32}
+            met_again[rows, wide] = stage(estimated(model, *tiles), "dram") - stage(estimated(without, *tiles), "dram")
+    assert met_again[256, 64] == met_again[256, 128] == 0
+    assert met_again[253, 64] > 2 * met_again[253, 128] > 0
+
+
+def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None:
+    text = "y[f, c, b] +=! x[c, b // 15 * 2 + k, b % 15 * 2 + l] * w[k, l, f] where b in 240, k in 2, l in 2"
+    shapes = {"x": (F32, (8, 32, 30)), "w": (F32, (2, 2, 64))}
+    hw = one_core()
+    (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
+    models = [Model(prepared(view, hw, hw.unit_for(F32))) for view in views(group, hw)]
+    costs = replace(FITTED, convolution=replace(FITTED.convolution, quotient_cycles=0.0))
+    found = {}
+    for model in models:
+        inner = next(axis.name for axis in model.problem.space.axes if axis.name.endswith("b"))
+        both = (model, model.with_costs(costs))
+        found[model.cpu_family] = [stage(estimated(m, {}, {"f": 4, inner: 16}), "packing") for m in both]
+    elements, quotients = 8 * 240 * 4, 2
+    each = FITTED.convolution.quotient_cycles * quotients / hw.clock_hz
+    assert found["convolution"][0] - found["convolution"][1] >= elements * each * (1 - 1e-9)
+    assert found["contraction"][0] == found["contraction"][1]
