@@ -13,10 +13,9 @@ from roller_svc.ir.operand import STAGED_KINDS, Operand, operands, unfit
 from roller_svc.perf.fragment import MMA_SYNC, mfma_refusal
 from roller_svc.perf.mma_tile import FIRST_ASYNC, WORD_BYTES, LoadKind, feeds
 
-# What each family computes with; where none is demanded, what the model may choose from. Units of kind WGMMA must be
-# demanded as long as not all that their rules build can be lowered.
+# What each family computes with; where none is demanded, what the model may choose from.
 _KINDS = {
-    None: (UnitKind.MMA, UnitKind.MFMA),
+    None: (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA),
     KernelFamily.MMA: (UnitKind.MMA, UnitKind.MFMA),
     KernelFamily.WGMMA: (UnitKind.WGMMA,),
 }

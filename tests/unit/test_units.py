@@ -30,7 +30,7 @@ SIMT = Demands(family=KernelFamily.SIMT)
         ("nvidia-a100-sxm-80gb", "float64", False, ["fma_f64"]),
         ("nvidia-t4", "float16", False, ["mma_f16", "fma_f32"]),
         ("nvidia-t4", "bfloat16", False, ["fma_f32"]),
-        ("nvidia-h200-sxm", "float16", False, ["mma_f16", "fma_f32"]),
+        ("nvidia-h200-sxm", "float16", False, ["wgmma_f16", "mma_f16", "fma_f32"]),
         ("nvidia-b200", "float16", False, ["mma_f16", "fma_f32"]),
         ("nvidia-v100-sxm2", "float16", False, ["fma_f32"]),
         ("amd-mi50", "float16", False, ["fma_f32"]),
@@ -58,7 +58,7 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
         ("nvidia-a100-sxm-80gb", "float64", "mma_f64: sums of 8 bytes, fragments have 4"),
         ("nvidia-v100-sxm2", "float16", "mma_f16: instructions of 16 x 16 x 16 do not make up fragments"),
         ("amd-mi250x", "float64", "mfma_f64: sums of 8 bytes, fragments have 4"),
-        ("nvidia-h200-sxm", "float16", "wgmma_f16: no rules for units of kind wgmma"),
+        ("nvidia-h200-sxm", "float16", "wgmma_bf16: operand a is float16, the unit takes bfloat16"),
     ],
 )
 def test_refusals_give_their_reason(target: str, dtype: str, reason: str) -> None:
