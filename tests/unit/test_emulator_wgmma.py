@@ -199,6 +199,14 @@ def test_planted_bugs_are_caught(name: str) -> None:
     assert any(shows(wrong, seed, races=False) for seed in range(3)) or shows(wrong, 0, races=True)
 
 
+def test_a_race_with_a_copy_is_told_as_one_of_the_same_block() -> None:
+    """One warp alone awaits data: the others' products race with copies."""
+    source = product(M, N, K, 2)
+    wrong = dataclasses.replace(source, text=source.text.replace(FULL, f"if (thread % 128 < 32) {FULL}"))
+    with pytest.raises(WrongAnswerError, match=r"race: thread \d+ reads byte .*, a bulk copy writes it at line \d+"):
+        module(wrong, races=True).run({"A": A, "B": B})
+
+
 def shows(source: KernelSource, seed: int, *, races: bool) -> bool:
     """Whether this order of threads shows that the kernel is wrong."""
     try:

@@ -63,7 +63,8 @@ const char *name_of(Number thread, char (&text)[32]) {
 
 [[noreturn]] void report_race(const Access &one, const Access &other, const char *name, size_t byte) {
   char place[2][32], who[2][32];
-  bool apart = other.time < cluster_began || block_of(one.thread) != block_of(other.thread);
+  bool are_threads = one.thread != ASYNC && other.thread != ASYNC;
+  bool apart = other.time < cluster_began || (are_threads && block_of(one.thread) != block_of(other.thread));
   report(FAULT, "race: %s %s byte %zu of %s at %s, %s%s %s it at %s, and %s", name_of(one.thread, who[0]),
          KIND_NAMES[one.kind], byte, name, place_of(one.where, place[0]), name_of(other.thread, who[1]),
          apart ? " of another block" : "", KIND_NAMES[other.kind], place_of(other.where, place[1]),
