@@ -11,7 +11,7 @@ from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
 from roller_svc.codegen.horizontal import HORIZONTAL, horizontal_name, horizontal_needs
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.preamble import Function
+from roller_svc.codegen.preamble import PRIVATE_ROOMS, Function
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.routines import Outline, outline
 from roller_svc.codegen.threads import parameter
@@ -89,7 +89,7 @@ class CWalk(Walk):
     setting: Setting = Setting(16, 1, in_region=False)
     parallel: bool = False  # whether some loop's iterations go to threads
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
-    statics: list[str] = field(default_factory=list)
+    private_rooms: list[str] = field(default_factory=list)
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
     pinned: set[str] = field(default_factory=set)  # those of them that the compiler must not replace by memory
     prefix: str = ""
@@ -338,12 +338,12 @@ class CWalk(Walk):
             self.line(f"{type_} {identifier}[{count}] __attribute__((aligned(64)));")
         else:
             # A thread keeps its room from task to task and call to call: fresh pages each time cost more than the work.
-            static = f"{self.prefix}_{identifier}"
-            definition = f"static _Thread_local {type_} {static}[{count}] __attribute__((aligned(64)));"
-            if definition not in self.statics:  # an unrolled loop declares it once for each of its rounds
-                self.statics.append(definition)
+            member = f"{self.prefix}_{identifier}"
+            room = f"{type_} {member}[{count}] __attribute__((aligned(64)));"
+            if room not in self.private_rooms:  # an unrolled loop declares it once for each of its rounds
+                self.private_rooms.append(room)
             # its address kept from gcc, which would ask for it again, by a call, where registers run out
-            self.line(f"{type_} *restrict {identifier} = {static};")
+            self.line(f"{type_} *restrict {identifier} = {PRIVATE_ROOMS}.{member};")
             self.line(f'__asm__("" : "+r"({identifier}));')
 
     def _as_registers(self, storage: Storage) -> bool:
@@ -394,7 +394,7 @@ def _routine(
     walker = CWalk(dialects.C, names, scalar, setting=setting, arrays=arrays)
     scalar.registers = walker.registers
     walker.nodes(found.body)
-    if walker.statics:
+    if walker.private_rooms:
         return None
     text = f"({', '.join(parameters)}) {{\n" + "\n".join(walker.lines) + "\n}"
     return Printed(text, tuple(scalar.helpers), tuple(scalar.library))
@@ -429,6 +429,6 @@ def _emit(
     text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in walker.routines.items() if text not in above.routines)
     return Function(
-        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.statics), walker.parallel,
+        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.private_rooms), walker.parallel,
         setting.in_region, tuple(scalar.checks[above.checks :]), routines,
     )  # fmt: skip

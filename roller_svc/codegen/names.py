@@ -16,7 +16,7 @@ _KEYWORDS = frozenset({
     "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log", "sin", "cos",
     "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max", "min", "y0",
     "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16", "i32", "u32",
-    "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div",
+    "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "private_rooms",
 })  # fmt: skip
 # math.h's functions with their f and l variants, and what C implementations reserve for themselves
 _LIBRARY = re.compile(

@@ -23,6 +23,8 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 # A function for every candidate that calls it: compiled once, as it is, so that what is measured is what is delivered.
 ROUTINE = "static __attribute__((noinline, noclone)) void"
 
+PRIVATE_ROOMS = "private_rooms"
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -31,7 +33,7 @@ class Function:
     text: str
     helpers: tuple[str, ...]
     library: tuple[str, ...]
-    statics: tuple[str, ...]
+    private_rooms: tuple[str, ...]  # declarations of what each thread has for itself
     parallel: bool
     in_region: bool
     checks: tuple[RuntimeCheck, ...]
@@ -57,9 +59,18 @@ def preamble(functions: tuple[Function, ...]) -> str:
         parts.append(CHECKED)
     if any(f.parallel for f in functions):
         parts.append(THREADS)
-    parts += [s for f in functions for s in f.statics]
+    parts += _private_rooms([f.private_rooms for f in functions if f.private_rooms])
     parts += routines
     return "\n".join(parts) + ("\n\n" if parts else "")
+
+
+def _private_rooms(of_functions: list[tuple[str, ...]]) -> list[str]:
+    """The rooms of all functions in one place: a thread is in one function at a time, and finds nothing there that
+    another one left. Candidates in one text would else cost the pages of all of them, cleared as the first one runs."""
+    if not of_functions:
+        return []
+    members = (f"  struct {{ {' '.join(rooms)} }};" for rooms in of_functions)
+    return ["\n".join(("static _Thread_local union {", *members, f"}} {PRIVATE_ROOMS};"))]
 
 
 def _helper_text(name: str) -> str:
