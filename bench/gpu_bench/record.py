@@ -77,7 +77,9 @@ def table(found: Json) -> str:
         lines.append(
             f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{peer:>14}"
         )
-    return "\n".join([*lines, "", *target_lines(found["targets"])])
+    if found["classes"]:
+        lines += ["", *target_lines(found["targets"])]
+    return "\n".join(lines)
 
 
 def _of_class(rows: Sequence[Json]) -> Json:

@@ -19,7 +19,7 @@ class Values(Enum):
 
     PLAIN = "plain"
     CANCELLING = "cancelling"  # neighbours that nearly cancel in a sum, and are a thousand times what is left of them
-    TINY = "tiny"  # below the least normal number of their type, and zeros of both signs
+    TINY = "tiny"  # at most the least normal number of their type, and zeros of both signs
     SPECIAL = "special"  # a few infinities and NaN: what is padded, masked or skipped must not meet them
 
 
@@ -39,7 +39,7 @@ def inputs(program: TensorProgram, number: int, check: Check) -> dict[str, Array
     values, found = values_of(number), dict(random_inputs(program, number, check.hints))
     if values is Values.PLAIN:
         return found
-    rng, kept = np.random.default_rng(number), {*check.hints, *(check.finite if values is Values.SPECIAL else ())}
+    rng, kept = np.random.default_rng((number, 1)), {*check.hints, *(check.finite if values is Values.SPECIAL else ())}
     for name, kind in program.inputs:
         if kind.dtype.is_float and name not in kept and found[name].size:
             wide = found[name].astype(np.float64).reshape(-1)
