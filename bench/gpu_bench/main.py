@@ -37,17 +37,19 @@ NO_DEVICE = 3
 STAGES = tuple(SHARES)
 # What a run does of everything; a dry one, on the few cores of a machine without a device, enough to walk all of it.
 # Of five sets of inputs one is of special values, the second; most are random (values.py).
-SETS, EACH, TOP_K = 20, 4, 4
-DRY_SETS, DRY_EACH, DRY_TOP_K = 2, 1, 1
-# For the plan: what one of each took on a core, or is allowed to take of the device.
-CHECK_S, BUILD_S, TIMING_S = 5.0, 0.6, 1.5
+SETS, EACH, TOP_K, MINUTES = 20, 4, 4, 9.0
+DRY_SETS, DRY_EACH, DRY_TOP_K, DRY_MINUTES = 2, 1, 1, 8.0
+# For the plan, roughly: what one of each took on a core, or is allowed to take of the device; a check takes twice that
+# with all its sets.
+CHECK_S, BUILD_S, TIMING_S = 2.5, 1.5, 1.5
 
 
 def plan(options: Options, found: Sequence[Check], cases: Sequence[TimedCase]) -> Json:
     """How much there is to do, and about how long it takes with these jobs; a device times one case at a time."""
     jobs, building = min(options.jobs, MOST_JOBS_ON_DEVICE), max(1, options.jobs - 1)
-    return {"checks": len(found), "cases": len(cases), "verify_s": len(found) * CHECK_S / jobs,
-            "measure_s": max(len(cases) * BUILD_S * options.top_k / building,
+    check_s = CHECK_S if options.sets <= DRY_SETS else 2 * CHECK_S
+    return {"checks": len(found), "cases": len(cases), "verify_s": len(found) * check_s / jobs,
+            "measure_s": max(len(cases) * BUILD_S / building,
                              0.0 if options.dry else len(cases) * TIMING_S)}  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def parsed(words: Sequence[str] | None = None) -> Options:
     default = Path(given) / "gpu.json" if given else RESULTS / f"gpu-{time.strftime('%Y-%m-%d')}.json"
     parser.add_argument("--out", type=Path, default=default, help="the JSON file (default: %(default)s)")
     parser.add_argument("--target", default="", help="spec to build for (default: that of the device)")
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help=f"for everything (default: {MINUTES:g}; dry: {DRY_MINUTES:g})")
     parser.add_argument("--dry", action="store_true", help="no device: compile everything, emulate what can be")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="ids that this pattern is found in")
     parser.add_argument("--stages", type=lambda text: tuple(text.split(",")), default=STAGES,
@@ -133,12 +135,11 @@ def parsed(words: Sequence[str] | None = None) -> Options:
     unknown = set(options.stages) - set(STAGES)
     if unknown:
         parser.error(f"--stages takes some of {', '.join(STAGES)}, not {', '.join(sorted(unknown))}")
-    usual = (DRY_SETS, DRY_EACH, DRY_TOP_K) if options.dry else (SETS, EACH, TOP_K)
-    sets, each, top_k = (
-        given or default for given, default in zip((options.sets, options.each, options.top_k), usual, strict=True)
-    )
+    usual = (DRY_SETS, DRY_EACH, DRY_TOP_K, DRY_MINUTES) if options.dry else (SETS, EACH, TOP_K, MINUTES)
+    said = (options.sets, options.each, options.top_k, options.minutes)
+    sets, each, top_k, minutes = (default if one is None else one for one, default in zip(said, usual, strict=True))
     return Options(
-        options.out, options.target, options.minutes, options.dry, options.only, options.stages, options.jobs,
+        options.out, options.target, minutes, options.dry, options.only, options.stages, options.jobs,
         sets, each, top_k, options.timeout,
     )  # fmt: skip
 

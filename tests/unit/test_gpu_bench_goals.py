@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 import types
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.errors import BuildError
+from roller_svc.errors import BuildError, KernelTimeoutError
 from roller_svc.front import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.input_types import tensor_types
@@ -27,11 +28,23 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import cases, check, clocks, compiled_peer, samples, session, targets, triton_peer, values
+    from gpu_bench import (
+        cases,
+        check,
+        clocks,
+        compiled_peer,
+        main,
+        record,
+        samples,
+        session,
+        targets,
+        triton_peer,
+        values,
+    )
 
     return types.SimpleNamespace(
-        cases=cases, check=check, clocks=clocks, compiled_peer=compiled_peer, samples=samples, session=session,
-        targets=targets, triton_peer=triton_peer, values=values,
+        cases=cases, check=check, clocks=clocks, compiled_peer=compiled_peer, main=main, record=record,
+        samples=samples, session=session, targets=targets, triton_peer=triton_peer, values=values,
     )  # fmt: skip
 
 
@@ -203,6 +216,69 @@ def test_another_compiler_that_is_not_there_is_skipped_with_the_reason(
     square = bench.samples.references()[0]
     assert bench.compiled_peer.compiled_timed(square) == {"name": "torch.compile", "skipped": "torch is not installed"}
     assert bench.triton_peer.triton_timed(square) == {"name": "triton", "skipped": "torch is not installed"}
+
+
+class DirectLane:
+    """A lane without a process."""
+
+    def __init__(self, work: Any, timeout_s: float) -> None:
+        self.call = work
+
+    def close(self, *, at_once: bool = False) -> None:
+        pass
+
+
+def session_of(bench: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *, minutes: float = 9.0) -> Any:
+    """One whose device, libraries and compilers are functions here."""
+
+    def failing(case: Any) -> Any:
+        raise KernelTimeoutError("no answer in 30 s")
+
+    fakes = {
+        "Lane": DirectLane, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12}, "calibrated": lambda _: {"id": "x"},
+        "timed": lambda task: row(task.case.id, task.case.cls, 1e-3, fused=True, judged="ok", predicted_s=1e-3,
+                                  first_cold_s=None),
+        "build": lambda task: (task.case.id,), "compiled_timed": failing,
+        "library_timed": lambda case: {"name": "torch matmul", "seconds": 9e-4},
+        "triton_timed": lambda case: {"name": "triton matmul", "seconds": 2e-3},
+        "spread": lambda work, tasks, jobs, timeout_s: ((task, work(task)) for task in tasks),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(bench.session, name, fake)
+    options = bench.main.parsed(["--out", str(out), "--minutes", str(minutes), "--target", "nvidia-h200-sxm"])
+    device = bench.clocks.Nvml(FakeNvmlLibrary(), "0000:01:00.0")
+    return bench.session.Session(options, bench.record.Record(out, {}), device)
+
+
+def test_a_case_is_measured_and_compared_with_clocks_beside_each(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session = session_of(bench, monkeypatch, tmp_path / "gpu.json")
+    session.measure(bench.samples.references()[:1])
+    session.compare()
+    found = session.record.finish()
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    (one,) = document["measurements"]
+    assert {name: peer.get("seconds") for name, peer in one["peers"].items()} == {
+        "library": 9e-4, "torch.compile": None, "triton": 2e-3,
+    }  # fmt: skip
+    assert "no answer in 30 s" in one["peers"]["torch.compile"]["error"]
+    assert all("sm_mhz" in each["clocks"]["before"] for each in (one, *one["peers"].values()))
+    assert document["bandwidth"]["clocks"]["during"]["samples"] >= 2
+    assert found["targets"][bench.targets.SQUARE]["share"] == pytest.approx(0.9)
+    assert not document["skipped"]
+    assert not bench.main.wrong(document)
+
+
+def test_what_there_is_no_time_to_compare_is_listed(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session = session_of(bench, monkeypatch, tmp_path / "gpu.json")
+    session.measure(bench.samples.references()[:2])
+    session._began -= 0.95 * 9 * 60
+    session.compare()
+    assert session.record.document["skipped"] == [{"stage": "compare", "tasks": 4}]
+    assert all(set(one["peers"]) == {"library"} for one in session.record.document["measurements"])
 
 
 # programs as torch has them ------------------------------------------------------------------------------------------
