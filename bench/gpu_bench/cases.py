@@ -17,7 +17,8 @@ _KINDS = {"mma": UnitKind.MMA, "wgmma": UnitKind.WGMMA}
 
 def checks() -> list[Check]:
     """All of them, those of a family together, small ones first."""
-    found = [*_matrix(), *_matrix_splits(), *_matrix_programs(), *warpgroup_checks(), *attention_checks(), *_scalar(),
+    programs = [dataclasses.replace(check, unit="mma") for check in _matrix_programs()]
+    found = [*_matrix(), *_matrix_splits(), *programs, *warpgroup_checks(), *attention_checks(), *_scalar(),
              *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(), *_indexed(), *_vectors(), *_large(),
              *large_warpgroup_checks()]  # fmt: skip
     return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in found]
@@ -201,12 +202,15 @@ def _vectors() -> Iterator[Check]:
 
 def _large() -> Iterator[Check]:
     """What fills a device, many times over or not quite evenly; more than 2^31 elements."""
-    for dtype in HALVES:
-        yield product_check("mma-large", "square", dtype, (4096, 4096, 4096), "nn", product="mk,kn->mn")
-    yield product_check("mma-large", "ragged", "float16", (5003, 3001, 2041), "nt", product="mk,nk->mn")
-    yield product_check("mma-large", "deep", "bfloat16", (136, 264, 65544), "tn", product="km,kn->mn")
-    yield product_check("mma-large", "stream", "float16", (2200, 2200, 4096), "nn", unit="mma",
-                        tiles=(("stream_k", 132),), product="mk,kn->mn")  # fmt: skip
+    for name, dtype, extents, layout, tiles in (
+        ("square", "float16", (4096, 4096, 4096), "nn", ()),
+        ("square", "bfloat16", (4096, 4096, 4096), "nn", ()),
+        ("ragged", "float16", (5003, 3001, 2041), "nt", ()),
+        ("deep", "bfloat16", (136, 264, 65544), "tn", ()),
+        ("stream", "float16", (2200, 2200, 4096), "nn", (("stream_k", 132),)),
+    ):
+        yield product_check("mma-large", name, dtype, extents, layout, unit="mma", tiles=tiles,
+                            product=f"{','.join(LAYOUTS[layout])}->mn")  # fmt: skip
     yield product_check("simt-large", "square", "float32", (2048, 2048, 1024), "nn", product="mk,kn->mn")
     yield Check("outer", "map-large", "y[i,j] = a[i] + b[j]",
                 (("a", ("int8", (50021,))), ("b", ("int8", (43013,)))))  # fmt: skip
