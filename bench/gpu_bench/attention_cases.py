@@ -13,7 +13,7 @@ _ATTENTION = {
     "causal": ((2, 3, 97), (3, 97), 64, "causal=true"),
     "causal-square": ((1, 2, 192), (2, 192), 128, "causal=true"),
     "causal-later": ((1, 4, 33), (4, 130), 128, "causal=true"),
-    "causal-shared": ((1, 8, 130), (2, 190), 80, "causal=true"),
+    "causal-shared": ((1, 8, 110), (2, 150), 80, "causal=true"),
     "shared-heads": ((1, 14, 40), (2, 75), 128, ""),
     "one-key-head": ((2, 8, 5), (1, 203), 64, ""),
     "decode": ((3, 16, 1), (4, 1029), 128, ""),
