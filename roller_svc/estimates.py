@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from roller_svc import hardware
 from roller_svc.ask import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
-from roller_svc.construct.partition import partition
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import Json, error_json, sensitivity_json
@@ -155,7 +154,8 @@ def estimated(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> 
 
 def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
-    return sensitivity_json(sensitivities(plan, partition(_parsed(_text_key(item)), spec), spec))
+    groups = Shared(_parsed(_text_key(item))).grouping_of(plan, spec)
+    return sensitivity_json(sensitivities(plan, groups, spec))
 
 
 def _text_key(item: Item) -> TextKey:

@@ -57,7 +57,7 @@ def epilogue(group: KernelGroup) -> tuple[str, ...]:
     found: set[str] = set()
     wide = {axis.name for axis in group.outer if axis.extent > 1}
     own = {statement.output for statement in group.statements}
-    for statement in group.statements[1:]:
+    for statement in group.statements[group.space.sums :]:
         nodes = list(walk(statement.body))
         reads = [axes_of(node) & wide for node in nodes if isinstance(node, Load) and node.tensor not in own]
         found |= {"residual" if axes == wide else "bias" for axes in reads}
@@ -101,7 +101,8 @@ def _family(program: RProgram, hw: HardwareSpec) -> str:
 
 
 def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
-    """Both factors as the kernel that multiplies meets them: of a split reduction, one part."""
+    """Both factors as the kernel that multiplies meets them: of a split reduction, one part. The right one of a second
+    sum is staged as that of the first."""
     if program.unit.kind not in STAGED_KINDS:
         return [{"dtype": o.dtype.value, "stored": o.stored.value, "load": None} for o in operands(group)]
     if program.split_k > 1:
@@ -112,10 +113,11 @@ def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     if program.unit.kind is UnitKind.WGMMA:
         tile = wgmma_tile(program, factors, arch)
         staged = [(o.dtype, _ring_load(o)) for o in (tile.a, tile.b)]
-    return [
+    found = [
         {"dtype": dtype.value, "stored": factor.stored.value, "load": load}
         for factor, (dtype, load) in zip(factors, staged, strict=True)
     ]
+    return [*found, *found[1:]] if group.is_paired else found
 
 
 def _attended(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:

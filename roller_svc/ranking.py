@@ -43,8 +43,8 @@ def ranked_groups(program: TensorProgram, hw: HardwareSpec, top_k: int, demands:
 
 
 def ranked_shared(shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS) -> Ranked:
-    """The same, with what is known of the program from other devices. Attention is one kernel or several, whichever the
-    model expects to be faster."""
+    """The same, with what is known of the program from other devices. Attention and pairs of sums are one kernel or
+    several, whichever the model expects to be faster."""
     found: list[Ranked] = []
     failures: list[NoCandidateError] = []
     for groups in shared.groupings(hw):

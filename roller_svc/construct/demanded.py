@@ -158,6 +158,8 @@ def _nearest_stream(group: KernelGroup, model: Model, program: RProgram, wanted:
         return Nearest(0, "attention has no stream-K")
     if program.split_k > 1:
         return Nearest(0, "a reduction is split evenly or streamed, not both")
+    if group.is_paired:
+        return Nearest(0, "two sums of a point are not streamed")
     if group.row_reduction is not None:
         return Nearest(0, "a block that has part of the sums cannot reduce their rows")
     work = stream(replace(program, stream_k=1))

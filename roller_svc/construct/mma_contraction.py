@@ -15,7 +15,7 @@ from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.fragment import Fragment, fragment_of
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.matrix_terms import LEAST_STAGES
+from roller_svc.perf.matrix_terms import LEAST_STAGES, columns
 from roller_svc.perf.mma_contraction import block_step, mma_block, steps_ahead
 from roller_svc.perf.mma_tile import (
     CHUNK_BYTES,
@@ -106,7 +106,7 @@ class MmaContraction:
         warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
         if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
             return Look(0, 0.0, "execution unit")
-        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
         staged = mma_block(p, block, base.thread)
         shared_bytes, threads = staged.tile.shared_bytes, staged.tile.threads
         traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
@@ -122,7 +122,7 @@ class MmaContraction:
         each = -(-tasks // mach.cores)
         ways = list(itertools.islice(self._stages(block, base, each, steps), WAYS))
         found = [Pipeline(stages, raster(p, block, resident * mach.cores)) for resident, stages in ways]
-        if split_k == 1:
+        if split_k == 1 and p.space.sums == 1:
             resident, stages = ways[0]
             found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, resident * mach.cores)]
         return found
@@ -149,7 +149,7 @@ class MmaContraction:
     def _warp_look(self, warp: Tile) -> Look:
         """Bytes in registers, with what its lanes bring at the least; bytes of fragments read for one multiply-add."""
         p = self.problem
-        m, n = at(warp, p.m), at(warp, p.n)
+        m, n = at(warp, p.m), columns(p, warp)
         k_bytes = self._k_steps(Base(warp))[0] * self._operand_bytes()
         fragment = self._fragment
         held = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
@@ -170,7 +170,7 @@ class MmaContraction:
     def _feeds_the_unit(self, warp: Tile) -> bool:
         """Multiply-adds take as long as reading their fragments."""
         p, mach = self.problem, self.problem.machine
-        m, n = at(warp, p.m), at(warp, p.n)
+        m, n = at(warp, p.m), columns(p, warp)
         fragments = (m + n) * self._operand_bytes()
         return m * n / mach.fma_per_cycle >= fragments / mach.staged_bytes_per_cycle
 
@@ -181,7 +181,7 @@ class MmaContraction:
         p, size = self.problem, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
-        fragments = (at(base.thread, p.m) // self._fragment.rows) * (at(base.thread, p.n) // self._fragment.columns)
+        fragments = (at(base.thread, p.m) // self._fragment.rows) * (columns(p, base.thread) // self._fragment.columns)
         long_enough = (b for b in fitting[1:] if b // self._fragment.step_bytes * fragments >= LEAST_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
         shorter = self.varied or not self._whole_chunks
@@ -199,7 +199,7 @@ class MmaContraction:
     def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
         """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
         p, limits = self.problem, self.problem.machine.hw.limits
-        if at(block, p.n) % PAIR and p.extent(p.n) > self._fragment.columns:
+        if columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
             return "fragment pairs"
         if registers > self._most_registers():
             return "registers per thread"
@@ -219,7 +219,7 @@ class MmaContraction:
             return False
         bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
         moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
-        return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth
+        return 2.0 * m * n * k * p.space.sums / mach.unit.flops_per_s >= moved / bandwidth
 
     # stages and order -------------------------------------------------------------------------------------------
     def _stages(self, block: Tile, base: Base, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from roller_svc.construct.rules import Base, at, spatial_grid
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.fragment import fragment_of
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.matrix_terms import CORE_L2_BYTES_PER_CYCLE
+from roller_svc.perf.matrix_terms import CORE_L2_BYTES_PER_CYCLE, columns
 from roller_svc.perf.mma_contraction import MMA_LATENCY_CYCLES
 from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.problem import Problem
@@ -24,10 +24,10 @@ WARPS_AT_WORK = 16  # of a core: their sums and fragments take half of its regis
 def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int, traffic: float) -> float:
     """Of the core that has the most blocks; `traffic`: bytes loaded for a multiply-add."""
     mach = p.machine
-    m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+    m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
-    warps = (m // at(base.thread, p.m)) * (n // at(base.thread, p.n))
+    warps = (m // at(base.thread, p.m)) * (n // columns(p, base.thread))
     together = min(rounds, max(1, WARPS_AT_WORK // warps))
     steps = -(-p.extent(p.k) // (k * split_k))
     step = _step_cycles(p, block, base, traffic, min(tasks, mach.cores), together)
@@ -36,7 +36,7 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int, traffic: 
     if split_k > 1:
         return rounds * (steps * step + edges) + joining_cycles(p, split_k * p.outer_points)
     whole = rounds * (steps * step + edges)
-    if not streams(tasks, steps, mach.cores):
+    if p.space.sums > 1 or not streams(tasks, steps, mach.cores):
         return whole
     return min(whole, tasks * steps / mach.cores * step + edges + joining_cycles(p, 2 * mach.cores * m * n))
 
@@ -45,8 +45,8 @@ def _step_cycles(p: Problem, block: Tile, base: Base, traffic: float, working: i
     """Of a staged step while so many cores are at work, each on so many blocks: its slowest pipe, or the chain of
     instructions that each warp has."""
     mach = p.machine
-    m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-    warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
+    m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
+    warp_m, warp_n = at(base.thread, p.m), columns(p, base.thread)
     size = p.feeds[0].dtype.bytes if p.feeds else 1
     warps = (m // warp_m) * (n // warp_n) * together
     bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.matrix_terms import columns
 from roller_svc.perf.problem import Problem
 
 FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
@@ -33,8 +34,8 @@ def fills_few_waves(p: Problem, block: Tile) -> bool:
 def raster(p: Problem, block: Tile, at_once: int) -> int:
     """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the design
     notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
-    m, n = at(block, p.m), at(block, p.n)
-    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
+    m, n = at(block, p.m), columns(p, block)
+    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // at(block, p.n))
     last = p.machine.last_cache
     held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
     if held or grid_m * grid_n <= at_once:

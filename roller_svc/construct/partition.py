@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from roller_svc.construct.attention import Found, attentions
@@ -12,6 +12,7 @@ from roller_svc.construct.axis_fusion import fuse_axes
 from roller_svc.construct.contraction import Contraction, as_contraction
 from roller_svc.construct.flat_rows import flat_rows
 from roller_svc.construct.inline import inlined, squeezed
+from roller_svc.construct.paired_sums import paired_sums
 from roller_svc.construct.row_quotients import divided_rows
 from roller_svc.construct.space import contraction_space, nest_space
 from roller_svc.construct.split_joint import cuts_evenly
@@ -41,6 +42,7 @@ class _Draft:
     statements: tuple[TensorExpr, ...]
     contraction: Contraction | None
     attention: Attention | None = None
+    sums: int = 1
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -63,6 +65,7 @@ class Traits:
     has_matrix_unit: bool
     num_cores: int
     attends_in: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
+    pairs: bool = False  # whether two contractions over one left factor become one kernel
 
     @property
     def alone(self) -> Traits:
@@ -73,6 +76,11 @@ class Traits:
     def apart(self) -> Traits:
         """The same device, attention being several kernels."""
         return replace(self, attends_in=frozenset())
+
+    @property
+    def paired(self) -> Traits:
+        """The same device, two contractions over one left factor being one kernel."""
+        return replace(self, pairs=self.has_matrix_unit)
 
 
 def traits(hw: HardwareSpec) -> Traits:
@@ -99,7 +107,9 @@ def partition_of(
     """`partition` of a program that is `computed`."""
     wanted = {o.tensor for o in program.outputs}
     statements, attention = attentions(statements, wanted, hw.attends_in) if hw.attends_in else (statements, {})
-    drafts = _drafts(statements, attention, hw)
+    singles = tuple(s for s in statements if s.output not in attention)
+    pairs = paired_sums(singles, lambda s: _contraction(s, hw)) if hw.pairs else {}
+    drafts = _drafts(statements, attention, pairs, hw)
     read_by = _readers(drafts)
     types = stored_types(program)
     groups = (_group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts))
@@ -128,7 +138,7 @@ def stored_types(program: TensorProgram) -> dict[str, TensorType]:
 
 
 def _drafts(
-    statements: tuple[TensorExpr, ...], attention: Mapping[str, Found], hw: Traits
+    statements: tuple[TensorExpr, ...], attention: Mapping[str, Found], pairs: Mapping[str, TensorExpr], hw: Traits
 ) -> list[_Draft]:
     drafts: list[_Draft] = []
     pending = [(statement, _reads(statement, attention.get(statement.output))) for statement in statements]
@@ -140,9 +150,11 @@ def _drafts(
         if found is not None:
             draft = _Draft((first,), found.contraction, found.attention)
         else:
-            draft = _Draft((first,), _contraction(first, hw))
+            draft = _with_second(_Draft((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
         rest: list[tuple[TensorExpr, frozenset[str]]] = []
         for statement, reads in pending[1:]:
+            if statement.output in draft.written:
+                continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
             others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
             alone = statement.output in attention
@@ -155,6 +167,13 @@ def _drafts(
         done |= draft.written
         pending = rest
     return drafts
+
+
+def _with_second(draft: _Draft, second: TensorExpr | None, awaited: Set[str]) -> _Draft:
+    """The draft of a sum with a second one in it, where that reads nothing that is still to come."""
+    if second is None or not awaited.isdisjoint(second.reads_tensors):
+        return draft
+    return replace(draft, statements=(*draft.statements, second), sums=2)
 
 
 def _reads(statement: TensorExpr, found: Found | None) -> frozenset[str]:
@@ -360,8 +379,9 @@ def _group(
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
     contraction = as_contraction(statements[0]) if draft.contraction is not None else None
     if contraction is not None:
-        kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views)
-        factors = Factors(contraction.a, contraction.b)
+        second = as_contraction(statements[1]) if draft.sums > 1 else None
+        kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
+        factors = Factors(contraction.a, contraction.b, None if second is None else second.b)
     else:
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, factors = GroupKind.SCATTER if scatter else GroupKind.NEST, None

@@ -70,7 +70,7 @@ class _Reading:
         block = rng.choice(self._blocks[base])
         split_k = rng.choice(self._splits(block))
         way = rng.choice(self.rules.pipelines(block, base, split_k))
-        if way.stream_k and self.group.row_reduction is not None:  # a part of the sums cannot be reduced
+        if way.stream_k and self.group.needs_whole_sums:
             return ()
         return (rprogram_of(self.rules.problem, Shape(block, base, split_k, way)),)
 

@@ -204,7 +204,7 @@ def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = Fal
     shapes = [
         Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)
     ]
-    if group.row_reduction is not None:  # a block that has part of the sums cannot reduce them
+    if group.needs_whole_sums:
         shapes = [s for s in shapes if not s.pipeline.stream_k]
     chosen = shapes[:limit] if matrix is not None else spread(shapes, limit)
     programs = tuple(rprogram_of(p, shape) for shape in dict.fromkeys(chosen))

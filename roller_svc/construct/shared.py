@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller_svc.construct.partition import Traits, computed, partition_of, traits
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorExpr, TensorProgram
+from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
 
 
@@ -25,11 +26,20 @@ class Shared:
         return self._groups_of(traits(hw))
 
     def groupings(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
-        """`groups` and, where one of them is attention, those that it would be as several kernels."""
-        groups = self.groups(hw)
-        if all(group.attention is None for group in groups):
-            return (groups,)
-        return groups, self._groups_of(traits(hw).apart)
+        """`groups`, where one of them is attention those that it would be as several kernels, and before these the same
+        with pairs of sums where there are any."""
+        ways = [traits(hw)]
+        if any(group.attention is not None for group in self.groups(hw)):
+            ways.append(ways[0].apart)
+        plain = [self._groups_of(way) for way in ways]
+        paired = [self._groups_of(way.paired) for way, groups in zip(ways, plain, strict=True) if _may_pair(groups)]
+        return (*(groups for groups in paired if any(group.is_paired for group in groups)), *plain)
+
+    def grouping_of(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+        """The groups that the plan's choices are for. On a CPU, where spaces may be views, there are no others."""
+        spaces = [choice.program.space for choice in plan.choices]
+        ways = self.groupings(hw)
+        return next((groups for groups in ways if [group.space for group in groups] == spaces), ways[0])
 
     def _groups_of(self, of_device: Traits) -> tuple[KernelGroup, ...]:
         statements = self._statements.get(of_device.is_cpu)
@@ -40,3 +50,7 @@ class Shared:
         if groups is None:
             groups = self._groups[key] = partition_of(self.program, statements, of_device)
         return groups
+
+
+def _may_pair(groups: tuple[KernelGroup, ...]) -> bool:
+    return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1

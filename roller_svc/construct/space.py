@@ -18,20 +18,24 @@ SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place fo
 
 
 def contraction_space(
-    statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType]
-) -> TileSpace:
-    """Axes batch (one each), m, n, k (fused each); `types` are those of the tensors in memory."""
+    statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType],
+    second: Contraction | None = None,
+) -> TileSpace:  # fmt: skip
+    """Axes batch (one each), m, n, k (fused each); `types` are those of the tensors in memory. `second`: statements[1]
+    where that is another sum."""
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
     for role, members in c.roles:
         if role is not AxisRole.BATCH:
             axes.append(TileAxis("_".join(a.name for a in members), role, members))
-    accesses = [*_reads(c.a, types, "a"), *_reads(c.b, types, "b")]
-    for statement in statements[1:]:
+    factors = (c.b,) if second is None else (c.b, second.b)
+    accesses = [*_reads(c.a, types, "a"), *(read for b in factors for read in _reads(b, types, "b"))]
+    for statement in statements[len(factors) :]:
         accesses += _reads(statement.body, types)
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
+        sums=len(factors),
     )  # fmt: skip
 
 

@@ -35,8 +35,10 @@ class Halves:
 def may_split(group: KernelGroup) -> bool:
     """One reduction comes first, or two that share a pass, and the rest are maps of its own points.
 
-    Not as a convolution: the same group as a contraction is there to be split.
+    Not as a convolution: the same group as a contraction is there to be split. Nor where there are two sums.
     """
+    if group.is_paired:
+        return False
     return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or joint_of(group) is not None)
 
 

@@ -9,7 +9,7 @@ from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
-from roller_svc.ir.operand import STAGED_KINDS, Operand, operands, unfit
+from roller_svc.ir.operand import STAGED_KINDS, Operand, lie_alike, operands, second_operand, unfit
 from roller_svc.perf.fragment import MMA_SYNC, mfma_refusal
 from roller_svc.perf.mma_tile import FIRST_ASYNC, WORD_BYTES, LoadKind, feeds
 
@@ -40,16 +40,23 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
             raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
         return Units((plain,))
     if demands.family is KernelFamily.SIMT:
-        return Units((plain,))
+        return _on_lanes(group, plain)
     taken, refusals = _matrix_units(group, hw, demands)
-    if demands.family is None:
+    if demands.family is None and not group.is_paired:
         return Units((*taken, plain), refusals)
     if not taken:
-        reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[demands.family]}"
-        raise NoCandidateError(
-            f"{group.name} cannot run on {_UNITS[demands.family]}: {reasons}", rejections={demands.family.value: 1}
-        )
+        wanted = demands.family or KernelFamily.MMA
+        reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[wanted]}"
+        raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
     return Units(taken, refusals)
+
+
+def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
+    if group.is_paired:
+        raise NoCandidateError(
+            f"{group.name}: two sums are one kernel on {_UNITS[KernelFamily.MMA]} only", rejections={"unit kind": 1}
+        )
+    return Units((plain,))
 
 
 def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
@@ -107,6 +114,11 @@ def _kind_refusal(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
 def _group_refusal(unit: ComputeUnit, group: KernelGroup) -> str:
     if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
         return "rows of its results are reduced, which warpgroups leave to warps"
+    if group.is_paired and unit.kind is UnitKind.WGMMA:
+        return "it has two sums at a point, which warpgroups leave to warps"
+    second = second_operand(group)
+    if second is not None and not lie_alike(operands(group)[1], second):
+        return "the right factors of its two sums are not staged alike"
     return ""
 
 

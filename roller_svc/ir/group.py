@@ -19,9 +19,9 @@ COLUMN_TILE = "n.block"
 
 class GroupKind(Enum):
     """CONTRACTION: a sum over a product of two factors, C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k
-    any number of program axes. ATTENTION: such a sum whose A is the softmax along k of another one. NEST: everything
-    else, one loop nest: maps, layout changes, reductions, windowed programs, several statements over shared outer axes
-    (softmax, norms). SCATTER: writes at computed places.
+    any number of program axes; or two such sums over one A, which differ in B only. ATTENTION: such a sum whose A is
+    the softmax along k of another one. NEST: everything else, one loop nest: maps, layout changes, reductions, windowed
+    programs, several statements over shared outer axes (softmax, norms). SCATTER: writes at computed places.
     """
 
     CONTRACTION = "contraction"
@@ -182,6 +182,7 @@ class TileSpace:
     compute_dtype: DType
     vector_axis: str
     copied_bytes: int = 0  # a scatter's target, which becomes its result before anything is written to it
+    sums: int = 1  # of a contraction, at each of its points
 
     def axis(self, name: str) -> TileAxis:
         return next(a for a in self.axes if a.name == name)
@@ -216,10 +217,12 @@ class TileSpace:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The two factors of a contraction's body: `a` walks batch, m, k; `b` walks batch, k, n."""
+    """The two factors of a contraction's body: `a` walks batch, m, k; `b` walks batch, k, n. `second`: what stands for
+    `b` in another sum over the same `a`."""
 
     a: Expr
     b: Expr
+    second: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +232,10 @@ class KernelGroup:
     `locals` are the tensors that live in registers, one value for each outer point; every other tensor written is
     stored to memory: `stored` has its type there, `inputs` those of all tensors read from memory (views of the same
     dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
-    statements[0] is the
-    sum and the rest is its epilogue: maps over the same outer axes, and on devices with matrix units perhaps one
-    reduction over all of n. So it is in `attention`, whose sum is the second contraction's, divided by the sum of
-    exponentials; what comes before it is said there. `constants` are the inputs that stay the same from call to call.
+    statements[0] is the sum, statements[1] the second one where there are two, and the rest is their epilogue: maps
+    over the same outer axes, and on devices with matrix units, behind a single sum, perhaps one reduction over all of
+    n. So it is in `attention`, whose sum is the second contraction's, divided by the sum of exponentials; what comes
+    before it is said there. `constants` are the inputs that stay the same from call to call.
     """
 
     name: str
@@ -250,9 +253,19 @@ class KernelGroup:
     @property
     def row_reduction(self) -> TensorExpr | None:
         """The statement of a contraction's epilogue that reduces rows of its results, all of n."""
-        if self.kind is not GroupKind.CONTRACTION:
+        if self.kind is not GroupKind.CONTRACTION or self.is_paired:
             return None
         return next((s for s in self.statements[1:] if s.kind is StatementKind.REDUCE), None)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether it is a contraction of two sums."""
+        return self.factors is not None and self.factors.second is not None
+
+    @property
+    def needs_whole_sums(self) -> bool:
+        """Whether no block of a contraction may have part of a tile's sums, to be joined by a second launch."""
+        return self.is_paired or self.row_reduction is not None
 
     def stays(self, outputs: Collection[Output]) -> bool:
         """Whether all that the group writes follows from constants alone, and is none of the program's `outputs`."""

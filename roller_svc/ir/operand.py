@@ -63,6 +63,24 @@ def operands(group: KernelGroup) -> tuple[Operand, Operand]:
     return operand_along(group.factors.a, m, k, types), operand_along(group.factors.b, n, k, types)
 
 
+def second_operand(group: KernelGroup) -> Operand | None:
+    """What stands for b in a contraction's second sum; None where it has one."""
+    if group.factors is None or group.factors.second is None:
+        return None
+    (n,), (k,) = (group.space.role(role) for role in (AxisRole.N, AxisRole.K))
+    return operand_along(group.factors.second, n, k, dict(group.inputs))
+
+
+def lie_alike(one: Operand, other: Operand) -> bool:
+    """Whether tiles of both are filled in the same way."""
+
+    def manner(operand: Operand) -> tuple[object, ...]:
+        computed = operand.source is None
+        return operand.dtype, operand.stored, computed, operand.guard, operand.along_k, operand.run
+
+    return manner(one) == manner(other)
+
+
 def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
     """The type in which the unit is given the operand: bytes keep theirs, for NVIDIA's instructions take any two of a
     kind."""

@@ -11,18 +11,19 @@ from dataclasses import replace
 from roller_svc.ir.build import ceil_div, num
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
-from roller_svc.ir.operand import operands
+from roller_svc.ir.operand import operands, second_operand
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.lower.contraction import View
 from roller_svc.lower.mma_epilogue import Epilogue
 from roller_svc.lower.mma_fragments import SHARED_A, SHARED_B
 from roller_svc.lower.mma_pipeline import Pipeline
+from roller_svc.lower.paired_staging import PairedStaging
 from roller_svc.lower.ring import Steps
 from roller_svc.lower.staging import Staging
 from roller_svc.lower.stream_k import streamed
 from roller_svc.perf.compiled import planned_needs
-from roller_svc.perf.mma_tile import load_class, mma_tile
+from roller_svc.perf.mma_tile import MmaTile, load_class, mma_tile, staged
 from roller_svc.perf.occupancy import blocks_per_core
 
 
@@ -35,7 +36,7 @@ def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpe
     pipeline = Pipeline(
         view.dtype, tile,
         Staging(SHARED_A, a, tile.a, load_class(a, tile.a.dtype, arch), view.m, view.k, (tile.m, tile.k), tile.threads),
-        Staging(SHARED_B, b, tile.b, load_class(b, tile.b.dtype, arch), view.n, view.k, (tile.n, tile.k), tile.threads),
+        _right_staging(group, program, tile, hw),
     )  # fmt: skip
     epilogue = Epilogue(view, tile)
     if program.stream_k:
@@ -43,8 +44,19 @@ def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpe
         return replace(multiplying, resident=_resident(group, program, hw)), joining
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*pipeline.run(Steps(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
-    nodes = tile_blocks(view, (tile.m, tile.n), pipeline.threads(pipeline.accumulators(nodes)))
+    nodes = tile_blocks(view, (tile.m, epilogue.columns), pipeline.threads(pipeline.accumulators(nodes)))
     return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_resident(group, program, hw)),)
+
+
+def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> Staging:
+    """Of b, or of what stands for it in both sums of a pair."""
+    view, (_, b), second = View.of(group, program), operands(group), second_operand(group)
+    load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
+    if second is None:
+        return Staging(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
+    extents = (tile.n // program.space.sums, tile.k)
+    half = staged(b, dtype, *extents, tile.fragment)
+    return PairedStaging(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
 
 
 def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:

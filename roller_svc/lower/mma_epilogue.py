@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind
-from roller_svc.ir.program import Combine, TensorExpr, identity
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
@@ -61,12 +61,12 @@ class Epilogue:
     def _to_memory(self, number: int, count: int) -> tuple[Node, ...]:
         """Every thread takes `width` neighbours of a row, threads along the row."""
         tile = self.tile
-        width = self.outputs.width(tile.n)
-        rows, per_row = tile.warps[0] * count * tile.fragment.rows, tile.n // width
+        width = self.outputs.width(self.columns)
+        rows, per_row = tile.warps[0] * count * tile.fragment.rows, self.columns // width
         total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
         nodes = self.outputs.nodes(total, width)
         nodes = (Let("m.place", self._row_place(number, count), nodes),)
-        nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
+        nodes = (Let("n.place", add(mul(ref("n.block"), num(self.columns)), ref(".element")), nodes),)
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
         nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
         items = rows * per_row
@@ -118,9 +118,21 @@ class Epilogue:
         return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
 
     @property
+    def columns(self) -> int:
+        """Points of a row of the tile."""
+        return self.tile.n // self.view.group.space.sums
+
+    @property
     def outputs(self) -> Outputs:
-        """What becomes of sums."""
-        return Outputs(self.view, self.tile.m, self.tile.n)
+        """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
+        view = self.view
+        if view.group.is_paired:
+            sum_, second, *rest = view.group.statements
+            place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
+            found = Load(SUMS, (ref(".row"), place), view.dtype)
+            read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=found, combine=None)
+            view = replace(view, group=replace(view.group, statements=(sum_, read, *rest)))
+        return Outputs(view, self.tile.m, self.columns)
 
 
 # Lane l of mma.sync has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA,

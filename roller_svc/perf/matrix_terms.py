@@ -30,6 +30,11 @@ def at(tile: Tile, axis: int | None) -> int:
     return 1 if axis is None else tile[axis]
 
 
+def columns(p: Problem, tile: Tile) -> int:
+    """Columns of sums in the tile: those of two sums at a point lie side by side."""
+    return at(tile, p.n) * p.space.sums
+
+
 def tile_count(p: Problem, block: Tile) -> int:
     """Tiles of the output."""
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
@@ -109,7 +114,7 @@ def fill(feed: Feed, elements: int, operand: Operand, mach: Machine) -> Fill:
 def epilogue_slots(p: Problem, points: int) -> float:
     """Issue slots of all lanes for so many results: the epilogue's operations, then reads and writes of memory, in
     vectors where n is contiguous there."""
-    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points)
+    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.sums)
     slots = points * flops
     for tensor in p.rest.tensors:
         together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0

@@ -21,6 +21,7 @@ from roller_svc.perf.matrix_terms import (
     LEAST_STAGES,
     STEP_OPS,
     at,
+    columns,
     core_share,
     epilogue_memory_cycles,
     epilogue_slots,
@@ -89,9 +90,9 @@ def mma_block(p: Problem, block: Tile, warp: Tile) -> MmaBlock:
     known = p.mma_blocks.get((block, warp))
     if known is None:
         (a, b), fragment = _feeds(p), fragment_of(p.machine.unit)
-        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
         tile = MmaTile(
-            m, n, k, at(warp, p.m), at(warp, p.n), LEAST_STAGES,
+            m, n, k, at(warp, p.m), columns(p, warp), LEAST_STAGES,
             staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
         )  # fmt: skip
         known = p.mma_blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
@@ -166,7 +167,7 @@ def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile) -> float:
     points = tile.m * tile.n
     through = 2 * points * 4 / mach.staged_bytes_per_cycle
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
-    issued = epilogue_slots(p, points) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
+    issued = epilogue_slots(p, points // p.space.sums) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)
 
 

@@ -51,7 +51,8 @@ class StagedOperand:
 
 @dataclass(frozen=True, slots=True)
 class MmaTile:
-    """Extents of a block's tile and of a warp's, and the staged operands."""
+    """Extents of a block's tile and of a warp's, and the staged operands. `n` and `warp_n` count columns of sums: where
+    there are two at a point, a tile's first half has the first of all its points, the other half the second."""
 
     m: int
     n: int
@@ -109,11 +110,12 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     """Of an rProgram on a unit that takes fragments, whose `thread` tile is a warp's."""
     fragment = fragment_of(program.unit)
     (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    block, warp = program.block, program.thread
+    block, warp, sums = program.block, program.thread, program.space.sums
+    columns = sums * block[n.name]
     return MmaTile(
-        block[m.name], block[n.name], block[k.name], warp[m.name], warp[n.name], program.stages,
+        block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.stages,
         staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
-        staged(b, staged_dtype(program.unit, b), block[n.name], block[k.name], fragment), fragment,
+        staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment), fragment,
     )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def problem(
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
     compulsory = touched.bytes(touched.extents)
-    flops = 2 * outer * inner if is_contraction else space.flops
+    flops = 2 * outer * inner * space.sums if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
     mach = machine(hw, unit)
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
@@ -159,7 +159,7 @@ def problem(
         n=place.get(AxisRole.N),
         k=place.get(AxisRole.K),
         a=_operand(by_operand["a"], touched),
-        b=_operand(by_operand["b"], touched),
+        b=_operand(by_operand["b"], touched, space.sums),
         rest=_operand(by_operand[""], touched),
         outer_points=outer,
         inner_points=inner,
@@ -194,13 +194,14 @@ def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
     return mach.dram.name, mach.dram.bandwidth_bytes_per_s
 
 
-def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint) -> Operand:
+def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, factors: int = 1) -> Operand:
+    """`factors`: so many that are staged alike, the tensors being those of all."""
     axes = tuple(sorted({i for t in tensors for i in t.axes}))
     return Operand(
         tensors=tensors,
         axes=axes,
         on_axes=extents_on(axes),
-        address_ops=sum(address_ops(t) for t in tensors),
+        address_ops=sum(address_ops(t) for t in tensors) / factors,
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(touched.extents) for t in tensors),
     )

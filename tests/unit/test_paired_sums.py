@@ -1,0 +1,204 @@
+"""Two contractions over one left factor as one kernel: what is recognised, its model, and what the kernel computes."""
+
+from __future__ import annotations
+
+import pytest
+from matrixcases import AMPERE, TURING, chosen, tiles, unit
+
+from roller_svc import hardware
+from roller_svc.backends import emulated
+from roller_svc.construct.rprograms import prepared
+from roller_svc.construct.shared import Shared
+from roller_svc.construct.split import may_split
+from roller_svc.estimates import Item, estimated, what_if_json
+from roller_svc.features import kernels
+from roller_svc.generate import generate
+from roller_svc.ir.demands import Demands, KernelFamily
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.operand import operands
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import Plan
+from roller_svc.lang.compare import agrees
+from roller_svc.lang.inputs import random_inputs
+from roller_svc.lang.interpreter import evaluate
+from roller_svc.perf.mma_tile import mma_tile
+from roller_svc.perf.model import Model
+from roller_svc.ranking import best_plans, ranked_groups
+from tests.unit.scheduling import program
+
+MI250X = hardware.load("amd-mi250x")
+SUMS = "g[m, f] +=! x[m, k] * w[f, k]; u[m, f] +=! x[m, k] * v[f, k]"
+SILU = f"{SUMS}; y[m, f] = g[m, f] / (1.0 + exp(-g[m, f])) * u[m, f]"
+GELU = SILU.replace("g[m, f] / (1.0 + exp(-g[m, f]))", "gelu(g[m, f])")
+TURNED = SILU.replace("w[f, k]", "w[k, f]").replace("v[f, k]", "v[k, f]")
+
+
+def mlp(text: str, m: int, f: int, k: int, dtype: str = "float16", **more: str) -> TensorProgram:
+    weights = f"{dtype} {k} {f}" if "w[k, f]" in text else f"{dtype} {f} {k}"
+    return program(text, **{"x": f"{dtype} {m} {k}", "w": weights, "v": weights, **more})
+
+
+def ways(compute: TensorProgram, hw: HardwareSpec = AMPERE) -> tuple[tuple[KernelGroup, ...], ...]:
+    """Groupings that have a pair."""
+    return tuple(groups for groups in Shared(compute).groupings(hw) if any(group.is_paired for group in groups))
+
+
+def pair(compute: TensorProgram, hw: HardwareSpec = AMPERE) -> KernelGroup:
+    ((group,),) = ways(compute, hw)
+    return group
+
+
+# what is recognised ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "text",
+    [
+        SILU,
+        GELU,
+        TURNED,
+        SILU.replace("u[m, f] +=! x[m, k] * v[f, k]", "u[a, b] +=! v[b, c] * x[a, c]"),  # other names and order
+        f"{SUMS}; s[m, f] = relu(g[m, f]); h[m, f] = s[m, f] + s[m, f] * 0.5; y[m, f] = h[m, f] * u[m, f]",
+    ],
+)
+def test_a_gated_product_is_one_kernel(text: str) -> None:
+    group = pair(mlp(text, 64, 48, 32))
+    assert (group.space.sums, [name for name, _ in group.stored]) == (2, ["y"])
+    assert not may_split(group)
+    assert group.row_reduction is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SUMS}; y[m, f] = relu(g[m, f]); t[m, f] = relu(u[m, f])",  # nothing reads both
+        SILU.replace("x[m, k] * v[f, k]", "z[m, k] * v[f, k]"),  # another left factor
+        SILU.replace("x[m, k] * v[f, k]", "x[m, k] * x[m, k] * v[f, k]"),
+        SILU.replace("x[m, k] * v[f, k]", "x[m, k] * v[f, k] * g[m, f]"),  # the second needs the first
+    ],
+)
+def test_others_stay_apart(text: str) -> None:
+    assert not ways(mlp(text, 64, 48, 32, z="float16 64 32"))
+
+
+def test_a_second_sum_that_waits_for_another_kernel_stays_apart() -> None:
+    text = SILU.replace("u[m, f]", "h[f, k] +=! v[f, j] * q[j, k]; u[m, f]", 1).replace("* v[f, k]", "* h[f, k]")
+    assert not ways(program(text, x="float16 64 32", w="float16 48 32", v="float16 48 40", q="float16 40 32"))
+
+
+def test_wanted_sums_are_stored_beside() -> None:
+    compute = program(SILU, ["g", "y"], x="float16 64 32", w="float16 48 32", v="float16 48 32")
+    assert [name for name, _ in pair(compute).stored] == ["g", "y"]
+
+
+# construction and model -----------------------------------------------------------------------------------------------
+LLAMA = mlp(SILU, 256, 14336, 4096)
+
+
+def test_the_model_expects_one_kernel_to_be_faster() -> None:
+    groups, ranked, _ = ranked_groups(LLAMA, AMPERE, 4)
+    plan = best_plans(ranked, 1)[0]
+    (found,) = kernels(groups, plan, AMPERE)
+    assert (found["kind"], found["family"], found["split_k"], found["stream_k"]) == ("contraction", "mma", 1, 0)
+    assert [operand["load"] for operand in found["operands"]] == ["async16"] * 3
+    assert found["epilogue"] == ["activation"]
+
+
+@pytest.mark.parametrize(("dtype", "kernels_of_it"), [("float16", 1), ("float32", 2)])
+def test_what_resources_would_save_is_asked_of_the_kernels_that_were_chosen(dtype: str, kernels_of_it: int) -> None:
+    item = Item(SILU, {name: {"dtype": dtype, "shape": type_.shape} for name, type_ in LLAMA.inputs})
+    (found,) = estimated(item, [AMPERE], 1)
+    assert len(found.plans[0].choices) == kernels_of_it
+    assert what_if_json(item, AMPERE, found.plans[0])
+
+
+@pytest.mark.parametrize("family", [KernelFamily.SIMT, KernelFamily.WGMMA])
+def test_other_families_compute_it_in_two_kernels(family: KernelFamily) -> None:
+    groups, _, _ = ranked_groups(LLAMA, hardware.load("nvidia-h200-sxm"), 1, Demands(family=family))
+    assert [group.is_paired for group in groups] == [False, False]
+
+
+def test_factors_that_lie_differently_are_two_kernels() -> None:
+    text = SILU.replace("v[f, k]", "v[k, f]")
+    compute = program(text, x="float16 256 512", w="float16 512 512", v="float16 512 512")
+    assert ways(compute)
+    groups, _, _ = ranked_groups(compute, AMPERE, 1)
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize("way", ["split_k", "stream_k"])
+def test_what_shares_out_steps_is_two_kernels(way: str) -> None:
+    groups, ranked, _ = ranked_groups(LLAMA, AMPERE, 1, Demands(tiles=((way, 2),)))
+    assert [group.is_paired for group in groups] == [False, False]
+    assert [getattr(candidates[0].program, way) for candidates in ranked] == [2, 2]
+
+
+def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
+    """Shared memory, registers and multiply-adds are those of a plain contraction with 2 n columns."""
+    both, wide = pair(mlp(SILU, 256, 512, 1024)), mlp(SILU, 256, 1024, 1024)
+    (first, _) = Shared(wide).groups(AMPERE)
+    on = unit(AMPERE, "mma_f16")
+    narrow = tiles(both, on, (128, 64, 32), (64, 32), stages=3)
+    plain = tiles(first, on, (128, 128, 32), (64, 64), stages=3)
+    assert mma_tile(narrow, *operands(both)) == mma_tile(plain, *operands(first))
+    one, two = (Model(prepared(group, AMPERE, on)) for group in (both, first))
+    assert one.needs(narrow) == two.needs(plain)
+    spent = ({stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain)))
+    of_pair, of_plain = spent
+    assert of_pair["mma"] == pytest.approx(of_plain["mma"])
+    assert of_pair["shared"] == pytest.approx(of_plain["shared"])
+
+
+# the kernel -----------------------------------------------------------------------------------------------------------
+Tiling = tuple[tuple[int, int, int], tuple[int, int]]  # a block's along m, n, k, a warp's along m, n
+WHOLE = mlp(SILU, 64, 64, 64)
+BIASED = SILU.replace("y[m, f] =", "y[m, f] = b[f] +")
+CASES: dict[str, tuple[TensorProgram, HardwareSpec, str, Tiling]] = {
+    "whole tiles": (WHOLE, AMPERE, "mma_f16", ((32, 32, 32), (16, 16))),
+    "one fragment of columns a sum": (WHOLE, AMPERE, "mma_f16", ((16, 8, 32), (16, 8))),
+    "an odd number of fragments": (mlp(SILU, 40, 72, 64), AMPERE, "mma_f16", ((32, 72, 32), (32, 24))),
+    "odd lengths": (mlp(GELU, 37, 61, 45), AMPERE, "mma_f16", ((32, 32, 16), (16, 16))),
+    "rows along n": (mlp(TURNED, 50, 72, 40, "bfloat16"), AMPERE, "mma_bf16", ((32, 40, 32), (16, 40))),
+    "odd rows along n": (mlp(TURNED, 50, 71, 40, "bfloat16"), AMPERE, "mma_bf16", ((32, 40, 32), (16, 40))),
+    "sums wanted too": (
+        program(SILU, ["g", "y"], x="float16 40 48", w="float16 56 48", v="float16 56 48"), AMPERE, "mma_f16",
+        ((32, 32, 16), (16, 32)),
+    ),
+    "bias, loads through registers": (
+        mlp(BIASED, 40, 48, 64, b="float16 48"), TURING, "mma_f16", ((32, 32, 32), (16, 16)),
+    ),
+    "batched": (
+        program(
+            "g[e, m, f] +=! x[e, m, k] * w[e, f, k]; u[e, m, f] +=! x[e, m, k] * v[e, f, k];"
+            "y[e, m, f] = relu(g[e, m, f]) * u[e, m, f]", x="float16 3 20 32", w="float16 3 24 32", v="float16 3 24 32",
+        ), AMPERE, "mma_f16", ((16, 16, 32), (16, 16)),
+    ),
+    "MFMA": (mlp(SILU, 40, 50, 64), MI250X, "mfma_f16", ((32, 32, 32), (16, 16))),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_agrees_with_the_interpreter(name: str) -> None:
+    compute, hw, on, (block, warp) = CASES[name]
+    judge(compute, hw, on, block, warp, races=name in ("whole tiles", "odd rows along n"))
+
+
+@pytest.mark.emulator
+def test_integers_are_exact() -> None:
+    text = f"{SUMS}; y[m, f] = max(g[m, f], 0) * u[m, f]"
+    judge(mlp(text, 40, 50, 64, "int8"), AMPERE, "mma_s8", (32, 32, 32), (16, 16))
+
+
+def judge(
+    compute: TensorProgram, hw: HardwareSpec, on: str, block: tuple[int, int, int], warp: tuple[int, int], *,
+    races: bool = False,
+) -> None:  # fmt: skip
+    group = pair(compute, hw)
+    program = tiles(group, unit(hw, on), block, warp, lanes=hw.limits.warp_size)
+    source = generate(Plan((chosen(program),)), compute, (group,), hw)
+    for seed in (1, 2):
+        arrays = random_inputs(compute, seed)
+        got = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+        assert agreement.ok, agreement.detail
