@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from matrixcases import AMPERE, TURING, chosen, tiles, unit
 
@@ -10,19 +14,21 @@ from roller_svc.backends import emulated
 from roller_svc.construct.rprograms import prepared
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.split import may_split
+from roller_svc.errors import WrongAnswerError
 from roller_svc.estimates import Item, estimated, what_if_json
 from roller_svc.features import kernels
 from roller_svc.generate import generate
 from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.operand import operands
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
+from roller_svc.lang.values import Array
 from roller_svc.perf.mma_tile import mma_tile
 from roller_svc.perf.model import Model
 from roller_svc.ranking import best_plans, ranked_groups
@@ -202,3 +208,36 @@ def judge(
         got = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays))
         assert agreement.ok, agreement.detail
+
+
+BUGS = {
+    "the second half is read from the first factor": (r"(b_shared[^;]*\(row \+ 32\)[^;]*, )v \+", r"\1w +"),
+    "the second half is stored over the first": (r"b_shared((?: \+ 1 \* 2048)?) \+ \(row \+ 32\)", r"b_shared\1 + row"),
+    "the second half is swizzled by the next row": (r"\(\(\(row \+ 32\) / 2\)", "(((row + 33) / 2)"),
+    "the second sum is the first": (r"element \+ 32\)\]", "element + 0)]"),
+    "sums change places": (r"sums\[row \* 72 \+ element\]", "sums[row * 72 + (element ^ 1)]"),
+    "warps multiply the first half alone": (r"\(n_warp \* 32\) \+ \(\(pair", "(n_warp * 0) + ((pair"),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", BUGS)
+def test_what_can_be_wrong_in_halves_shows(name: str) -> None:
+    compute = mlp(SILU, 37, 61, 48)
+    group = pair(compute)
+    program = tiles(group, unit(AMPERE, "mma_f16"), (32, 32, 32), (16, 16), stages=3)
+    source = generate(Plan((chosen(program),)), compute, (group,), AMPERE)
+    text, count = re.subn(*BUGS[name], source.text)
+    assert count
+    arrays = random_inputs(compute, 1)
+    assert run(source, arrays, compute)
+    assert not run(replace(source, text=text), arrays, compute)
+
+
+def run(source: KernelSource, arrays: Mapping[str, Array], compute: TensorProgram) -> bool:
+    """Whether the emulator finds nothing wrong."""
+    try:
+        got = emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)
+    except WrongAnswerError:
+        return False
+    return agrees(compute, got, evaluate(compute, arrays)).ok
