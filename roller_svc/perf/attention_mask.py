@@ -66,8 +66,8 @@ def _differences(cond: Expr) -> Iterator[Affine]:
                 yield Affine(terms, left.offset - right.offset + strict)
 
 
-def greatest(bound: Affine, rows: TileAxis, first: int, last: int, batch: dict[str, int]) -> int:
-    """Of a sum over axes, the greatest value for rows from `first` to `last`; other axes stand where `batch` says."""
+def greatest(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
+    """Of a sum over axes, the greatest value for rows from `first` to `last`; other axes stand at 0."""
     total = bound.offset
     outermost, stride = rows.members[0], rows.extent // rows.members[0].extent
     inner = {a.name: a.extent for a in rows.members[1:]}
@@ -76,15 +76,13 @@ def greatest(bound: Affine, rows: TileAxis, first: int, last: int, batch: dict[s
             total += c * ((last if c > 0 else first) // stride)
         elif name in inner:
             total += max(0, c * (inner[name] - 1))
-        else:
-            total += c * batch.get(name, 0)
     return total
 
 
 def seen_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
-    """Keys from the one to before the other that rows from `first` to `last` look at, in the middle of no batch."""
-    begin = max([0, *(-greatest(_negative(b), rows, first, last, {}) for b in bounds.lowers)])
-    end = min([keys, *(greatest(b, rows, first, last, {}) + 1 for b in bounds.uppers)])
+    """Keys from the one to before the other that rows from `first` to `last` look at where all batch axes are 0."""
+    begin = max([0, *(-greatest(_negative(b), rows, first, last) for b in bounds.lowers)])
+    end = min([keys, *(greatest(b, rows, first, last) + 1 for b in bounds.uppers)])
     return min(begin, keys), max(end, min(begin, keys))
 
 
