@@ -17,7 +17,7 @@ from roller_svc.perf.k_walk import Walk
 from roller_svc.perf.tma_boxes import Boxed, Sides, im2col, tiled
 from roller_svc.perf.tma_units import Address, Unit, Window, decoded, windows_of
 
-PATTERN_ROWS = 8  # of a swizzled room: a box begins with such a group
+PATTERN_ROWS = 8  # of a swizzled room: boxes, tiles and parts of them begin with such a group
 MOST_BOXES = 8  # of a panel: more copies than that take one thread longer than the data takes to come
 
 
@@ -213,11 +213,3 @@ def tma_results(
     operand = Operand(target, dtype, target, None, types[target.tensor].dtype, along_k=True, run=1)
     found = tma_feed(operand, dtype, (m, n), batch, types)
     return found if isinstance(found, str) else replace(found, exact=True, tf32=False)
-
-
-def joint_walk(feeds: tuple[TmaFeed | None, TmaFeed | None], k: TileAxis, depth: int) -> Walk:
-    """The walk of k for both operands: as few members as may be one value at a time. None: an operand that threads
-    bring, in whatever order; so do they one that no walk suits."""
-    walks = [Walk.within(k, outer, depth) for outer in range(len(k.members))]
-    admitted = [[w for w in walks if feed.admits(w)] for feed in feeds if feed is not None]
-    return next((w for w in walks if all(w in some for some in admitted if some)), walks[0])

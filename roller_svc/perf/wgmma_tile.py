@@ -26,7 +26,7 @@ from roller_svc.perf.mma_tile import (
     LoadKind,
     load_class,
 )
-from roller_svc.perf.tma_feed import TmaFeed, TmaTile, tma_feed
+from roller_svc.perf.tma_feed import PATTERN_ROWS, TmaFeed, TmaTile, tma_feed
 
 # wgmma of every operand type multiplies 64 rows by N columns over 32 bytes of k (PTX ISA, "Asynchronous Warpgroup Level
 # Matrix Multiply-Accumulate Operation").
@@ -34,7 +34,6 @@ ROWS, STEP_BYTES = 64, 32
 MOST_COLUMNS = 256
 MOST_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
 ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
-PATTERN_ROWS = 8  # of a swizzled room: what tiles and their parts begin at a multiple of
 ROOM_BYTES = ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
 TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
 BARRIER_BYTES = 8
@@ -45,8 +44,6 @@ MOST_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a pro
 THREAD_REGISTERS = 255  # where it is not used
 CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilogue reads and computes
 ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
-
-
 MOST_PADDING = 1.5  # of k, for boxes in place of copies by threads
 
 
@@ -162,11 +159,6 @@ class WgmmaTile:
     def accumulators(self) -> int:
         """Registers of a consumer's thread that hold sums."""
         return self.group_m * self.group_n // WARPGROUP
-
-    @property
-    def thread_fed(self) -> bool:
-        """Whether all threads of the producer fill part of each stage."""
-        return not (self.a.load.is_tma and self.b.load.is_tma)
 
     @property
     def producer_registers(self) -> int:
@@ -289,9 +281,7 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, Operand], arch: Arch) 
     return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
 
 
-def wgmma_feeds(
-    space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, Operand], arch: Arch
-) -> WgmmaFeeds:
+def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, Operand], arch: Arch) -> WgmmaFeeds:
     """Those of a contraction's operands."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}

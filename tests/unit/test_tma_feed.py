@@ -19,7 +19,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.operand import Operand, operands
 from roller_svc.ir.tensor_map import MapMode, Swizzle
 from roller_svc.perf.k_walk import Walk
-from roller_svc.perf.tma_feed import TmaFeed, TmaTile, joint_walk, tma_feed
+from roller_svc.perf.tma_feed import TmaFeed, TmaTile, tma_feed
 
 HOPPER = hardware.load("nvidia-h200-sxm")
 
@@ -30,6 +30,13 @@ def feeds(group: KernelGroup) -> tuple[TmaFeed | str, TmaFeed | str]:
     a, b = operands(group)
     types = dict(group.inputs)
     return tma_feed(a, a.stored, (m, k), batch, types), tma_feed(b, b.stored, (n, k), batch, types)
+
+
+def joint_walk(group: KernelGroup, depth: int) -> Walk:
+    """The walk of k that boxes of both operands admit, with as few members as may be one value at a time."""
+    (k,), found = group.space.role(AxisRole.K), feeds(group)
+    walks = (Walk.within(k, outer, depth) for outer in range(len(k.members)))
+    return next(w for w in walks if all(isinstance(feed, TmaFeed) and feed.admits(w) for feed in found))
 
 
 def member_values(axis: TileAxis, place: np.ndarray) -> dict[str, np.ndarray]:
@@ -140,10 +147,10 @@ def product(name: str) -> KernelGroup:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, which: int) -> None:
     group = product(name)
-    case, other = Case(group, which), feeds(group)[1 - which]
-    assert isinstance(other, TmaFeed)
+    case = Case(group, which)
+    assert isinstance(feeds(group)[1 - which], TmaFeed)
     for depth in (16, 64):
-        walk = joint_walk((case.feed, other), case.feed.k, depth)
+        walk = joint_walk(group, depth)
         for extent in (64, 128, 192):
             case.check(made(case, extent, walk, depth))
 
@@ -201,10 +208,10 @@ def test_convolutions(name: str) -> None:
     first, second = ("Y", "X") if "gradient" in name else ("X", "W")
     shapes = {first: x, second: w}
     group = contraction(text, HOPPER, **{t: f"float16 {' '.join(map(str, s))}" for t, s in shapes.items()})
-    pixels, found = 1 if "gradient" in name else 0, feeds(group)
+    pixels = 1 if "gradient" in name else 0
     for which, depth, extent in itertools.product((0, 1), (16, 32, 64), (64, 128)):
         case = Case(group, which)
-        walk = joint_walk(found, case.feed.k, depth)
+        walk = joint_walk(group, depth)
         tile = made(case, extent, walk, depth if case.feed.along_k else 32)
         uneven = which == pixels and "even" not in name
         assert tile.mode is (MapMode.IM2COL if uneven else MapMode.TILED)
@@ -268,11 +275,7 @@ def test_walks() -> None:
     group = contraction(
         "C[m, n] +=! A[m, i, j, k] * B[i, n, j, k]", HOPPER, A="float16 64 2 3 40", B="float16 2 64 3 40"
     )
-    a, b = feeds(group)
-    assert isinstance(a, TmaFeed)
-    assert isinstance(b, TmaFeed)
-    assert joint_walk((a, None), a.k, 64) == Walk.linear(240, 64)
-    walk = joint_walk((a, b), a.k, 64)
+    walk = joint_walk(group, 64)
     assert walk == Walk((("i", 2),), 120, 64)
     assert (walk.rows, walk.row_steps, walk.steps, walk.is_ragged) == (2, 2, 4, True)
     assert [int(value(walk.place(num(s), num(3)), {})) for s in range(4)] == [3, 67, 123, 187]
@@ -280,4 +283,3 @@ def test_walks() -> None:
     assert inside is not None
     assert not value(inside, {})
     assert Walk.linear(128, 64).inside(num(1), num(63)) is None
-    assert joint_walk((None, None), a.k, 32) == Walk.linear(240, 32)
