@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from roller_svc.ir.dtype import DType
@@ -53,8 +54,8 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
     if source.key != document["source_key"]:
         raise Damaged("source_key does not fit the rest of the metadata")
     seconds = document["compile_seconds"]
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise Damaged("compile_seconds is no number")
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= sys.float_info.max:
+        raise Damaged("compile_seconds is no time")
     log = document["log"]
     if not isinstance(log, str):
         raise Damaged("log is no text")

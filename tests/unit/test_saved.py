@@ -257,6 +257,9 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("options", ["x" * 100_000]),
         _set("options", [1]),
         _set("compile_seconds", "soon"),
+        _set("compile_seconds", float("nan")),
+        _set("compile_seconds", -1),
+        _set("compile_seconds", 10**400),
         _set("log", None),
     ],
 )
