@@ -14,7 +14,7 @@ from hipcases import FAMILIES, MATMUL, MI50, MI250X, MI300X, Types, built, needs
 
 from roller_svc import toolchain
 from roller_svc.backends import emulated
-from roller_svc.errors import CompileError, LaunchError, RollerError, ToolchainMissingError
+from roller_svc.errors import CompileError, KernelTimeoutError, LaunchError, RollerError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.lang.compare import agrees
@@ -237,3 +237,12 @@ def test_what_is_too_new_for_the_compiler_is_told(tmp_path: Path, monkeypatch: p
     found = toolchain.availability(MI300X)
     assert not found.ok
     assert "ROCm 6" in found.install
+
+
+def test_a_compiler_that_does_not_answer_stops_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> tuple[int, str]:
+        raise KernelTimeoutError("hipcc ran longer than 10 s", code="compile-timeout")
+
+    path = str(tmp_path / "hipcc")
+    monkeypatch.setattr(hip, "run_confined", late)
+    assert hip.compiler_version(path) == f"{path} --version does not end"
