@@ -255,7 +255,7 @@ def _nearest_blocks(group: KernelGroup, model: Model, program: RProgram, wanted:
         return Nearest(0, "blocks that stream steps walk no whole tiles")
     size = program.cluster_size
     near = max(1, min(wanted, program.grid) // size) * size
-    reason = f"{program.grid} tiles of {tile_text(program)} are for whole clusters of {size} blocks"
+    reason = f"{program.grid} tiles of {tile_text(program)} take at most as many, in whole clusters of {size} blocks"
     return Nearest(near, "" if near == wanted else reason)
 
 
