@@ -61,14 +61,24 @@ def hopper_line(node: HopperNode, scalar: Scalar) -> str:
             return f"{called('bulk_wait_read' if read else 'bulk_wait', scalar)}<{pending}>();"
         case WarpgroupMma():
             return _product(node, scalar)
-        case AwaitWarpgroup(pending=pending):
-            return f"{called('wgmma_wait', scalar)}<{pending}>();"
+        case AwaitWarpgroup():
+            return _await_products(node, scalar)
         case SetRegisters(count=count, increase=increase):
             return f"{called('registers_increase' if increase else 'registers_decrease', scalar)}<{count}>();"
         case WarpBarrier():
             return "__syncwarp();"
         case _:
             raise InvariantError(f"{type(node).__name__} has no statement")
+
+
+def _await_products(node: AwaitWarpgroup, scalar: Scalar) -> str:
+    wait = f"{called('wgmma_wait', scalar)}<{node.pending}>();"
+    if node.sums is None:
+        return wait
+    place = scalar.places[node.sums]
+    fragments, words = place.shape
+    hold = called(f"hold_results_{words}{'' if place.dtype.is_float else '_s32'}", scalar)
+    return " ".join((wait, *(f"{hold}({place.identifier} + {number * words});" for number in range(fragments))))
 
 
 def _arrive(node: ArriveBarrier, scalar: Scalar) -> str:

@@ -143,9 +143,11 @@ class CommitWarpgroup:
 
 @dataclass(frozen=True, slots=True)
 class AwaitWarpgroup:
-    """All groups of the warpgroup's products but the `pending` youngest are done."""
+    """All groups of the warpgroup's products but the `pending` youngest are done. `sums`: none is left, and what reads
+    that tensor's registers stays behind this wait, which names no register that it waits for."""
 
     pending: int
+    sums: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,14 +168,15 @@ class Ring:
             FenceWarpgroup(),
             *self._products(),
             CommitWarpgroup(),
-            AwaitWarpgroup(behind),
+            AwaitWarpgroup(behind, None if behind else ACC),
         )
         if not behind:
             return (over_steps(visits.steps, (*self._turned(visits, (*step, *self._left(ref(TURN)))),)),)
         before = add(ref(TURN), num(self.tile.stages - 1))  # its slot is that of the step before
         left = Branch(less(num(0), ref(STEP)), self._left(before))
         last = sub(add(visits.before, visits.steps.count), num(1))
-        return (over_steps(visits.steps, self._turned(visits, (*step, left))), AwaitWarpgroup(0), *self._left(last))
+        steps = over_steps(visits.steps, self._turned(visits, (*step, left)))
+        return (steps, AwaitWarpgroup(0, ACC), *self._left(last))
 
     def _products(self) -> tuple[Node, ...]:
         """Instructions of one step; the first along k of the first step starts from nothing."""
@@ -235,4 +236,3 @@ def peers(cluster: tuple[int, int], feeds: Feeds) -> tuple[Expr, ...]:
     if shares_b:
         found += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
     return tuple(found) if len(found) > 1 else ()
-
