@@ -20,7 +20,7 @@ _U64 = "unsigned long long"
 _NEEDS = ("shared_address",)
 _MAP_NEEDS = ("shared_address", "TensorMap")
 
-_TENSOR_MAP = f"struct __align__(64) TensorMap {{\n  {_U64} opaque[16];\n}};"
+_TENSOR_MAP = f"struct __align__(128) TensorMap {{\n  {_U64} opaque[16];\n}};"
 
 
 def _plain(declared: str, template: str, operands: str = "") -> str:

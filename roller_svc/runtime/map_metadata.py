@@ -10,8 +10,8 @@ from roller_svc.ir.tensor_map import MAX_EXTENT, MAX_RANK, MAX_STRIDE_BYTES, Map
 from roller_svc.runtime.metadata_values import Damaged, count, identifier, items
 
 KIND = "tensor_map"
-MAP_BYTES = 128  # of CUtensorMap (CUDA driver API), which is aligned to 64
-MAP_ALIGNMENT_BYTES = 64
+MAP_BYTES = 128  # of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
+MAP_ALIGNMENT_BYTES = 128
 L2_PROMOTION_BYTES = 256  # what the last cache fetches at once: rows of boxes lie side by side
 _LARGEST_NUMBER = 1 << 16  # boxes, steps and corners are smaller
 

@@ -108,7 +108,7 @@ def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
     assert launch["cluster"] == [2, 1, 1]
     assert [p["kind"] for p in launch["parameters"]] == ["buffer", "buffer", "tensor_map", "tensor_map"]
     assert launch["parameters"][2] == {
-        "kind": "tensor_map", "symbol": "a_map", "bytes": 128, "alignment": 64, "mode": "tiled", "buffer": "a",
+        "kind": "tensor_map", "symbol": "a_map", "bytes": 128, "alignment": 128, "mode": "tiled", "buffer": "a",
         "offset_bytes": 256, "dtype": "float32", "data_type": "TFLOAT32", "extents": [16, 12], "strides_bytes": [64],
         "box": [8, 4], "element_strides": [1, 2], "lower_corner": [], "upper_corner": [], "swizzle_bytes": 32,
         "l2_promotion_bytes": 256,

@@ -56,7 +56,7 @@ _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
 _UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
 # The parameter as hardware has it; the emulator has fields of its own (tensor_map.h).
-_OPAQUE_MAP = re.compile(r"^struct __align__\(64\) TensorMap \{[^{}]*\};", re.MULTILINE)
+_OPAQUE_MAP = re.compile(r"^struct __align__\(128\) TensorMap \{[^{}]*\};", re.MULTILINE)
 _BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
 _LEAST_ALIGNMENT, _SWIZZLE_ALIGNMENT = 16, 1024  # bytes
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
