@@ -15,12 +15,12 @@ from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.operand import operands
 from roller_svc.perf.compiled import planned_needs
 from roller_svc.perf.model import Model
-from roller_svc.perf.wgmma_tile import WgmmaLoad, wgmma_tile
+from roller_svc.perf.wgmma_tile import MOST_COLUMNS, WgmmaLoad, wgmma_tile
 
 H200 = hardware.load("nvidia-h200-sxm")
 B200 = hardware.load("nvidia-b200")
@@ -65,6 +65,14 @@ def test_few_tiles_are_cut_until_they_fill_the_device(side: int) -> None:
     (first,) = best(square(side))
     assert first.program.grid >= 0.45 * H200.num_cores
     assert first.program.blocks == 0
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(32, 9216), (64, 7168)])
+def test_tiles_of_evened_sides_are_instructions_that_exist(rows: int, depth: int) -> None:
+    """36,864 columns over 132 cores are even in tiles of 280, which no instruction has."""
+    found = matmul(rows, 36864, depth, layout="nt", hw=H200)
+    (n,) = found.space.role(AxisRole.N)
+    assert max(c.program.thread[n.name] for c in best(found, 40)) <= MOST_COLUMNS
 
 
 def test_deep_reductions_are_split() -> None:
