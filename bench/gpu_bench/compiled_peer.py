@@ -25,10 +25,10 @@ def compiled_timed(case: TimedCase) -> Json:
     if lack is not None:
         return {"name": NAME, "skipped": lack}
     import torch  # noqa: PLC0415 - optional, and slow to import
-    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - needs torch or triton
 
-    from gpu_bench.torch_program import torch_function  # noqa: PLC0415
-    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415
+    from gpu_bench.torch_program import torch_function  # noqa: PLC0415 - needs torch or triton
+    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415 - needs torch or triton
 
     prepared()
     program = case.program()

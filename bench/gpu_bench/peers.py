@@ -27,8 +27,8 @@ def library_timed(case: TimedCase) -> Json | None:
         return _by_cupy(case)
     import torch  # noqa: PLC0415 - optional, and slow to import
 
-    from gpu_bench.attention_peer import attention_timed  # noqa: PLC0415
-    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415
+    from gpu_bench.attention_peer import attention_timed  # noqa: PLC0415 - needs torch or triton
+    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415 - needs torch or triton
 
     prepared()
     program = case.program()

@@ -30,10 +30,10 @@ def triton_timed(case: TimedCase) -> Json:
         if importlib.util.find_spec(module) is None:
             return {"name": NAME, "skipped": f"{module} is not installed"}
     import torch  # noqa: PLC0415 - optional, and slow to import
-    from peers import triton_timed_kernels as kernels  # noqa: PLC0415
-    from triton.errors import TritonError  # noqa: PLC0415
+    from peers import triton_timed_kernels as kernels  # noqa: PLC0415 - needs torch or triton
+    from triton.errors import TritonError  # noqa: PLC0415 - needs torch or triton
 
-    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415
+    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415 - needs torch or triton
 
     prepared()
     program = case.program()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from roller_svc.ir.dtype import DType
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
+from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import CHUNK_BYTES, Feed, LoadKind
 from roller_svc.perf.problem import ADDRESS_OPS, Operand, Problem, address_ops
 from roller_svc.perf.terms import Launch, load_latency_cycles
@@ -33,6 +34,19 @@ def at(tile: Tile, axis: int | None) -> int:
 def columns(p: Problem, tile: Tile) -> int:
     """Columns of sums in the tile: those of two sums at a point lie side by side."""
     return at(tile, p.n) * p.space.sums
+
+
+def alone(p: Problem, step: Step, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
+    """Seconds that each resource would take for so many steps of the whole device if it worked alone."""
+    mach = p.machine
+    each = steps / mach.cores
+    return [
+        ("mma", mach.seconds(each * step.mma)),
+        ("shared", mach.seconds(each * step.shared)),
+        ("issue", mach.seconds(each * step.issue)),
+        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
+        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+    ]
 
 
 def tile_count(p: Problem, block: Tile) -> int:

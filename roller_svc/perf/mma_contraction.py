@@ -20,6 +20,7 @@ from roller_svc.perf.matrix_terms import (
     CORE_L2_BYTES_PER_CYCLE,
     LEAST_STAGES,
     STEP_OPS,
+    alone,
     at,
     columns,
     core_share,
@@ -71,14 +72,7 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
     runs = tile_count(p, launch.block) / launch.grid if launch.stream_k else float(waves - 1)
     cycles += edges * (1 + runs / resident)
-    each = launch.grid * steps / mach.cores
-    parts = [
-        ("mma", mach.seconds(each * step.mma)),
-        ("shared", mach.seconds(each * step.shared)),
-        ("issue", mach.seconds(each * step.issue)),
-        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
-        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
-    ]
+    parts = alone(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append(("latency", seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
