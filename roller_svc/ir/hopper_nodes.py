@@ -13,7 +13,6 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 
 WARP_THREADS = 32
-WARPGROUP_THREADS = 128
 
 Index = tuple[Expr, ...]
 

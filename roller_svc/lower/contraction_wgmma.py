@@ -16,9 +16,9 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.hopper_nodes import WARPGROUP_THREADS, ClusterBarrier
+from roller_svc.ir.hopper_nodes import ClusterBarrier
 from roller_svc.ir.operand import Operand, operands
-from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.rprogram import WARPGROUP, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 from roller_svc.lower.contraction import View
@@ -144,7 +144,7 @@ class _Sides:
             return self._bulk(side, BulkFeed(name, MAPS[name], boxes, first, num(0)), operand)
         atom = operand.atom_bytes // operand.dtype.bytes
         return RingStaging(name, self.factors[side], staged(operand), boxes, axis, view.k, (extent, tile.k),
-                           WARPGROUP_THREADS, tile.walk, atom)  # fmt: skip
+                           WARPGROUP, tile.walk, atom)  # fmt: skip
 
     def map_of(self, feed: BulkFeed) -> TensorMap:
         """The tensor map of its copies."""

@@ -18,7 +18,6 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, walk
 from roller_svc.ir.hopper_nodes import (
     WARP_THREADS,
-    WARPGROUP_THREADS,
     BulkLoad,
     BulkStore,
     HopperNode,
@@ -26,6 +25,7 @@ from roller_svc.ir.hopper_nodes import (
     WarpgroupMma,
     hopper_expressions,
 )
+from roller_svc.ir.rprogram import WARPGROUP
 from roller_svc.ir.schedule import (
     AnyThread,
     AwaitCopies,
@@ -56,7 +56,7 @@ from roller_svc.lower.dependence import Dependence
 from roller_svc.lower.disjoint import Value, Variables
 
 MOST_LANES = 64  # of the widest vector, of bytes
-_THREADS = {"warp": WARP_THREADS, "warpgroup": WARPGROUP_THREADS}
+_THREADS = {"warp": WARP_THREADS, "warpgroup": WARPGROUP}
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
 

@@ -13,7 +13,6 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.ir.hopper_nodes import (
     WARP_THREADS,
-    WARPGROUP_THREADS,
     ArriveBarrier,
     AwaitBarrier,
     AwaitWarpgroup,
@@ -25,6 +24,7 @@ from roller_svc.ir.hopper_nodes import (
     SetRegisters,
     WarpgroupMma,
 )
+from roller_svc.ir.rprogram import WARPGROUP
 from roller_svc.ir.schedule import (
     AwaitCopies,
     Branch,
@@ -77,7 +77,7 @@ class Ring:
 
     def initialised(self) -> Node:
         """One thread says how many arrivals barriers wait for."""
-        filling = (1 if self.bulk else 0) + (WARPGROUP_THREADS if self.staged else 0)
+        filling = (1 if self.bulk else 0) + (WARPGROUP if self.staged else 0)
         emptying = WARPS * self.tile.consumers * max(1, len(self.readers))
         index = (ref(".stage"),)
         barriers = (InitBarrier(FULL, index, filling), InitBarrier(EMPTY, index, emptying))
