@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from roller_svc import hardware, toolchain
 from roller_svc.ask import spec_of
 from roller_svc.front import parse
 from roller_svc.ir import canonical
+from roller_svc.ir.hardware import Family
 from roller_svc.ir.report import BuildRequest
 
 SCHEMA = 1  # of the manifests; raise it when what they hold changes
@@ -20,12 +21,13 @@ SCHEMA = 1  # of the manifests; raise it when what they hold changes
 def action_digest(request: BuildRequest) -> str:
     """sha256:<hex>. Parsing happens here: an expression that is wrong raises its InputError."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
+    spec = spec_of(request)
     # The spec's content, not its name: a spec that is edited is another device. Never a measurement, and not those
     # that a spec's figures come from.
     parts = {
         "schema": SCHEMA,
         "program": canonical.to_json(program),
-        "hardware": hardware.to_mapping(replace(spec_of(request), measured=())),
+        "hardware": hardware.to_mapping(replace(spec, measured=())),
         "top_k": request.top_k,
         "select": request.select.value,
         "runtime": request.runtime.value,
@@ -34,16 +36,19 @@ def action_digest(request: BuildRequest) -> str:
         "tiles": request.tiles,
         "constants": request.constants,
         "generator": generator_digest(),
-        "toolchain": toolchain_versions(),
+        "toolchain": toolchain_versions(spec.family),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
 
-@lru_cache(maxsize=1)
-def toolchain_versions() -> dict[str, str]:
-    """The compilers as they were when this process first asked: a service is started anew after an upgrade."""
-    return dict(toolchain.versions())
+@cache
+def toolchain_versions(family: Family | None = None) -> dict[str, str]:
+    """The compilers as they were when this process first asked: a service is started anew after an upgrade.
+
+    `family`: of the device that a build is for; None: all compilers.
+    """
+    return toolchain.versions(family)
 
 
 @lru_cache(maxsize=1)

@@ -83,15 +83,15 @@ def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> st
             assert_never(never)
 
 
-def versions(*, cc: str | None = None) -> dict[str, str]:
-    """Every compiler there is for this machine and for GPUs, with its version."""
+def versions(family: Family | None = None, *, cc: str | None = None) -> dict[str, str]:
+    """Every compiler there is for this machine and for GPUs, with its version; with `family`, no hipcc but for AMD."""
     found = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
     try:
         command = gcc.native_compiler(cc)
         found["cc"] = gcc.compiler_version(tuple(command))
     except ToolchainMissingError:
         pass  # what is not there has no version
-    if path := shutil.which(hip.COMMAND):
+    if family in (None, Family.AMD) and (path := shutil.which(hip.COMMAND)):
         found["hipcc"] = hip.compiler_version(path)
     return found
 

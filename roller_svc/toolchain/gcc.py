@@ -102,9 +102,15 @@ def install_hint(arch: Arch) -> str:
 
 @functools.cache
 def compiler_version(command: tuple[str, ...]) -> str:
-    """The first line of `--version`: what tells two compilers apart in a cache key."""
+    """The first line of `--version`: what tells two compilers apart in a cache key.
+
+    Raises ToolchainMissingError for a compiler that does not say it.
+    """
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
-        code, text = run_confined([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+        try:
+            code, text = run_confined([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+        except KernelTimeoutError as late:
+            raise ToolchainMissingError(f"{shlex.join(command)} --version does not end") from late
     lines = text.splitlines()
     if code != 0 or not lines:
         raise ToolchainMissingError(f"{shlex.join(command)} --version fails: {text.strip()[:200]}")

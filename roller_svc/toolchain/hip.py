@@ -83,7 +83,7 @@ def compiler_version(path: str) -> str:
         limits = CompileLimits(timeout_s=10.0)
         try:
             code, text = run_confined([path, "--version"], Path(folder), limits, environment=ENVIRONMENT)
-        except KernelTimeoutError:  # every key has all versions: builds that need no hipcc go on
+        except KernelTimeoutError:  # what lists the versions of all compilers goes on
             return f"{path} --version does not end"
     lines = text.splitlines()
     return ", ".join(line.strip() for line in lines[:2]) if code == 0 else f"{path} --version fails"

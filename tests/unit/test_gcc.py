@@ -95,6 +95,17 @@ def test_versions_name_the_compiler() -> None:
     assert "cc" not in toolchain.versions(cc="no-such-cc")
 
 
+def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> tuple[int, str]:
+        raise KernelTimeoutError("gcc ran longer than 10 s", code="compile-timeout")
+
+    monkeypatch.setattr(gcc, "run_confined", late)
+    gcc.compiler_version.cache_clear()
+    with pytest.raises(ToolchainMissingError, match="gcc --version does not end"):
+        gcc.compiler_version(("/usr/bin/gcc",))
+    assert "cc" not in toolchain.versions()
+
+
 def test_long_logs_lose_their_middle() -> None:
     log = "a" * LOG_CHARACTERS + "b" * LOG_CHARACTERS
     assert len(shortened(log)) < LOG_CHARACTERS + 100

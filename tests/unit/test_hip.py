@@ -15,7 +15,7 @@ from hipcases import FAMILIES, MATMUL, MI50, MI250X, MI300X, Types, built, needs
 from roller_svc import toolchain
 from roller_svc.backends import emulated
 from roller_svc.errors import CompileError, KernelTimeoutError, LaunchError, RollerError, ToolchainMissingError
-from roller_svc.ir.hardware import Arch
+from roller_svc.ir.hardware import Arch, Family
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
@@ -246,3 +246,13 @@ def test_a_compiler_that_does_not_answer_stops_nobody_else(tmp_path: Path, monke
     path = str(tmp_path / "hipcc")
     monkeypatch.setattr(hip, "run_confined", late)
     assert hip.compiler_version(path) == f"{path} --version does not end"
+
+
+def test_only_what_is_built_for_amd_depends_on_hipcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> str | None:
+        return "/opt/bin/hipcc" if name == hip.COMMAND else None
+
+    monkeypatch.setattr(toolchain.shutil, "which", found)
+    monkeypatch.setattr(hip, "compiler_version", lambda _: "HIP version: 5.2")
+    assert toolchain.versions()["hipcc"] == toolchain.versions(Family.AMD)["hipcc"] == "HIP version: 5.2"
+    assert "hipcc" not in toolchain.versions(Family.CPU) | toolchain.versions(Family.CUDA)
