@@ -129,6 +129,8 @@ def _check_references(source: KernelSource) -> None:
 
 def _check_maps(source: KernelSource, launch: LaunchSpec) -> None:
     """None reaches beyond its buffer: what is copied through it is not looked at again."""
+    if source.language is not Language.CUDA and (launch.maps or launch.cluster > 1):
+        raise Damaged(f"{launch.name} has tensor maps or clusters, which only CUDA has")
     sizes = {b.symbol: b.bytes for b in source.buffers}
     for view in launch.maps:
         if view.reach_bytes > sizes.get(view.buffer, 0):

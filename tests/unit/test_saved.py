@@ -17,7 +17,7 @@ from handwritten import add, cuda_scale, gather, row_sums_doubled
 
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Resources
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.saved import SavedKernel, c_header, load, save
@@ -136,6 +136,20 @@ def test_hostile_tensor_maps_are_refused(tmp_path: Path, field: str, value: obje
         load(path)
     assert raised.value.code == "damaged-kernel"
     assert "source_key" not in str(raised.value)
+
+
+@pytest.mark.parametrize("language", [Language.C, Language.HIP])
+@pytest.mark.parametrize("without", ["maps", "cluster"])
+def test_tensor_maps_and_clusters_are_for_cuda_only(tmp_path: Path, language: Language, without: str) -> None:
+    kernel = with_maps()
+    source = kernel.compiled.source
+    launch = dataclasses.replace(source.launches[0], **{"maps": {"maps": ()}, "cluster": {"cluster": 1}}[without])
+    source = dataclasses.replace(source, language=language, launches=(launch, *source.launches[1:]))
+    compiled = dataclasses.replace(kernel.compiled, source=source)
+    path = save(dataclasses.replace(kernel, compiled=compiled), tmp_path / "kernel")
+    with pytest.raises(ArgumentError, match="which only CUDA has") as raised:
+        load(path)
+    assert raised.value.code == "damaged-kernel"
 
 
 def test_a_loaded_kernel_runs(folder: Path) -> None:
