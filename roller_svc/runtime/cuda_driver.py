@@ -11,12 +11,12 @@ from typing import Any
 from roller_svc.errors import LaunchError
 from roller_svc.ir.kernel import LaunchSpec
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
-from roller_svc.runtime.map_metadata import L2_PROMOTION_BYTES, MAP_ALIGNMENT_BYTES, MAP_BYTES, data_type
+from roller_svc.runtime.map_metadata import MAP_ALIGNMENT_BYTES, MAP_BYTES, data_type
 
 # Members of the driver's enumerations (cuda.h, CUtensorMapDataType and its neighbours).
 _DATA_TYPES = {"UINT8": 0, "UINT16": 1, "UINT32": 2, "UINT64": 4, "TFLOAT32": 11}
 _SWIZZLES = {Swizzle.NONE: 0, Swizzle.B32: 1, Swizzle.B64: 2, Swizzle.B128: 3}
-_L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+_L2_PROMOTION = 3  # ..._L2_256B: L2_PROMOTION_BYTES of `map_metadata`
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
 
 
@@ -67,7 +67,7 @@ class Driver:
             (ctypes.c_uint64 * max(1, rank - 1))(*view.strides_bytes),
         )  # fmt: skip
         steps = (ctypes.c_uint32 * rank)(*view.element_strides)
-        kinds = (_NO_INTERLEAVE, _SWIZZLES[view.swizzle], _L2_PROMOTIONS[L2_PROMOTION_BYTES], _FILLED_WITH_ZEROS)
+        kinds = (_NO_INTERLEAVE, _SWIZZLES[view.swizzle], _L2_PROMOTION, _FILLED_WITH_ZEROS)
         modes = tuple(ctypes.c_int(kind) for kind in kinds)
         if view.mode is MapMode.TILED:
             box = (ctypes.c_uint32 * rank)(*view.box)
