@@ -81,7 +81,8 @@ def compare(name: str, got: Array, want: Value) -> Agreement:
 def _exact(name: str, given: Array, wide: Array) -> Agreement:
     same = (given == wide) | (np.isnan(given.astype(np.float64)) & np.isnan(wide.astype(np.float64)))
     detail = "" if same.all() else f"{np.count_nonzero(~same)} of {same.size} elements differ"
-    distance = np.where(same, 0.0, np.abs(given.astype(np.float64) - wide.astype(np.float64)))
+    with np.errstate(invalid="ignore"):  # of equal infinities
+        distance = np.where(same, 0.0, np.abs(given.astype(np.float64) - wide.astype(np.float64)))
     return _figures(name, distance, wide, detail)
 
 

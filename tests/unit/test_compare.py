@@ -142,3 +142,11 @@ def test_samples_are_judged_where_they_lie() -> None:
     assert agrees(program, {"C": got}, want).ok
     got[0, 0] = 100
     assert not agrees(program, {"C": got}, want).ok
+
+
+def test_infinities_of_copies_are_equal_without_a_warning() -> None:
+    program = parse("C[i] = A[i]", types(A=(DType.FLOAT32, (3,))))
+    arrays = {"A": np.array([np.inf, -np.inf, 1], np.float32)}
+    want = evaluate(program, arrays)
+    assert agrees(program, {"C": arrays["A"]}, want).ok
+    assert not agrees(program, {"C": -arrays["A"]}, want).ok
