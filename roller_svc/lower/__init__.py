@@ -30,13 +30,13 @@ from roller_svc.perf.plane_tile import plane_space
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
     buffers = {name for name, _ in (*group.inputs, *group.stored)}
-    return tuple(verified(tree, buffers) for tree in _lowered(group, program, hw))
+    return tuple(verified(tree, buffers, hw.limits.warp_size) for tree in _lowered(group, program, hw))
 
 
-def verified(tree: ScheduleTree, buffers: Collection[str]) -> ScheduleTree:
+def verified(tree: ScheduleTree, buffers: Collection[str], warp: int) -> ScheduleTree:
     """The tree, once it has been found to obey the rules; a tree of our own making that does not is a bug."""
     try:
-        check(tree.body, buffers)
+        check(tree.body, buffers, warp)
     except ScheduleError as error:
         raise InvariantError(f"the tree of {tree.name} is not legal: {error.message}") from error
     return tree

@@ -8,14 +8,13 @@ threads of a block meet them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.build import add, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, walk
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.hopper_nodes import (
     WARP_THREADS,
     BulkLoad,
@@ -51,17 +50,17 @@ from roller_svc.ir.schedule import (
     Transpose,
     descend,
 )
-from roller_svc.lower.asynchronous import AsyncOrder, together
-from roller_svc.lower.dependence import Dependence
-from roller_svc.lower.disjoint import Value, Variables
+from roller_svc.lower.asynchronous import together
+from roller_svc.lower.disjoint import Value
+from roller_svc.lower.scopes import Scopes
 
 MOST_LANES = 64  # of the widest vector, of bytes
-_THREADS = {"warp": WARP_THREADS, "warpgroup": WARPGROUP}
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
 
-def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> None:
-    """Raises ScheduleError with the rule's code. `buffers`: tensors in memory; None: all that no storage node holds."""
+def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp: int = WARP_THREADS) -> None:
+    """Raises ScheduleError with the rule's code. `buffers`: tensors in memory; None: all that no storage node holds.
+    `warp`: the device's, in threads."""
     storages: set[str] = set()
     computed: set[str] = set()
     for node in descend(nodes):
@@ -69,10 +68,10 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None) -> No
             storages.add(node.tensor)
         elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
-    checker = _Checker(frozenset(storages), frozenset(computed), buffers, _strides(nodes))
-    checker.nodes(nodes)
-    checker.settle(checker.pending)
-    checker.order.settle()
+    scopes = Scopes(frozenset(storages), frozenset(computed), buffers)
+    _Checker(scopes, _strides(nodes), warp).nodes(nodes)
+    scopes.settle(scopes.pending)
+    scopes.order.settle()
 
 
 def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
@@ -87,24 +86,10 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Checker:
-    storages: frozenset[str]  # all of the tree
-    computed: frozenset[str]
-    buffers: Collection[str] | None
+    scopes: Scopes
     strides: dict[str, int]  # thread loop → neighbouring threads that share its value
-    rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
-    dependence: Dependence = field(default_factory=Dependence)
+    warp: int  # threads
     uneven: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
-    written: set[str] = field(default_factory=set)
-    pending: dict[str, str] = field(default_factory=dict)  # read in a branch before it is written, perhaps a round ago
-    order: AsyncOrder = field(default_factory=AsyncOrder)
-
-    @property
-    def loops(self) -> list[Loop]:
-        return self.dependence.loops
-
-    @property
-    def variables(self) -> Variables:
-        return self.dependence.variables
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -112,8 +97,8 @@ class _Checker:
                 case Loop():
                     self._loop(node)
                 case Let():
-                    self._reads(node.value)
-                    with self._bound(node.var, self.variables.value(node.value)):
+                    self.scopes.reads(node.value)
+                    with self.scopes.bound(node.var, self.scopes.variables.value(node.value)):
                         self.nodes(node.body)
                 case Storage():
                     self._storage(node)
@@ -124,9 +109,9 @@ class _Checker:
                 case Barrier():
                     self._barrier()
                 case Prefetch():
-                    self._in_scope(node.tensor)
+                    self.scopes.in_scope(node.tensor)
                     for expr in node.index:
-                        self._reads(expr)
+                        self.scopes.reads(expr)
                 case JoinLanes() | LaneReduce():
                     self._lanes(node)
                 case Transpose():
@@ -139,7 +124,7 @@ class _Checker:
             case Copy():
                 self._copy(node)
             case AwaitCopies():
-                self.order.awaited()
+                self.scopes.order.awaited()
             case LoadMatrix() | RoundFragment() | Mma():
                 self._fragment(node)
             case PackFragment() | Exp2():
@@ -147,19 +132,8 @@ class _Checker:
             case _ if isinstance(node, HopperNode):
                 self._hopper(node)
 
-    @contextmanager
-    def _bound(self, name: str, value: Value) -> Iterator[None]:
-        values = self.variables.values
-        saved = values.get(name)
-        values[name] = value
-        yield
-        if saved is None:
-            del values[name]
-        else:
-            values[name] = saved
-
     def _loop(self, loop: Loop) -> None:
-        if any(outer.kind is LoopKind.VECTOR for outer in self.loops):
+        if any(outer.kind is LoopKind.VECTOR for outer in self.scopes.loops):
             raise ScheduleError(
                 f"loop {loop.var} is inside of a vector loop: only innermost loops are vectors",
                 code="schedule-vector-inner",
@@ -171,44 +145,32 @@ class _Checker:
                     f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
                     code="schedule-extent",
                 )
-            self._reads(loop.limit)
+            self.scopes.reads(loop.limit)
             alike = self._alike(loop.limit)
         self.uneven += alike
-        with self._bound(loop.var, Value.of_loop(loop.var)), self.dependence.inside(loop):
+        with self.scopes.bound(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
             self.nodes(loop.body)
         del self.uneven[len(self.uneven) - len(alike) :]
         if loop.kind is LoopKind.SERIAL:
-            for tensor in [t for t in self.pending if t in self.written and self._room(t)[0] <= len(self.loops)]:
-                del self.pending[tensor]
+            self.scopes.round_ended()
 
     def _storage(self, storage: Storage) -> None:
-        name = storage.tensor
-        saved = self.rooms.get(name)
-        if alive := [t for t in storage.over if t in self.rooms]:
-            raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
-        self.rooms[name] = (len(self.loops), storage.scope)
-        self.written.discard(name)
-        self.variables.contents.pop(name, None)
-        if storage.window is not None:
-            self._window(storage, storage.window)
-        self.nodes(storage.body)
-        self.settle({t: where for t, where in self.pending.items() if t == name})
-        if saved is None:
-            del self.rooms[name]
-        else:
-            self.rooms[name] = saved
+        with self.scopes.opened(storage):
+            if storage.window is not None:
+                self._window(storage, storage.window)
+            self.nodes(storage.body)
 
     def _window(self, storage: Storage, window: Load) -> None:
         """A private room that lies in memory: what is there may be read; written, it must be each iteration's own."""
         if storage.scope is not Scope.STACK:
             raise ScheduleError(f"{storage.tensor} lies in memory, but is no private room", code="schedule-scope")
-        self._in_scope(window.tensor)
+        self.scopes.in_scope(window.tensor)
         for expr in window.index:
-            self._reads(expr)
-        self.written.add(storage.tensor)
+            self.scopes.reads(expr)
+        self.scopes.written.add(storage.tensor)
         writers = [n for n in descend(storage.body) if isinstance(n, Compute | Transpose | JoinLanes)]
         if any(node.tensor == storage.tensor for node in writers):
-            self._record(window.tensor, window.index, is_write=True)
+            self.scopes.record(window.tensor, window.index, is_write=True)
 
     def _inside(self, node: Branch | Routine | AnyThread) -> None:
         match node:
@@ -220,13 +182,13 @@ class _Checker:
                 self._any_thread(node)
 
     def _branch(self, branch: Branch) -> None:
-        self._reads(branch.cond)
+        self.scopes.reads(branch.cond)
         alike = self._alike(branch.cond)
         self.uneven += alike
-        self.dependence.branches.append((len(self.loops), branch.cond))
+        self.scopes.dependence.branches.append((len(self.scopes.loops), branch.cond))
         self.nodes(branch.then)
         self.nodes(branch.otherwise)
-        self.dependence.branches.pop()
+        self.scopes.dependence.branches.pop()
         del self.uneven[len(self.uneven) - len(alike) :]
 
     def _routine(self, routine: Routine) -> None:
@@ -241,11 +203,12 @@ class _Checker:
 
     def _barrier(self) -> None:
         self._barrier_like("block")
-        self.order.met()
+        self.scopes.order.met()
 
     def _barrier_like(self, threads: str) -> None:
-        uneven = any(threads not in _THREADS or alike % _THREADS[threads] for alike in self.uneven)
-        if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.loops):
+        known = {"warp": self.warp, "warpgroup": WARPGROUP}
+        uneven = any(threads not in known or alike % known[threads] for alike in self.uneven)
+        if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
             raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
     def _lanes(self, node: JoinLanes | LaneReduce) -> None:
@@ -254,12 +217,12 @@ class _Checker:
             self._compute(Compute(node.tensor, node.index, node.first))
             return
         self._barrier_like("block")
-        self._in_scope(node.tensor)
-        if self._room(node.tensor)[1] is not Scope.REGISTER:
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.REGISTER:
             raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
         for expr in node.index:
-            self._reads(expr)
-        if node.tensor not in self.written:
+            self.scopes.reads(expr)
+        if node.tensor not in self.scopes.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
 
     def _transpose(self, node: Transpose) -> None:
@@ -267,14 +230,14 @@ class _Checker:
         if node.along is not None:
             self._turned(node, node.along)
             return
-        self._in_scope(node.tensor)
-        if self._room(node.tensor)[1] is not Scope.STACK:
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.STACK:
             raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
         for expr in node.index:
-            self._reads(expr)
-        self._reads(node.source)
-        self.written.add(node.tensor)
-        self._record(node.tensor, node.index, is_write=True)
+            self.scopes.reads(expr)
+        self.scopes.reads(node.source)
+        self.scopes.written.add(node.tensor)
+        self.scopes.record(node.tensor, node.index, is_write=True)
 
     def _turned(self, node: Transpose, along: int) -> None:
         moved = {along: ref(".turned.column"), len(node.index) - 1: ref(".turned.row")}
@@ -286,24 +249,24 @@ class _Checker:
 
     def _any_thread(self, node: AnyThread) -> None:
         """All threads of the block come to see the same value."""
-        self._reads(node.cond)
+        self.scopes.reads(node.cond)
         self._barrier()
-        with self._bound(node.var, Value.of_loop(node.var)):
+        with self.scopes.bound(node.var, Value.of_loop(node.var)):
             self.nodes(node.body)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: Copy) -> None:
         """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
-        self._in_scope(node.tensor)
-        if self._room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.rooms:
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.rooms:
             raise ScheduleError(f"{node.tensor} is copied to, but not from memory to a shared room",
                                 code="schedule-scope")  # fmt: skip
         for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
-            self._reads(expr)
-        self._read(node.source)
-        self.written.add(node.tensor)
-        self.order.copied(node.tensor)
-        self._record(node.tensor, node.index, is_write=True)
+            self.scopes.reads(expr)
+        self.scopes.read(node.source)
+        self.scopes.written.add(node.tensor)
+        self.scopes.order.copied(node.tensor)
+        self.scopes.record(node.tensor, node.index, is_write=True)
 
     def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
         """With fragments in registers; but for rounding a warp does it together: all of its threads must get there."""
@@ -312,116 +275,73 @@ class _Checker:
         read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
         match node:
             case LoadMatrix():
-                self._read(Load(node.source, node.at, DType.UINT32))
+                self.scopes.read(Load(node.source, node.at, DType.UINT32))
                 read = []
             case Mma():
                 read += [(node.a, node.a_index), (node.b, node.b_index)]
         for expr in node.index:
-            self._reads(expr)
+            self.scopes.reads(expr)
         for tensor, index in ((node.tensor, node.index), *read):
-            self._in_scope(tensor)
-            if self._room(tensor)[1] is not Scope.REGISTER:
+            self.scopes.in_scope(tensor)
+            if self.scopes.room(tensor)[1] is not Scope.REGISTER:
                 raise ScheduleError(f"{tensor} is a fragment, but not in registers", code="schedule-scope")
             for expr in index:
-                self._reads(expr)
+                self.scopes.reads(expr)
         for tensor, _ in read:
-            if tensor not in self.written:
+            if tensor not in self.scopes.written:
                 raise ScheduleError(f"{tensor} is used before it has a value", code="schedule-order")
-        self.written.add(node.tensor)
+        self.scopes.written.add(node.tensor)
 
     def _hopper(self, node: HopperNode) -> None:
         """Those who must do it together do; what it reads is there; what it begins is noted."""
         if (threads := together(node)) is not None:
             self._barrier_like(threads)
         for expr in hopper_expressions(node):
-            self._reads(expr)
-        self.order.node(node)
+            self.scopes.reads(expr)
+        self.scopes.order.node(node)
         match node:
             case BulkLoad(tensor=tensor):
-                self._in_scope(tensor)
-                self.written.add(tensor)
+                self.scopes.in_scope(tensor)
+                self.scopes.written.add(tensor)
             case StoreMatrix(tensor=tensor, source=source, index=index):
-                self._in_scope(tensor)
-                self._read(Load(source, index, DType.UINT16))
-                self.written.add(tensor)
+                self.scopes.in_scope(tensor)
+                self.scopes.read(Load(source, index, DType.UINT16))
+                self.scopes.written.add(tensor)
             case BulkStore(tensor=tensor, index=index):
-                self._read(Load(tensor, index, DType.UINT32))
+                self.scopes.read(Load(tensor, index, DType.UINT32))
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 for side in (a, b):
-                    self._read(Load(side.tensor, side.index, side.dtype))
-                self._in_scope(tensor)
-                if self._room(tensor)[1] is not Scope.REGISTER:
+                    self.scopes.read(Load(side.tensor, side.index, side.dtype))
+                self.scopes.in_scope(tensor)
+                if self.scopes.room(tensor)[1] is not Scope.REGISTER:
                     raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
-                self.written.add(tensor)
+                self.scopes.written.add(tensor)
             case _:
                 pass
 
     def _alike(self, expr: Expr) -> tuple[int, ...]:
         """Where threads of one block may see different values of it: how many neighbours see the same."""
-        value = self.variables.value(expr)
-        threads = {loop.var for loop in self.loops if loop.kind is LoopKind.THREAD}
+        value = self.scopes.variables.value(expr)
+        threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
         if threads and value.from_data:
             return (1,)
         strides = [self.strides[var] for var in threads & value.loops]
         return (math.gcd(*strides),) if strides else ()
 
-    def _record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
-        self.dependence.record(tensor, index, self._room(tensor), is_write=is_write)
-
-    # scope and order ------------------------------------------------------------------------------------------------
-    def _room(self, tensor: str) -> tuple[int, Scope | None]:
-        return self.rooms.get(tensor, (0, None))
-
-    def _in_scope(self, tensor: str) -> None:
-        if tensor in self.rooms:
-            return
-        if tensor in self.storages or (self.buffers is not None and tensor not in self.buffers):
-            raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
-
-    def _reads(self, expr: Expr) -> None:
-        for node in walk(expr):
-            if isinstance(node, AxisRef):
-                if node.name not in self.variables.values:
-                    raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
-            elif isinstance(node, Load):
-                self._read(node)
-
-    def _read(self, load: Load) -> None:
-        tensor = load.tensor
-        self._in_scope(tensor)
-        if tensor not in self.computed and tensor not in self.rooms:
-            return
-        if tensor not in self.written:
-            self._read_early(tensor)
-        self.order.read(tensor)
-        self._record(tensor, load.index, is_write=False)
-
-    def _read_early(self, tensor: str) -> None:
-        """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
-        room = self._room(tensor)[0]
-        in_branch = any(depth > room for depth, _ in self.dependence.branches)
-        if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[room:]):
-            raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
-        self.pending[tensor] = tensor
-
-    def settle(self, pending: dict[str, str]) -> None:
-        for tensor in pending:
-            raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
-
     def _compute(self, node: Compute) -> None:
-        self._in_scope(node.tensor)
+        self.scopes.in_scope(node.tensor)
         for expr in (*node.index, node.value):
-            self._reads(expr)
-        if node.combine is not None and node.tensor in self.rooms and node.tensor not in self.written:
+            self.scopes.reads(expr)
+        if node.combine is not None and node.tensor in self.scopes.rooms and node.tensor not in self.scopes.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
-        self.written.add(node.tensor)
-        if self._room(node.tensor)[1] is Scope.SHARED:
-            self.order.written(node.tensor)
-        if node.tensor in self.rooms and not node.value.dtype.is_float:
-            known = self.variables.contents.get(node.tensor, frozenset())
-            self.variables.contents[node.tensor] = known | self.variables.followed(node.value)[0]
+        self.scopes.written.add(node.tensor)
+        if self.scopes.room(node.tensor)[1] is Scope.SHARED:
+            self.scopes.order.written(node.tensor)
+        if node.tensor in self.scopes.rooms and not node.value.dtype.is_float:
+            known = self.scopes.variables.contents.get(node.tensor, frozenset())
+            self.scopes.variables.contents[node.tensor] = known | self.scopes.variables.followed(node.value)[0]
         if not node.atomic:
-            self._record(node.tensor, node.index, is_write=True)
+            self.scopes.record(node.tensor, node.index, is_write=True)
 
 
 def _computed(node: PackFragment | Exp2) -> Compute:

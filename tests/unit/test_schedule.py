@@ -23,6 +23,7 @@ from roller_svc.ir.schedule import (
     Barrier,
     Branch,
     Compute,
+    LoadMatrix,
     Loop,
     LoopKind,
     Node,
@@ -30,8 +31,8 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     descend,
-    render,
 )
+from roller_svc.ir.schedule_text import render
 from roller_svc.lower import transforms as t
 from roller_svc.lower import verified
 from roller_svc.lower.default import default_schedule
@@ -396,7 +397,18 @@ def test_swapped_producers_of_a_schedule_are_refused() -> None:
 
 def test_an_illegal_tree_of_our_own_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="the tree of k is not legal"):
-        verified(ScheduleTree("k", (ILLEGAL["one element for all"][1],)), {"out"})
+        verified(ScheduleTree("k", (ILLEGAL["one element for all"][1],)), {"out"}, 32)
+
+
+def test_half_a_wave_is_a_warp_of_other_devices() -> None:
+    """What a warp does together under a condition that 32 neighbouring threads see alike, but not 64."""
+    load = LoadMatrix("f", (num(0),), 1, "X", (num(0),))
+    lanes = loop("lane", 32, Branch(less(ref("half"), num(1)), (load,)), kind=LoopKind.THREAD)
+    tree = loop("half", 2, Storage("f", DType.UINT32, (1,), Scope.REGISTER, (lanes,)), kind=LoopKind.THREAD)
+    check((tree,), {"X"}, 32)
+    with pytest.raises(ScheduleError, match="not all threads of a warp") as refused:
+        check((tree,), {"X"}, 64)
+    assert refused.value.code == "schedule-barrier"
 
 
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm"])

@@ -52,8 +52,8 @@ from roller_svc.ir.schedule import (
     RoundFragment,
     ScheduleTree,
     descend,
-    render,
 )
+from roller_svc.ir.schedule_text import render
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate

@@ -1,0 +1,91 @@
+"""Schedule tree → indented lines, for people and golden tests."""
+
+from __future__ import annotations
+
+from roller_svc.ir.hopper_nodes import HopperNode, hopper_line
+from roller_svc.ir.schedule import (
+    AnyThread,
+    AwaitCopies,
+    Barrier,
+    Branch,
+    CommitCopies,
+    Compute,
+    Copy,
+    Exp2,
+    JoinLanes,
+    LaneReduce,
+    Let,
+    LoadMatrix,
+    Loop,
+    Mma,
+    Node,
+    PackFragment,
+    Prefetch,
+    RoundFragment,
+    Routine,
+    Storage,
+    Transpose,
+    bodies,
+)
+
+
+def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
+    """Each node a line, its children below it, two spaces further in."""
+    pad = "  " * depth
+    lines: list[str] = []
+    for node in nodes:
+        match node:
+            case Loop(var=var, extent=extent, kind=kind):
+                lines.append(f"{pad}{kind.value} {var} in {extent}")
+            case Let(var=var):
+                lines.append(f"{pad}let {var}")
+            case Storage(tensor=tensor, dtype=dtype, shape=shape, scope=scope):
+                lines.append(f"{pad}{scope.value} {tensor}: {dtype.value}{list(shape)}")
+            case Compute(tensor=tensor, combine=combine):
+                lines.append(f"{pad}{tensor}[...] {combine.value if combine else ''}=")
+            case Branch():
+                lines.append(f"{pad}branch")
+            case Routine(name=name):
+                lines.append(f"{pad}routine {name}")
+            case Barrier():
+                lines.append(f"{pad}barrier")
+            case Prefetch(tensor=tensor, for_write=for_write):
+                lines.append(f"{pad}prefetch {tensor}{' to write' if for_write else ''}")
+            case Transpose(tensor=tensor, source=source):
+                lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
+            case (
+                LaneReduce(tensor=tensor, combine=combine, lanes=lanes)
+                | JoinLanes(tensor=tensor, combine=combine, lanes=lanes)
+            ):
+                lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
+            case _:
+                lines.append(f"{pad}{_matrix_line(node)}")
+        lines.extend(render(body, depth + 1) for body in bodies(node) if body)
+    return "\n".join(lines)
+
+
+def _matrix_line(node: Node) -> str:
+    """What is said of nodes that move tiles to tensor cores and multiply them."""
+    match node:
+        case Copy(tensor=tensor, elements=elements):
+            return f"copy {elements} to {tensor}[...]"
+        case CommitCopies():
+            return "commit copies"
+        case AwaitCopies(pending=pending):
+            return f"await copies, {pending} pending"
+        case LoadMatrix(tensor=tensor, source=source, count=count, transposed=transposed):
+            return f"{tensor} = {count} {'transposed ' if transposed else ''}matrices of {source}"
+        case RoundFragment(tensor=tensor):
+            return f"round {tensor} to tf32"
+        case Mma(tensor=tensor, a=a, b=b):
+            return f"{tensor} += {a} * {b}"
+        case PackFragment(tensor=tensor, first=first, dtype=dtype):
+            return f"{tensor}[...] = two of {first.tensor} as {dtype.value}"
+        case Exp2(tensor=tensor):
+            return f"{tensor}[...] = 2 ** {tensor}[...]"
+        case AnyThread(var=var):
+            return f"{var} = any thread"
+        case _ if isinstance(node, HopperNode):
+            return hopper_line(node)
+        case _:
+            return type(node).__name__
