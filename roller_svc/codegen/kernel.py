@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.codegen import c, cuda, threads
+from roller_svc.codegen.c_walk import Setting
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
 from roller_svc.codegen.preamble import Function, preamble
@@ -123,7 +124,7 @@ def emit_together(
 def _emit_c(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
-    setting = c.Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
+    setting = Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
     parts = [part for program in programs for part in program.parts]
     of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
     functions, of_trees = _c_functions(of_calls, buffers, setting)
@@ -170,7 +171,7 @@ def _share_a_region(program: Program) -> bool:
 
 
 def _c_functions(
-    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: c.Setting,
+    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: Setting,
     before: Iterable[Function] = (),
 ) -> tuple[list[Function], dict[str, LaunchSpec]]:  # fmt: skip
     """A function for each tree, by its name, and the launch of it alone. `before`: what stands above them already."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from roller_svc.codegen.dialect import SHORT, Dialect
 from roller_svc.codegen.functions import LIBRARY, NEEDS_LIBRARY, OURS, OURS_INTEGER
 from roller_svc.codegen.helpers import Helper, helper
+from roller_svc.codegen.literals import is_beyond, literal
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
 from roller_svc.codegen.ranges import Range, fold, range_of, split_sum
@@ -139,7 +140,7 @@ class Scalar:
         """An expression in the value type of its dtype."""
         match expr:
             case Const(value=value, dtype=dtype):
-                return self.constant(value, dtype)
+                return literal(value, dtype, self.dialect)
             case AxisRef(name=name):
                 if name in self.values:
                     return str(self.values[name])
@@ -158,29 +159,6 @@ class Scalar:
         known = self.ranges.get(axis.name)
         return known is not None and known[1] > DType.INT32.integer_range[1]
 
-    def constant(self, value: float, dtype: DType) -> str:
-        if not dtype.is_float:
-            return self._integer(int(value), dtype)
-        double = dtype is DType.FLOAT64
-        if math.isinf(value):
-            text = self.dialect.inf_f64 if double else self.dialect.inf_f32
-            return text if value > 0 else f"(-{text})"
-        if math.isnan(value):
-            return f"({self.constant(0.0, dtype)} / {self.constant(0.0, dtype)})"
-        text = repr(float(value))
-        text = text if any(c in text for c in ".en") else f"{text}.0"
-        text = text if double else f"{text}f"
-        return f"({text})" if value < 0 else text
-
-    @staticmethod
-    def _integer(value: int, dtype: DType) -> str:
-        if dtype is DType.INT64 and value == -(1 << 63):
-            return "(-9223372036854775807LL - 1)"
-        suffix = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(dtype, "")
-        if dtype is DType.INT32 and value == -(1 << 31):
-            return "(-2147483647 - 1)"
-        return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
-
     def load(self, load: Load) -> str:
         place = self.places[load.tensor]
         if not place.shape:
@@ -194,7 +172,7 @@ class Scalar:
             return self.widened(self._gathered(load, place, checked), place)
         guards = [self.in_range(load.tensor, d, place.shape[d], load.index[d]) for d in checked]
         read = self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
-        return f"({' && '.join(guards)} ? {read} : {self.constant(0, load.dtype)})"
+        return f"({' && '.join(guards)} ? {read} : {literal(0, load.dtype, self.dialect)})"
 
     def recorded_address(self, load: Load, place: Place) -> str:
         """Offset in elements of a place inside; that an index is out of range is recorded."""
@@ -307,7 +285,7 @@ class Scalar:
         kind, dtype = op.kind, op.dtype
         if kind in COMPARISONS:
             # an extent beyond 2^31: what is compared with it is a place, exact as indices are
-            side = self.index if any(_is_beyond(arg) for arg in op.args) else self.value
+            side = self.index if any(is_beyond(arg) for arg in op.args) else self.value
             return f"({side(op.args[0])} {kind.value} {side(op.args[1])})"
         if kind in (OpKind.LAND, OpKind.LOR):
             sign = "&&" if kind is OpKind.LAND else "||"
@@ -337,9 +315,9 @@ class Scalar:
             case OpKind.NEG:
                 return f"(-{args[0]})"
             case OpKind.RSQRT:
-                return f"({self.constant(1.0, operand)} / {self.library_function('sqrt', operand)}({args[0]}))"
+                return f"({literal(1.0, operand, self.dialect)} / {self.library_function('sqrt', operand)}({args[0]}))"
             case OpKind.RECIPROCAL:
-                return f"({self.constant(1.0, operand)} / {args[0]})"
+                return f"({literal(1.0, operand, self.dialect)} / {args[0]})"
             case OpKind.CLIP:
                 return self._clip(args, operand)
             case kind if kind in OURS:
@@ -418,11 +396,3 @@ class Scalar:
 
     def described(self, name: str) -> Helper:
         return helper(name, self.dialect)
-
-
-def _is_beyond(expr: Expr) -> bool:
-    """Whether it is a number that its own integer type cannot hold."""
-    if not isinstance(expr, Const) or expr.dtype.is_float:
-        return False
-    least, greatest = expr.dtype.integer_range
-    return not least <= expr.value <= greatest

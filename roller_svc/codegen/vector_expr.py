@@ -1,4 +1,4 @@
-"""Statements and expressions of vector loops → text on vectors."""
+"""Expressions of vector loops → text on vectors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.functions import LIBRARY, OURS
+from roller_svc.codegen.literals import is_beyond
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.streaming import is_streamable
 from roller_svc.codegen.vector_helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED
-from roller_svc.codegen.vector_loops import unconditional
 from roller_svc.codegen.vector_math import has_function
 from roller_svc.codegen.vector_places import NotVectorError, Piece, Places
 from roller_svc.ir.build import num
@@ -27,8 +26,6 @@ from roller_svc.ir.expr import (
     loads_of,
     substitute,
 )
-from roller_svc.ir.program import JOINS
-from roller_svc.ir.schedule import Compute
 
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
 MAX_GUARDS = 4
@@ -46,46 +43,6 @@ _SAME_OR_HELPER = {OpKind.ABS: "abs", OpKind.FMAX: "fmax", OpKind.FMIN: "fmin"}
 @dataclass(frozen=True, slots=True)
 class Vector(Places):
     """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on."""
-
-    # statements -------------------------------------------------------------------------------------------------------
-    def statement(self, node: Compute) -> str:
-        if not any(self.moves(i) for i in node.index):
-            raise NotVectorError
-        return replace(self, sizes=self._sizes(node))._statement(node)
-
-    def _sizes(self, node: Compute) -> tuple[tuple[Expr, int], ...]:
-        """Index expressions of what the statement touches under no condition."""
-        touched = [(node.tensor, node.index)]
-        touched += [(load.tensor, load.index) for load in unconditional(node.value) if not any(load.checked)]
-        places = self.scalar.places
-        return tuple(pair for name, index in touched for pair in zip(index, places[name].shape, strict=True))
-
-    def _statement(self, node: Compute) -> str:
-        place = self.scalar.places[node.tensor]
-        if node.combine is None:
-            return self._assigned(node, self.stored(node.value, place.dtype))
-        target = self.element(node.tensor, node.index)
-        kind = JOINS[node.combine]
-        value: Expr = node.value
-        if value.dtype.compute is not place.dtype.compute:
-            value = Cast(value, place.dtype, implicit=True)
-        if kind in (OpKind.ADD, OpKind.MUL) and place.dtype.compute is place.dtype is not DType.BOOL:
-            return f"{target} {kind.value}= {self._operand(self.piece(value))};"
-        old = Load(node.tensor, node.index, place.dtype)
-        return f"{target} = {self.stored(Op(kind, (old, value), place.dtype), place.dtype)};"
-
-    def _assigned(self, node: Compute, value: str) -> str:
-        place = self.scalar.places[node.tensor]
-        if self.stride(node.tensor, node.index) == 1:
-            target = self.element(node.tensor, node.index)
-            if node.streamed and is_streamable(place.dtype, self.lanes):
-                return f"{self.call(f'stream_{self.type_of(place.dtype)}', f'&{target}', value)};"
-            return f"{target} = {value};"
-        if node.tensor in self.registers or self.lanes > MAX_WRITTEN_OUT or any(node.checked):
-            raise NotVectorError
-        name = "r_f32"  # no name of a program ends like this
-        puts = " ".join(f"{self.at_lane(place, node.index, i)} = {name}[{i}];" for i in range(self.lanes))
-        return f"{{ const {self.type_of(place.dtype)} {name} = {value}; {puts} }}"
 
     def stored(self, value: Expr, dtype: DType) -> str:
         """An expression as elements of a tensor of that type."""
@@ -198,7 +155,7 @@ class Vector(Places):
                     return f"({self.type_of(target)}){{0}}"
                 text = self.call(f"{kind.value}_{self.type_of(piece.dtype)}", piece.text)
             case Op(kind=kind, args=(x, y)) if kind in COMPARISONS:
-                if any(isinstance(arg, Const) and _is_beyond(arg) for arg in expr.args):
+                if any(is_beyond(arg) for arg in expr.args):
                     raise NotVectorError
                 a, piece = self.piece(x), self.piece(y)
                 text = f"({self.splat(a)} {kind.value} {self.splat(piece)})"
@@ -299,9 +256,9 @@ class Vector(Places):
         a, b = (self.piece(arg) for arg in op.args)
         if not (a.wide or b.wide):
             raise NotVectorError
-        return Piece(f"({self._operand(a)} {_SIGNS[op.kind]} {self._operand(b)})", op.dtype.compute, wide=True)
+        return Piece(f"({self.operand(a)} {_SIGNS[op.kind]} {self.operand(b)})", op.dtype.compute, wide=True)
 
-    def _operand(self, piece: Piece) -> str:
+    def operand(self, piece: Piece) -> str:
         """Floats mix with vectors as they are; of integers C widens the narrow ones first."""
         return piece.text if piece.wide or piece.dtype.is_float else self.splat(piece)
 
@@ -407,10 +364,3 @@ def _is_within(expr: Expr, least: int, greatest: int) -> bool:
 def _is_power_of_two(expr: Expr) -> bool:
     value = int(_number(expr))
     return value > 0 and value & (value - 1) == 0
-
-
-def _is_beyond(const: Const) -> bool:
-    if const.dtype.is_float:
-        return False
-    least, greatest = const.dtype.integer_range
-    return not least <= const.value <= greatest
