@@ -28,6 +28,10 @@ RollerError(code)
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+Some = TypeVar("Some")
+
 
 class RollerError(Exception):
     """Anything this project raises on purpose. `code` is kebab-case and listed in docs/errors.md."""
@@ -160,3 +164,10 @@ class StoreError(FarmError):
 
 class InvariantError(RollerError):
     default_code = "internal"
+
+
+def required(value: Some | None, what: str) -> Some:
+    """The value of something that other code has made sure of; InvariantError says `what` where there is none."""
+    if value is None:
+        raise InvariantError(f"there is no {what}")
+    return value

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from roller_svc.errors import SpecError
+from roller_svc.errors import SpecError, required
 from roller_svc.hardware.schema import (
     LevelModel,
     LimitsModel,
@@ -127,15 +127,11 @@ def _unit_of(unit: UnitModel) -> ComputeUnit:
 
 
 def _dtype(name: str) -> DType:
-    dtype = dtype_named(name)
-    assert dtype is not None, "the schema has checked it"
-    return dtype
+    return required(dtype_named(name), f"type {name}, which the schema has checked")
 
 
 def _arch(name: str) -> Arch:
-    arch = arch_named(name)
-    assert arch is not None, "the schema has checked it"
-    return arch
+    return required(arch_named(name), f"architecture {name}, which the schema has checked")
 
 
 def to_mapping(spec: HardwareSpec) -> dict[str, Any]:

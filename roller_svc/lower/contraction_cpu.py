@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, ceil_div, div, equal, least, mul, num, ref, sub
 from roller_svc.ir.expr import AxisRef, Expr, Load, substitute
 from roller_svc.ir.group import KernelGroup
@@ -296,7 +297,8 @@ class _Blocked:
             view.k.members[0].name: add(ref(K_FIRST), ref(K_ROW)),
         }
         source = substitute(view.factors.b, at)
-        assert isinstance(source, Load)
+        if not isinstance(source, Load):
+            raise InvariantError("rows are packed beside a product, but B is no plain load")
         return source
 
     def _packed_element_of_b(self, column: Expr) -> Load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller_svc.errors import required
 from roller_svc.ir.affine import affine
 from roller_svc.ir.build import add, num
 from roller_svc.ir.dtype import DType
@@ -37,13 +38,11 @@ class Placing:
 
     @property
     def place(self) -> Expr:
-        assert self.joint.place is not None, "a joint of this kind has it"
-        return _narrow(self.joint.place)
+        return _narrow(required(self.joint.place, "place of the joint"))
 
     @property
     def idle(self) -> Expr:
-        assert self.joint.idle is not None, "a joint of this kind has it"
-        idle = _narrow(self.joint.idle)
+        idle = _narrow(required(self.joint.idle, "idle of the joint"))
         return idle if idle.dtype is self.dtype else Cast(idle, self.dtype, implicit=True)
 
     @property

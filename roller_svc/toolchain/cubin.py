@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roller_svc.errors import CompileError
+from roller_svc.errors import CompileError, required
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -95,12 +95,12 @@ def _read(binary: bytes) -> dict[str, CubinKernel]:
 
 
 def _kernel(name: str, facts: _Found) -> CubinKernel:
-    assert facts.text is not None
+    text = required(facts.text, f"section of the text of {name}")
     return CubinKernel(
         name=name,
         registers_per_thread=facts.values[_REGISTER_COUNT],
         shared_bytes=facts.shared_bytes,
-        barriers=facts.values.get(_BARRIERS, (facts.text.flags >> 20) & 0x7F),
+        barriers=facts.values.get(_BARRIERS, (text.flags >> 20) & 0x7F),
         stack_bytes=facts.values.get(_FRAME_SIZE, 0),
         parameter_bytes=facts.values.get(_PARAMETER_BYTES, 0),
         code_bytes=facts.code_bytes,
