@@ -38,8 +38,8 @@ from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_b
 WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
 ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
 EXPONENTIALS_PER_CYCLE = 16.0  # of a core (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
-# Of one load of fragments to the warp that waits for it: four matrices of 128 bytes, an address, a few of them under
-# way at once.
+# Assumed: of one load of fragments to the warp that waits for it. Its four matrices of 128 bytes take shared memory
+# four cycles (128 bytes a cycle), and its address and latency as many again where a few of them are under way at once.
 FRAGMENT_CYCLES = 8.0
 SAMPLED_BLOCKS = 64  # of a mask's blocks of rows, evenly: how many keys they see
 
