@@ -27,6 +27,23 @@ def affine(expr: Expr) -> Affine | None:
     return Affine(tuple(sorted((name, c) for name, c in terms.items() if c)), offset)
 
 
+def slack(condition: Expr) -> Affine | None:
+    """What is at least 0 exactly where a comparison of affine functions holds; None for other conditions."""
+    match condition:
+        case Op(kind=OpKind.LT, args=(a, b)) | Op(kind=OpKind.GT, args=(b, a)):
+            less, more, by = affine(a), affine(b), 1
+        case Op(kind=OpKind.LE, args=(a, b)) | Op(kind=OpKind.GE, args=(b, a)):
+            less, more, by = affine(a), affine(b), 0
+        case _:
+            return None
+    if less is None or more is None:
+        return None
+    coeffs = dict(more.coeffs)
+    for name, c in less.coeffs:
+        coeffs[name] = coeffs.get(name, 0) - c
+    return Affine(tuple(sorted((name, c) for name, c in coeffs.items() if c)), more.offset - less.offset - by)
+
+
 def _terms(expr: Expr) -> dict[str, int] | None:
     """axis name -> coefficient, '' -> offset."""
     match expr:

@@ -81,11 +81,26 @@ def least(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MIN, (a, b), DType.INT32)
 
 
+def greatest(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.MAX, (a, b), DType.INT32)
+
+
 def both(a: Expr | None, b: Expr | None) -> Expr | None:
     """Both hold; None holds always."""
     if a is None or b is None:
         return b if a is None else a
     return Op(OpKind.LAND, (a, b), DType.INT8)
+
+
+def conjuncts(cond: Expr | None) -> tuple[Expr, ...]:
+    """Conditions that hold together exactly where it holds; None holds always."""
+    match cond:
+        case None:
+            return ()
+        case Op(kind=OpKind.LAND, args=args):
+            return tuple(each for arg in args for each in conjuncts(arg))
+        case _:
+            return (cond,)
 
 
 def ceil_div(a: int, b: int) -> int:

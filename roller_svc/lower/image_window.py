@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, both, ceil_div, div, equal, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, both, ceil_div, conjuncts, div, equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
@@ -310,7 +310,7 @@ def _guarded(value: Expr) -> _Guarded:
         case Select(cond=cond, then=then, otherwise=Const() as outside):
             inner = _guarded(then)
             if not inner.terms or inner.outside == outside:
-                return _Guarded((*_terms(cond), *inner.terms), inner.inside, outside)
+                return _Guarded((*conjuncts(cond), *inner.terms), inner.inside, outside)
         case Cast(arg=arg, dtype=dtype):
             inner = _guarded(arg)
             if inner.terms:
@@ -318,14 +318,6 @@ def _guarded(value: Expr) -> _Guarded:
                     inner.terms, Cast(inner.inside, dtype, value.implicit), Cast(inner.outside, dtype, value.implicit)
                 )
     return _Guarded((), value, value)
-
-
-def _terms(cond: Expr) -> tuple[Expr, ...]:
-    match cond:
-        case Op(kind=OpKind.LAND, args=(a, b)):
-            return (*_terms(a), *_terms(b))
-        case _:
-            return (cond,)
 
 
 def _all(terms: list[Expr]) -> Expr:

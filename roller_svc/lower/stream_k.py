@@ -7,7 +7,7 @@ adds them up, always in the same order: nothing spins, and results do not depend
 
 from __future__ import annotations
 
-from roller_svc.ir.build import add, ceil_div, div, equal, least, less, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, div, equal, greatest, least, less, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.program import Combine
@@ -43,7 +43,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     begin = mul(ref(BLOCK), num(work.share))
     end = least(add(begin, num(work.share)), num(work.tiles * work.steps))
     start = mul(ref(TILE), num(work.steps))
-    first = _most(sub(ref(".begin"), start), num(0))
+    first = greatest(sub(ref(".begin"), start), num(0))
     last = least(sub(ref(".end"), start), num(work.steps))
     whole = _both(equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps)))
     nodes: tuple[Node, ...] = (
@@ -122,10 +122,6 @@ def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
     nodes = tile_axes(view, work, nodes)
     nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
     return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)
-
-
-def _most(a: Expr, b: Expr) -> Expr:
-    return Op(OpKind.MAX, (a, b), DType.INT32)
 
 
 def _both(a: Expr, b: Expr) -> Expr:

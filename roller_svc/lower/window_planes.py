@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller_svc.ir.affine import affine
-from roller_svc.ir.build import add, both, ceil_div, div, least, less_equal, mod, mul, num, ref, sub
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, rewrite, substitute
+from roller_svc.ir.build import add, both, ceil_div, div, greatest, least, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.expr import Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.program import Combine, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage
 from roller_svc.lower.packing_cpu import LINE_BYTES
@@ -252,10 +251,6 @@ def _range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | N
     low = greatest(num(0), sub(num(inside[0]), start)) if inside[0] > 0 else num(0)
     high = least(num(whole), sub(num(inside[1]), start))
     return low, whole, sub(high, low)
-
-
-def greatest(a: Expr, b: Expr) -> Expr:
-    return Op(OpKind.MAX, (a, b), DType.INT32)
 
 
 def over(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.affine import Affine, slack
 from roller_svc.ir.attention import mask
-from roller_svc.ir.expr import Expr, Op, OpKind
+from roller_svc.ir.build import conjuncts
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 
 # An exponential that far below its row's maximum is 0 in float32: 2 ** -150 is half of the least number there is.
@@ -36,34 +35,19 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
     uppers: list[Affine] = []
     lowers: list[Affine] = []
-    for difference in _differences(found.cond):
-        pace = difference.coeff(key.name)
-        rest = tuple((name, c) for name, c in difference.coeffs if name != key.name)
-        if pace == 1:
-            uppers.append(Affine(tuple((name, -c) for name, c in rest), -difference.offset))
-        elif pace == -1:
-            lowers.append(Affine(rest, difference.offset))
+    for condition in conjuncts(found.cond):
+        room = slack(condition)
+        pace = 0 if room is None else room.coeff(key.name)
+        if room is None or abs(pace) != 1:
+            continue
+        rest = Affine(tuple((name, c) for name, c in room.coeffs if name != key.name), room.offset)
+        if pace == -1:
+            uppers.append(rest)
+        else:
+            lowers.append(_negative(rest))
     if found.filled == -math.inf:
         return KeyBounds(tuple(uppers), tuple(lowers))
     return KeyBounds(tuple(uppers), (), found.filled)  # keys that may come back are the last ones
-
-
-def _differences(cond: Expr) -> Iterator[Affine]:
-    """Sums that are at most 0 wherever the condition holds."""
-    match cond:
-        case Op(kind=OpKind.LAND, args=args):
-            for arg in args:
-                yield from _differences(arg)
-        case Op(kind=OpKind.LT | OpKind.LE | OpKind.GT | OpKind.GE as kind, args=(a, b)):
-            less, more = (a, b) if kind in (OpKind.LT, OpKind.LE) else (b, a)
-            left, right = affine(less), affine(more)
-            if left is not None and right is not None:
-                strict = kind in (OpKind.LT, OpKind.GT)
-                coeffs = dict(left.coeffs)
-                for name, c in right.coeffs:
-                    coeffs[name] = coeffs.get(name, 0) - c
-                terms = tuple((name, c) for name, c in coeffs.items() if c)
-                yield Affine(terms, left.offset - right.offset + strict)
 
 
 def greatest(bound: Affine, rows: TileAxis, first: int, last: int) -> int:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.ir.affine import Affine, affine
-from roller_svc.ir.build import div, mod
-from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.affine import Affine, affine, slack
+from roller_svc.ir.build import conjuncts, div, mod
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.program import Axis
 
 
@@ -46,49 +46,26 @@ def windows_of(
         known = affine(index)
         if known is None:
             return f"dimension {d} is walked by no sum of axes"
-        known = replace(known, coeffs=tuple((n, c) for n, c in known.coeffs if extents[n] > 1))
-        windows.append(Window(known, math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
-    for condition in _conjuncts(guard):
-        slack = _slack(condition, extents)
-        if slack is None:
+        windows.append(Window(_of_moving(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
+    for condition in conjuncts(guard):
+        room = slack(condition)
+        if room is None:
             return "its guard is no bound of a sum"
-        if _least(slack, extents) >= 0:
+        room = _of_moving(room, extents)
+        if _least(room, extents) >= 0:
             continue
-        bounded = [d for d, w in enumerate(windows) if _bounds(slack, w.index) is not None]
+        bounded = [d for d, w in enumerate(windows) if _bounds(room, w.index) is not None]
         if not bounded:
             return "its guard is not that of a dimension's ends"
-        windows[bounded[0]] = _bounded(windows[bounded[0]], slack)
+        windows[bounded[0]] = _bounded(windows[bounded[0]], room)
     if any(_greatest(w.index, extents) < w.low or _least(w.index, extents) >= w.high for w in windows):
         return "its guard never holds"
     return tuple(windows)
 
 
-def _conjuncts(guard: Expr | None) -> tuple[Expr, ...]:
-    match guard:
-        case None:
-            return ()
-        case Op(kind=OpKind.LAND, args=(a, b)):
-            return (*_conjuncts(a), *_conjuncts(b))
-        case _:
-            return (guard,)
-
-
-def _slack(condition: Expr, extents: Mapping[str, int]) -> Affine | None:
-    """What is at least 0 exactly where the condition holds."""
-    match condition:
-        case Op(kind=OpKind.LT, args=(a, b)) | Op(kind=OpKind.GT, args=(b, a)):
-            less, more, by = affine(a), affine(b), 1
-        case Op(kind=OpKind.LE, args=(a, b)) | Op(kind=OpKind.GE, args=(b, a)):
-            less, more, by = affine(a), affine(b), 0
-        case _:
-            return None
-    if less is None or more is None:
-        return None
-    coeffs = dict(more.coeffs)
-    for name, c in less.coeffs:
-        coeffs[name] = coeffs.get(name, 0) - c
-    kept = tuple(sorted((name, c) for name, c in coeffs.items() if c and extents[name] > 1))
-    return Affine(kept, more.offset - less.offset - by)
+def _of_moving(known: Affine, extents: Mapping[str, int]) -> Affine:
+    """Without the axes that stand at 0."""
+    return replace(known, coeffs=tuple((name, c) for name, c in known.coeffs if extents[name] > 1))
 
 
 def _least(known: Affine, extents: Mapping[str, int]) -> int:
@@ -99,19 +76,19 @@ def _greatest(known: Affine, extents: Mapping[str, int]) -> int:
     return known.offset + sum(max(0, c * (extents[name] - 1)) for name, c in known.coeffs)
 
 
-def _bounds(slack: Affine, index: Affine) -> int | None:
+def _bounds(room: Affine, index: Affine) -> int | None:
     """1 where it says that the index is large enough, -1: small enough, None: neither."""
     if not index.coeffs:
         return None
-    if slack.coeffs == index.coeffs:
+    if room.coeffs == index.coeffs:
         return 1
-    return -1 if slack.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
+    return -1 if room.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
 
 
-def _bounded(window: Window, slack: Affine) -> Window:
-    if _bounds(slack, window.index) == 1:  # index - low >= 0
-        return replace(window, low=max(window.low, window.index.offset - slack.offset), guarded=True)
-    return replace(window, high=min(window.high, window.index.offset + slack.offset + 1), guarded=True)
+def _bounded(window: Window, room: Affine) -> Window:
+    if _bounds(room, window.index) == 1:  # index - low >= 0
+        return replace(window, low=max(window.low, window.index.offset - room.offset), guarded=True)
+    return replace(window, high=min(window.high, window.index.offset + room.offset + 1), guarded=True)
 
 
 @dataclass(frozen=True, slots=True)
