@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from roller_svc.codegen.instructions import instruction, mma_wrapper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.hopper_nodes import WARP_THREADS
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
 
 THREADS = 256
-WARP = 32
 OCCUPANCIES = (1, 2, 4, 8)  # blocks of a core
 CHAINS = 8  # independent multiply-adds of a thread, or of a warp's matrix unit
 VECTOR_BYTES, IN_FLIGHT = 16, 4
@@ -141,7 +141,7 @@ def _vectors(name: str, role: Role, count: int) -> Buffer:
 
 
 def _empty(hw: HardwareSpec) -> Kernel:
-    source = _source(hw, "empty", (), "  (void)thread;\n", _Grid(1, WARP))
+    source = _source(hw, "empty", (), "  (void)thread;\n", _Grid(1, WARP_THREADS))
     return Kernel(
         "launch", SECONDS, 1, "an empty kernel between two others", source, "limits.launch_overhead_s"
     )  # fmt: skip
@@ -186,13 +186,13 @@ def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
 
 
 def _dependent(hw: HardwareSpec, sizes: Sizes) -> Kernel:
-    grid = _Grid(1, WARP)
+    grid = _Grid(1, WARP_THREADS)
     body = (
         "  const float a = values[0], b = values[1];\n  float x = values[2];\n"
         f"#pragma unroll 16\n  for (int i = 0; i < {16 * sizes.rounds}; ++i) x = x * a + b;\n"
         "  results[thread] = x;\n"
     )
-    source = _source(hw, "dependent", (_values(DType.FLOAT32, 8), _results(DType.FLOAT32, WARP)), body, grid)
+    source = _source(hw, "dependent", (_values(DType.FLOAT32, 8), _results(DType.FLOAT32, WARP_THREADS)), body, grid)
     return Kernel(
         "multiply_dependent", SECONDS, 16 * sizes.rounds, "a multiply-add that needs the one before", source,
         "levels.register.latency_s",
@@ -217,7 +217,7 @@ def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
     )
     buffers = (_values(DType.UINT32, 8), _results(dtype, grid.all))
     source = _below(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
-    flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP
+    flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP_THREADS
     return Kernel(
         f"matrix_{unit.name}", OPERATIONS, flops, f"{name}, {CHAINS} chains a warp", source,
         f"units.{unit.name}.flops_per_s",
@@ -298,7 +298,7 @@ def _read_shared(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
         "    tile[i] = make_uint4(values[0], i, values[1], i);\n"
         "  __syncthreads();\n  uint4 sum = {};\n"
         f"  for (int i = 0; i < {sizes.rounds}; ++i) {{\n"
-        f"    const uint4 *from = tile + ((threadIdx.x + {WARP} * i) & {SHARED_VECTORS // 2 - 1});\n"
+        f"    const uint4 *from = tile + ((threadIdx.x + {WARP_THREADS} * i) & {SHARED_VECTORS // 2 - 1});\n"
         f"#pragma unroll\n    for (int n = 0; n < {reads}; ++n) {{\n"
         f"      const uint4 found = from[n * {SHARED_VECTORS // 2 // reads}];\n"
         "      sum.x ^= found.x; sum.y ^= found.y; sum.z ^= found.z; sum.w ^= found.w;\n    }\n  }\n"

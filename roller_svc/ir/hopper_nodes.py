@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 
-WARP_THREADS = 32
+WARP_THREADS = 32  # of NVIDIA's devices (CUDA programming guide, "SIMT Architecture")
 
 Index = tuple[Expr, ...]
 

@@ -9,6 +9,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import Op, walk
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit
+from roller_svc.ir.hopper_nodes import WARP_THREADS
 from roller_svc.ir.operand import operand_along
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
@@ -28,7 +29,6 @@ from roller_svc.perf.mma_tile import (
     staged,
 )
 
-WARP = 32
 HELD_WORDS = 32  # of a lane, of queries that it keeps in registers from step to step: 16 rows of 128 features
 
 
@@ -88,7 +88,7 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        return self.row_warps * self.key_warps * WARP
+        return self.row_warps * self.key_warps * WARP_THREADS
 
     @property
     def pieces(self) -> int:

@@ -16,7 +16,7 @@ Tile = tuple[int, ...]
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 SECTOR_BYTES = 32
-WARP = 32  # threads of one request; a wave of 64 makes two, which `request_cycles` counts
+REQUEST_THREADS = 32  # of one request to memory; a wave of 64 makes two, which `request_cycles` counts
 LANES_ALONG = 8  # lanes of a warp that share a line of 128 bytes with 16-byte accesses; the others take other lines
 
 
@@ -171,7 +171,7 @@ def _padded(row: int, pad: int, written: tuple[int, int], lanes: tuple[int, int,
     step = row + pad
     along = math.gcd(row // width, LANES_ALONG)
     together = math.gcd(width, step)
-    writes = [(lane // along * step + lane % along * width) * size for lane in range(WARP)]
-    reads = [(lane % down * neighbours * step + lane // down % across) * size for lane in range(WARP)]
+    writes = [(lane // along * step + lane % along * width) * size for lane in range(REQUEST_THREADS)]
+    reads = [(lane % down * neighbours * step + lane // down % across) * size for lane in range(REQUEST_THREADS)]
     requests = width // together
     return Room(pad, requests * conflict_cycles(writes, together * size), conflict_cycles(reads, size))

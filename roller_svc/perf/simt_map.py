@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.map_tile import SECTOR_BYTES, WARP, MapAccess, MapSpace, Tile
+from roller_svc.perf.map_tile import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import ADDRESS_OPS, DIVISION_OPS, Problem
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
@@ -137,7 +137,7 @@ def _thread_work(p: Problem, tile: MapTile, threads: int) -> tuple[float, float]
         width = math.gcd(access.width, tile.block[access.tile_axes(tile.map.row)[-1]])
         loads = tile.staged_bytes(access) / (access.bytes * width * threads)
         room = tile.map.room(access, tile.block, tile.thread)
-        line = WARP * width * access.bytes / SECTOR_BYTES
+        line = REQUEST_THREADS * width * access.bytes / SECTOR_BYTES
         instructions += loads * (STAGED_INSTRUCTIONS + 2.0 * width) + points
         cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + room.write_cycles) + points * room.read_cycles
     return instructions, cycles
@@ -146,8 +146,8 @@ def _thread_work(p: Problem, tile: MapTile, threads: int) -> tuple[float, float]
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
     """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
     if access.is_opaque and access.run != tile.map.row:
-        return float(min(WARP, -(-access.access.tensor_bytes // SECTOR_BYTES)))
-    lanes, count, run = WARP, 1, each * access.bytes
+        return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
+    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
     for i in reversed(tile.map.thread_order(tile.block)):
         along = min(lanes, tile.block[i] // tile.thread[i])
         if along < 2:

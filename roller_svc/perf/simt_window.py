@@ -7,7 +7,7 @@ import math
 from roller_svc.errors import InvariantError
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.map_tile import SECTOR_BYTES, WARP, MapAccess, Tile
+from roller_svc.perf.map_tile import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
@@ -127,8 +127,8 @@ def _elements(windows: WindowSpace, access: MapAccess, launch: Launch) -> float:
 def _sectors(windows: WindowSpace, access: MapAccess, launch: Launch, each: int) -> float:
     """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
     if access.is_opaque:
-        return float(WARP)
-    lanes, count, run = WARP, 1, each * access.bytes
+        return float(REQUEST_THREADS)
+    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
     order = sorted(range(len(access.steps)), key=lambda i: i == windows.row)
     for i in reversed(order):
         along = min(lanes, launch.block[i] // launch.thread[i])
