@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.construct.contraction import Contraction, factors_of, product_of
 from roller_svc.construct.softmax import Exponential, exponential, quotients, undivided
-from roller_svc.errors import required
 from roller_svc.ir.attention import Attention
+from roller_svc.ir.build import given
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.inlining import value_of
@@ -224,7 +224,7 @@ def _found(
     before = (chain.dots, chain.high, chain.total)
     attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
     weights, _ = _weights(chain)
-    contraction = Contraction(batch, queries, values, (key,), required(weights, "weight, which was found before"), v)
+    contraction = Contraction(batch, queries, values, (key,), given(weights, "weight, which was found before"), v)
     # sums that the statement leaves to be divided later are divided at once: whoever reads them is told so
     taken = frozenset(_names((chain.dots, chain.high, chain.total)) | chain.maps)
     return Found(chain.mixed, contraction, attention, taken if divided else taken | {chain.mixed.output})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from roller_svc.errors import required
+from roller_svc.ir.build import given
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
@@ -90,7 +90,7 @@ def _corrected(joint: Joint, first: Load, second: Load, points: int) -> Expr:
     dtype = second.dtype
     match joint.kind:
         case JointKind.PLACE:
-            return Select(same, second, required(joint.idle, "idle of the joint"), dtype)
+            return Select(same, second, given(joint.idle, "idle of the joint"), dtype)
         case JointKind.EXPONENTIALS:
             empty = Op(OpKind.EQ, (first, Const(-math.inf, first.dtype)), DType.INT8)
             shrunk = Op(OpKind.EXP, (Op(OpKind.SUB, (first, whole), dtype),), dtype)
@@ -99,6 +99,6 @@ def _corrected(joint: Joint, first: Load, second: Load, points: int) -> Expr:
         case JointKind.SQUARES:
             count = Const(float(points), dtype)
             mean = Op(OpKind.DIV, (first, count), dtype)
-            away = Op(OpKind.SUB, (mean, required(joint.centre, "centre of the joint")), dtype)
+            away = Op(OpKind.SUB, (mean, given(joint.centre, "centre of the joint")), dtype)
             extra = Op(OpKind.MUL, (count, Op(OpKind.MUL, (away, away), dtype)), dtype)
             return Op(OpKind.ADD, (second, extra), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Op, OpKind
 
@@ -90,6 +91,13 @@ def both(a: Expr | None, b: Expr | None) -> Expr | None:
     if a is None or b is None:
         return b if a is None else a
     return Op(OpKind.LAND, (a, b), DType.INT8)
+
+
+def given(expr: Expr | None, what: str) -> Expr:
+    """An expression that other code has made sure of; InvariantError says `what` where there is none."""
+    if expr is None:
+        raise InvariantError(f"there is no {what}")
+    return expr
 
 
 def conjuncts(cond: Expr | None) -> tuple[Expr, ...]:

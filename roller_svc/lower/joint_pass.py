@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.errors import required
-from roller_svc.ir.build import less, num, ref
+from roller_svc.ir.build import given, less, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.joint import Joint, JointKind
@@ -74,7 +73,7 @@ class JointPass:
     def start(self) -> tuple[Node, ...]:
         empty: Expr = identity(Combine.SUM, self.joint.second.accumulator)
         if self.joint.kind is JointKind.PLACE:
-            empty = required(self.idle, "idle of the joint")
+            empty = given(self.idle, "idle of the joint")
         nodes: tuple[Node, ...] = (
             Compute(self._name("first"), self._index, identity(self._combine, self._dtype)),
             Compute(self._name("second"), self._index, empty),
@@ -133,13 +132,13 @@ class JointPass:
     def _placed(self, value: Expr) -> tuple[Node, ...]:
         """NaN, once it has come, is the extreme, and equal to nothing."""
         second, dtype = self.joint.second, self.joint.second.accumulator
-        place = Cast(required(self.place, "place of the joint"), dtype, implicit=True)
+        place = Cast(given(self.place, "place of the joint"), dtype, implicit=True)
         join = JOINS[second.combine or Combine.MIN]
         better = OpKind.GT if self._combine is Combine.MAX else OpKind.LT
         other: Expr = self._second()
         if self._dtype.is_float:
             nan = Op(OpKind.NE, (value, value), DType.INT8)
-            other = Select(nan, Cast(required(self.idle, "idle of the joint"), dtype, implicit=True), other, dtype)
+            other = Select(nan, Cast(given(self.idle, "idle of the joint"), dtype, implicit=True), other, dtype)
         same = Select(self._equal(value, self._first()), Op(join, (self._second(), place), dtype), other, dtype)
         found = Select(Op(better, (value, self._first()), DType.INT8), place, same, dtype)
         return (
@@ -164,7 +163,7 @@ class JointPass:
             case JointKind.SQUARES:
                 part = self._op(OpKind.ADD, self._second(), self._between(whole))
             case JointKind.PLACE:
-                idle = Cast(required(self.idle, "idle of the joint"), second.accumulator, implicit=True)
+                idle = Cast(given(self.idle, "idle of the joint"), second.accumulator, implicit=True)
                 part = Select(self._equal(self._first(), whole), self._second(), idle, second.accumulator)
         return self._joined(acc_name(second.output), part, identity(combine, second.accumulator), combine)
 
@@ -176,7 +175,7 @@ class JointPass:
                 extra = self._op(OpKind.SUB, whole, whole)
             case JointKind.SQUARES:
                 points = self._number(float(self.walk.chunks * self.walk.run))
-                centre = required(self.centre, "centre of the joint")
+                centre = given(self.centre, "centre of the joint")
                 away = self._op(OpKind.SUB, self._op(OpKind.DIV, whole, points), centre)
                 extra = self._op(OpKind.MUL, points, self._op(OpKind.MUL, away, away))
             case JointKind.PLACE:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.errors import required
 from roller_svc.ir.affine import affine
-from roller_svc.ir.build import add, num
+from roller_svc.ir.build import add, given, num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.group import KernelGroup
@@ -38,11 +37,11 @@ class Placing:
 
     @property
     def place(self) -> Expr:
-        return _narrow(required(self.joint.place, "place of the joint"))
+        return _narrow(given(self.joint.place, "place of the joint"))
 
     @property
     def idle(self) -> Expr:
-        idle = _narrow(required(self.joint.idle, "idle of the joint"))
+        idle = _narrow(given(self.joint.idle, "idle of the joint"))
         return idle if idle.dtype is self.dtype else Cast(idle, self.dtype, implicit=True)
 
     @property
