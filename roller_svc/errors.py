@@ -166,7 +166,7 @@ class InvariantError(RollerError):
     default_code = "internal"
 
 
-def required(value: Some | None, what: str) -> Some:
+def existing(value: Some | None, what: str) -> Some:
     """The value of something that other code has made sure of; InvariantError says `what` where there is none."""
     if value is None:
         raise InvariantError(f"there is no {what}")

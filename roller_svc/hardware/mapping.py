@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from roller_svc.errors import SpecError, required
+from roller_svc.errors import SpecError, existing
 from roller_svc.hardware.schema import (
     LevelModel,
     LimitsModel,
@@ -127,11 +127,11 @@ def _unit_of(unit: UnitModel) -> ComputeUnit:
 
 
 def _dtype(name: str) -> DType:
-    return required(dtype_named(name), f"type {name}, which the schema has checked")
+    return existing(dtype_named(name), f"type {name}, which the schema has checked")
 
 
 def _arch(name: str) -> Arch:
-    return required(arch_named(name), f"architecture {name}, which the schema has checked")
+    return existing(arch_named(name), f"architecture {name}, which the schema has checked")
 
 
 def to_mapping(spec: HardwareSpec) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NoReturn, Protocol, assert_never
 
-from roller_svc.errors import ExprTypeError, InputError, required
+from roller_svc.errors import ExprTypeError, InputError, existing
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.lang.convert import Typed, Weak, common_type, converted
@@ -31,7 +31,7 @@ class Conversions(Protocol):
 
 def apply_function(node: Apply, values: Sequence[Typed], to: Conversions) -> Expr:
     """The function named in `node` of these arguments."""
-    function = required(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
+    function = existing(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
     match function.rule:
         case Rule.FLOATING:
             return _floating(function, values, node.args, to)

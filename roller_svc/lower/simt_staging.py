@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import required
+from roller_svc.errors import existing
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
@@ -80,7 +80,7 @@ class Staging:
     # nodes -----------------------------------------------------------------------------------------------------------
     def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         """Begins to fill a buffer, asynchronously."""
-        source = required(self._source(step, num(0)), "source of what is copied")
+        source = existing(self._source(step, num(0)), "source of what is copied")
         guard = both(self._inside(step), self.operand.guard)
         node = Copy(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
         together = max(n for n in range(1, ROUNDS_TOGETHER + 1) if self._rounds % n == 0)

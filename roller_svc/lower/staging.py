@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.errors import required
+from roller_svc.errors import existing
 from roller_svc.ir.build import add, both, ceil_div, div, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
@@ -92,7 +92,7 @@ class Staging:
         return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
 
     def _copy(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
-        source = required(self.operand.source, "source of what is copied")
+        source = existing(self.operand.source, "source of what is copied")
         guard = both(self._inside(), self.operand.guard)
         copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
         return self._placed(step, (copy,))
