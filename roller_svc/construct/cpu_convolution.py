@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.cpu_contraction import kernel_cycles
@@ -40,7 +40,7 @@ class CpuConvolution:
         one = self._smallest
         return Stage(
             level=self.problem.machine.hw.thread_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple((extent,) for extent in one),
             rank=tuple(range(len(one))),
             look=lambda t: Look(self._registers(t), 1.0, self._register_rule(t)),
@@ -120,7 +120,7 @@ class CpuConvolution:
             steps[last] = (padded(p.extents[last], base.thread[last]),)
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self.look(t, base),
@@ -182,9 +182,6 @@ class CpuConvolution:
         thread = self._smallest
         block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
         return [(block, Base(thread))]
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def _even(depth: int, room: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers
-from roller_svc.construct.rules import Base, at, replaced, spatial_grid
+from roller_svc.construct.rules import Base, at, axis_names, replaced, spatial_grid
 from roller_svc.construct.scale_up import Log, Look, Stage, scale_up
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.attention_tile import Attended, AttentionTile, thread_registers
@@ -66,7 +66,7 @@ class MmaAttention:
         p = self.problem
         steps = self._steps({p.m: _fitting(WARP_ROWS, p.extent(p.m)), p.k: _fitting(WARP_KEYS, p.extent(p.k))})
         return Stage(
-            level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
             look=self._warp_look, saturates=lambda _: True,
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ class MmaAttention:
         steps = self._steps({p.m: tuple(rows * c for c in powers(most)), p.k: (keys * key_warps,)})
         steps = tuple(extents if axis in (p.m, p.k) else (base.thread[axis],) for axis, extents in enumerate(steps))
         return Stage(
-            level=p.machine.hw.block_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
             look=lambda block: self.look(block, base), saturates=lambda _: True,
         )  # fmt: skip
 
@@ -153,9 +153,6 @@ class MmaAttention:
 
     def _extent(self, axis: int) -> int:
         return self.problem.extents[axis]
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def _whole(extent: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from roller_svc.construct.align import EPSILONS, counts, powers
 from roller_svc.construct.mma_promise import promised_cycles
 from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, raster, streams
-from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid
+from roller_svc.construct.rules import Base, Pipeline, at, axis_names, exceeds_grid, replaced, spatial_grid, steps_along
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.fragment import Fragment, fragment_of
@@ -42,7 +42,6 @@ PAIR = 16  # columns that one load of fragments brings
 SPILL_SLACK = 13
 WAYS = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,12 @@ class MmaContraction:
     def thread_stage(self, lanes: int) -> Stage:
         """A warp's tile, in whole instructions."""
         p = self.problem
-        steps = self._steps({
+        steps = steps_along(p, {
             p.m: _multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
             p.n: _multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
         })  # fmt: skip
         return Stage(
-            level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
             look=self._warp_look, saturates=self._feeds_the_unit,
         )  # fmt: skip
 
@@ -95,7 +94,7 @@ class MmaContraction:
                 fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, most)]
                 axes[axis] = tuple(fitting or [unit])
         return Stage(
-            level=p.machine.hw.block_level.name, names=self._names(), steps=self._steps(axes),
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
             rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
             saturates=lambda block: self._covers_its_loads(block, base),
         )  # fmt: skip
@@ -205,7 +204,7 @@ class MmaContraction:
             return "registers per thread"
         if block_registers(threads, registers, limits) > limits.registers_per_core:
             return "registers per core"
-        return "grid size" if p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID else ""
+        return "grid size" if exceeds_grid(p, block) else ""
 
     def _covers_its_loads(self, block: Tile, base: Base) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from the last cache;
@@ -263,12 +262,6 @@ class MmaContraction:
 
     def _operand_bytes(self) -> int:
         return self.problem.feeds[0].dtype.bytes if self.problem.feeds else 1
-
-    def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def _multiples(extent: int, granule: int, most: int) -> Tile:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from roller_svc.construct.rules import PLAIN, Base, Pipeline
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
 from roller_svc.construct.scale_up import Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -28,7 +28,7 @@ class NestRules(ABC):
     def thread_stage(self, lanes: int) -> Stage:
         return Stage(
             level=self.problem.machine.hw.thread_level.name,
-            names=self._names,
+            names=axis_names(self.problem),
             steps=tuple([self._thread_steps(i) for i in range(len(self.problem.extents))]),
             rank=self._rank(),
             look=lambda tile: self._thread_look(tile, lanes),
@@ -38,7 +38,7 @@ class NestRules(ABC):
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         return Stage(
             level=self.problem.machine.hw.block_level.name,
-            names=self._names,
+            names=axis_names(self.problem),
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.problem.extents))]),
             rank=self._rank(),
             look=lambda tile: self.look(tile, base),
@@ -73,7 +73,3 @@ class NestRules(ABC):
 
     def _threads(self, block: Tile, base: Base) -> int:
         return base.lanes * math.prod([block[i] // base.thread[i] for i in self.problem.spatial])
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])

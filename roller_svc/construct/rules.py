@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from roller_svc.perf.problem import Problem
 
 T = TypeVar("T")
 
+MAX_GRID = 2**31 - 1  # blocks of one launch (CUDA programming guide, technical specifications: x-dimension of a grid)
 BALANCE = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
 
 
@@ -75,6 +76,20 @@ def spatial_grid(p: Problem, block: Tile) -> int:
     for i in p.spatial:
         grid *= -(-p.extents[i] // block[i])
     return grid
+
+
+def exceeds_grid(p: Problem, block: Tile) -> bool:
+    """Whether there are more rTasks than a GPU launches blocks."""
+    return p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
+
+
+def axis_names(p: Problem) -> tuple[str, ...]:
+    return tuple([a.name for a in p.space.axes])
+
+
+def steps_along(p: Problem, chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
+    """Extents to grow by on every axis; those not chosen stay 1."""
+    return tuple([chosen.get(i, (1,)) for i in range(len(p.extents))])
 
 
 def fills_waves(tasks: int, cores: int) -> bool:

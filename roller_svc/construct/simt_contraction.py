@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, exceeds_grid, replaced, steps_along
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -34,7 +34,6 @@ MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points
 LEAST_STAGED = 4  # elements of each factor in a step that one thread stages, as a rule at least
 MAX_STAGES = 4
 LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle one, about twice
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,12 @@ class SimtContraction:
 
     def thread_stage(self, lanes: int) -> Stage:
         p = self.problem
-        steps = self._steps({
+        steps = steps_along(self.problem, {
             axis: powers(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=steps,
             rank=tuple(range(len(steps))),
             look=self._thread_look,
@@ -84,8 +83,8 @@ class SimtContraction:
         block = self._block(base)
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=self._steps(axes),
+            names=axis_names(self.problem),
+            steps=steps_along(self.problem, axes),
             rank=tuple(range(len(p.extents))),
             look=block.look,
             saturates=block.saturates,
@@ -176,12 +175,6 @@ class SimtContraction:
         steps = [k for k in K_STEPS if k >= least and k <= max(least, depth)]
         return tuple(steps)
 
-    def _steps(self, chosen: dict[int, Tile]) -> tuple[Tile, ...]:
-        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
-
 
 @dataclass(frozen=True, slots=True)
 class _Block:
@@ -223,7 +216,7 @@ class _Block:
             return "registers per thread"
         if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:
             return "registers per core"
-        if self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID:
+        if exceeds_grid(self.problem, block):
             return "grid size"
         return ""
 

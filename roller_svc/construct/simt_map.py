@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.nest_rules import NestRules
-from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.rules import Base, exceeds_grid, replaced
 from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -23,7 +23,6 @@ LINE_BYTES = 128  # what a warp's access is served in at once
 MAX_THREADS = 512
 MAX_BASES = 6
 FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class SimtMap(NestRules):
         idle = -threads % limits.warp_size
         if idle * MAX_WASTE_OF > threads:
             return self._measured(block, "", "execution unit")
-        huge = p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
+        huge = exceeds_grid(p, block)
         return self._measured(block, "", "grid size" if huge else "")
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.nest_rules import NestRules
-from roller_svc.construct.rules import Base, replaced, spatial_grid, spread
+from roller_svc.construct.rules import Base, exceeds_grid, replaced, spread
 from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
@@ -19,7 +19,6 @@ from roller_svc.perf.simt_nest import nest_registers
 MAX_POINTS = 16  # of one thread
 MAX_THREADS = 512
 MAX_BASES = 3
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class SimtNest(NestRules):
     def _alignment_rule(self, block: Tile, threads: int) -> str:
         if threads % self.problem.machine.hw.limits.warp_size:
             return "execution unit"
-        huge = self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID
+        huge = exceeds_grid(self.problem, block)
         return "grid size" if huge else ""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from roller_svc.construct.align import counts, powers
 from roller_svc.construct.nest_rules import NestRules
-from roller_svc.construct.rules import Base, replaced, spatial_grid
+from roller_svc.construct.rules import Base, exceeds_grid, replaced
 from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
@@ -22,7 +22,6 @@ MAX_THREADS = 256  # of a block whose rows need no more
 APART_LANES = (32, 8, 1)  # of rows that are neighbours in memory
 CHUNKS_A_LANE = (1, 4, 16)  # a row that is short enough is dealt out in so few
 FLIGHTS = (1, 2, 4)  # chunks of a lane in flight
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class SimtReduction(NestRules):
     def _alignment_rule(self, block: Tile, threads: int) -> str:
         if threads % self.problem.machine.hw.limits.warp_size:
             return "execution unit"
-        huge = self.problem.outer_points > MAX_GRID and spatial_grid(self.problem, block) > MAX_GRID
+        huge = exceeds_grid(self.problem, block)
         return "grid size" if huge else ""
 
     # measures -------------------------------------------------------------------------------------------------------

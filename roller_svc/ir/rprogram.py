@@ -117,8 +117,8 @@ class RProgram:
 
     @property
     def steps(self) -> int:
-        """How many staged steps one rTask makes over the reduced axes, each walked as one. Where members of k are walked
-        apart, the last step of each padded, there are more: `perf.k_walk.Walk.steps`."""
+        """How many staged steps one rTask makes over the reduced axes, each walked as one. Where members of k are
+        walked apart, the last step of each padded, there are more: `perf.k_walk.Walk.steps`."""
         return math.prod(
             -(-(-(-a.extent // self.split_k) if a.role is AxisRole.K else a.extent) // self.block[a.name])
             for a in self.space.reduced
