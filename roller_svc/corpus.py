@@ -15,11 +15,12 @@ from roller_svc.features import counted, kernels
 from roller_svc.front import parse
 from roller_svc.ir.demands import KernelFamily
 from roller_svc.ir.kernel import CompiledKernel, Language
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.report import BuildRequest, RuntimeChoice
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.cuda import device_present
-from roller_svc.trial import judged, prepared
+from roller_svc.trial import judged, prepared, sums_of
 
 Json = dict[str, Any]
 RANK = {"ok": 0, "refused": 1, "wrong": 2, "error": 3}
@@ -116,7 +117,8 @@ def judge(task: Task) -> tuple[Row, ...]:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
     found = kernels(report.groups, report.winner.plan, report.hardware)
-    return tuple(replace(_tried(case, request, kernel, task.run), kernels=found) for case in task.cases)
+    sums = sums_of(report.winner.plan, report.hardware)
+    return tuple(replace(_tried(case, request, kernel, task.run, sums), kernels=found) for case in task.cases)
 
 
 def request_of(case: Case, run: Run) -> BuildRequest:
@@ -171,7 +173,7 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
         raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
 
 
-def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run) -> Row:
+def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run, sums: MatrixSums | None) -> Row:
     """The case on inputs of every seed, until one is not right."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
@@ -184,7 +186,7 @@ def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run) 
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
             results = prepared(kernel, arrays, request.runtime, races=run.races).results()
-            verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32)
+            verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32, sums=sums)
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
             return replace(row, status="error", detail=_of_seed(detail, seed))

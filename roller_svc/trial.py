@@ -15,9 +15,11 @@ from roller_svc.backends import emulated
 from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
+from roller_svc.ir.matrix_sums import MatrixSums, coarsest
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
-from roller_svc.ir.report import RuntimeChoice
+from roller_svc.ir.report import Plan, RuntimeChoice
 from roller_svc.lang.compare import Agreement, agrees
 from roller_svc.lang.interpreter import evaluate, sampled
 from roller_svc.runtime.cuda import device_present
@@ -65,12 +67,22 @@ def prepared(
     return Trial(runner.bound(placed(arrays)), on_gpu=True)
 
 
-def judged(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement:
-    """Whether the results are right; of a program too large to interpret, whether a sample of them is."""
+def judged(
+    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, sums: MatrixSums | None = None
+) -> Agreement:
+    """Whether the results are right; of a program too large to interpret, whether a sample of them is.
+
+    `sums`: of the matrix units that the kernel runs on (`sums_of`)."""
     points = sum(statement.points for statement in program.statements)
     if points <= WHOLE_POINTS:
-        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32))
-    return agrees(program, results, sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32))
+        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, sums=sums))
+    want = sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, sums=sums)
+    return agrees(program, results, want)
+
+
+def sums_of(plan: Plan, hw: HardwareSpec) -> MatrixSums | None:
+    """How the plan's kernels add products, of those on matrix units the ones that lose most; None where none is."""
+    return coarsest((choice.program.unit for choice in plan.choices), hw.arch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from roller_svc.errors import BuildError, InvariantError
 from roller_svc.features import kernels
 from roller_svc.generate import generate
 from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import evaluate, sampled
@@ -24,7 +25,7 @@ from roller_svc.runtime.cuda import CudaModule, Replay
 from roller_svc.runtime.cuda_arrays import import_cupy, placed
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain import compile_source
-from roller_svc.trial import SAMPLED_ELEMENTS, WHOLE_POINTS
+from roller_svc.trial import SAMPLED_ELEMENTS, WHOLE_POINTS, sums_of
 
 Json = dict[str, Any]
 BUDGET_S = 0.1  # of measuring one candidate
@@ -54,6 +55,7 @@ class Built:
     bound: str
     kernels: tuple[Json, ...]
     compiled: CompiledKernel
+    sums: MatrixSums | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def build(task: BuildTask) -> tuple[Built, ...]:
             failures.append(failure)
             continue
         estimate = plan.estimate
-        found.append(Built(rank, estimate.seconds, estimate.bound, kernels(groups, plan, hw), compiled))
+        described, sums = kernels(groups, plan, hw), sums_of(plan, hw)
+        found.append(Built(rank, estimate.seconds, estimate.bound, described, compiled, sums))
     if not found:
         raise failures[0]
     return tuple(found)
@@ -193,6 +196,9 @@ def _verdict(program: TensorProgram, arrays: Mapping[str, Array], winner: Built)
     call()
     results = {name: array.numpy() for name, array in call.finish().items()}
     whole = points <= JUDGED_POINTS
-    want = evaluate(program, arrays) if whole else sampled(program, arrays, SAMPLED_ELEMENTS)
+    want = (
+        evaluate(program, arrays, sums=winner.sums) if whole
+        else sampled(program, arrays, SAMPLED_ELEMENTS, sums=winner.sums)
+    )  # fmt: skip
     agreement = agrees(program, results, want)
     return "ok" if agreement.ok else f"wrong: {agreement.detail}"

@@ -21,12 +21,13 @@ from roller_svc.backends import emulated
 from roller_svc.errors import BuildError, RollerError, ToolchainMissingError
 from roller_svc.features import kernels
 from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda_arrays import import_cupy
-from roller_svc.trial import WHOLE_POINTS, judged
+from roller_svc.trial import WHOLE_POINTS, judged, sums_of
 
 Json = dict[str, Any]
 # Beyond this the interpreter, which does ten million a second, judges a sample alone (trial.py).
@@ -64,6 +65,7 @@ def verify(task: Verification) -> Json:
         return row | {"status": "refused", "detail": f"{failure.code}: {failure.message}"}
     row |= described(report, compiled)
     row["build_s"] = time.monotonic() - began
+    judge = Judge(check, report.program, sums_of(report.winner.plan, report.hardware))
     points = sum(statement.points for statement in report.program.statements)
     emulable = points <= EMULATED_POINTS
     if not task.on_device and not emulable:
@@ -71,9 +73,9 @@ def verify(task: Verification) -> Json:
     first_done = math.inf
     for number in range(task.sets if emulable else 1):
         arrays = inputs(report.program, number, check)
-        found = _run(task, check, report.program, compiled, arrays) if task.on_device else None
+        found = _run(judge, compiled, arrays) if task.on_device else None
         if emulable and (number == 0 or found is None):
-            row["emulator"] = emulation(check, report.program, compiled, arrays, found)
+            row["emulator"] = emulation(judge, compiled, arrays, found)
         verdict = found.verdict if found is not None else row["emulator"]
         row = _with(row, verdict, number)
         first_done = min(first_done, time.monotonic())
@@ -81,6 +83,32 @@ def verify(task: Verification) -> Json:
             break
     row["seconds"] = time.monotonic() - began
     return row
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What results of a check are held against; `sums`: how its kernels add products."""
+
+    check: Check
+    program: TensorProgram
+    sums: MatrixSums | None
+
+    def verdict(self, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
+        """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
+        against a product in float32, where the check is one and PyTorch has a device."""
+        check = self.check
+        agreement = judged(self.program, arrays, results, allow_tf32=check.allow_tf32, sums=self.sums)
+        verdict: Json = {
+            "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
+            "max_abs_error": agreement.max_abs_error,
+        }  # fmt: skip
+        if agreement.ok and check.product is not None:
+            whole = whole_product(check.product, arrays, results)
+            if whole is not None:
+                verdict["whole"] = dataclasses.asdict(whole)
+                if whole.wrong:
+                    verdict |= {"status": "wrong", "detail": whole.detail}
+        return verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +132,7 @@ def described(report: BuildReport, compiled: CompiledKernel) -> Json:
     }  # fmt: skip
 
 
-def emulation(
-    check: Check, program: TensorProgram, compiled: CompiledKernel, arrays: Mapping[str, Array], found: Found | None
-) -> Json:
+def emulation(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array], found: Found | None) -> Json:
     """The emulator's verdict, and how far a device's results are from its own; bitwise where that is 0."""
     try:
         results = emulated(compiled).run(arrays)
@@ -114,44 +140,25 @@ def emulation(
         return {"status": "not run", "detail": missing.message}
     except BuildError as failure:
         return {"status": "error", "detail": f"{failure.code}: {failure.message}"}
-    verdict = _judged(check, program, arrays, results)
+    verdict = judge.verdict(arrays, results)
     if found is not None:
         verdict["difference"] = max(_distance(results[name], found.results[name]) for name in results)
     return verdict
 
 
-def _run(
-    task: Verification, check: Check, program: TensorProgram, compiled: CompiledKernel, arrays: Mapping[str, Array]
-) -> Found:
+def _run(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array]) -> Found:
     with ending_the_process():
         call = GuardedCall(compiled, arrays, import_cupy())
         runs = [call.results() for _ in range(RUNS)]
-    verdict = _judged(check, program, arrays, runs[0])
+    verdict = judge.verdict(arrays, runs[0])
     disturbed = call.disturbed()
     if disturbed:
         verdict |= {"status": "wrong", "detail": f"wrote {'; '.join(disturbed)}"}
     verdict["repeatable"] = all(_same(runs[0], other) for other in runs[1:])
     if verdict["status"] == "ok" and not verdict["repeatable"]:
-        again = _judged(check, program, arrays, runs[-1])
+        again = judge.verdict(arrays, runs[-1])
         verdict |= {key: again[key] for key in ("status", "detail")}
     return Found(runs[0], verdict)
-
-
-def _judged(check: Check, program: TensorProgram, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
-    """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
-    against a product in float32, where the check is one and PyTorch has a device."""
-    agreement = judged(program, arrays, results, allow_tf32=check.allow_tf32)
-    verdict: Json = {
-        "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
-        "max_abs_error": agreement.max_abs_error,
-    }  # fmt: skip
-    if agreement.ok and check.product is not None:
-        whole = whole_product(check.product, arrays, results)
-        if whole is not None:
-            verdict["whole"] = dataclasses.asdict(whole)
-            if whole.wrong:
-                verdict |= {"status": "wrong", "detail": whole.detail}
-    return verdict
 
 
 def _with(row: Json, verdict: Json, number: int) -> Json:

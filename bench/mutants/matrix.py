@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.mutation import L40S, T4, Case, Tiles
+from mutants.mutation import RTX5090, T4, Case, Tiles
 from roller_svc.ir.demands import KernelFamily
 
 MMA = KernelFamily.MMA
@@ -43,7 +43,7 @@ INT8_T4 = Case(
 FLOAT8 = Case(
     "mma float8", "mma", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)",
     (("A", "float8_e4m3fn", (72, 144)), ("B", "float8_e5m2", (72, 144))),
-    Tiles((64, 64, 64), (32, 32, 1), lanes=32, stages=3), target=L40S, unit=MMA,
+    Tiles((64, 64, 64), (32, 32, 1), lanes=32, stages=3), target=RTX5090, unit=MMA,
 )  # fmt: skip
 SPLIT = Case(
     "mma split-k", "mma split-k", FLOAT_PRODUCT, (("A", "float16", (40, 520)), ("B", "float16", (520, 40))),

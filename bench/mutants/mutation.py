@@ -8,7 +8,7 @@ from enum import Enum
 
 from roller_svc.ir.demands import KernelFamily
 
-A100, T4, L40S, H200 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-l40s", "nvidia-h200-sxm"
+A100, T4, RTX5090, H200 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx5090", "nvidia-h200-sxm"
 Types = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import Edit, Kind, Mutation, planted
-from mutants.warpgroup_kinds import ALONG, ELEMENTS, FLOAT8, FOUR, INT8, PARTS, STREAM, WINDOW
+from mutants.warpgroup_kinds import ALONG, ELEMENTS, FLOAT8, FLOAT8_SUMS, FOUR, INT8, PARTS, STREAM, WINDOW
 
 _SECOND_BOX = r"(tma_load_3d\(a_shared \+ slot \* 4096)( \+ 1 \* 2048)(, [^\n]*\(m_block \* 128\))( \+ 64)"
 _OFFSETS = r", (\(unsigned short\)\([^\n]*), (\(unsigned short\)\([^\n]*)\);"
@@ -190,4 +190,21 @@ PIECES: tuple[Mutation, ...] = (
     planted(ELEMENTS, "rows beyond the last are stored", Kind.GUARD, Edit(r"\(m_place < 129\) && ", "")),
 )  # fmt: skip
 
-MUTATIONS = (*TYPES, *WINDOWS, *PANELS, *SHARED, *PARTED, *TURNS, *PIECES)
+SUMS: tuple[Mutation, ...] = (
+    planted(FLOAT8_SUMS, "all steps are one short sum", Kind.NARROWED,
+            Edit(r"      float step_sums\[12\];\n", ""),
+            Edit(r"    float acc\[12\];\n", "    float acc[12], step_sums[12];\n"),
+            Edit(r"1024\), 0\);", "1024), 0 < k_step);"), Edit(r"\[word\] \+= ", "[word] = ")),
+    planted(FLOAT8_SUMS, "the last step's sums alone", Kind.STEPS, Edit(r"\[word\] \+= ", "[word] = ")),
+    planted(FLOAT8_SUMS, "totals begin with whatever is there", Kind.UNINITIALISED,
+            Edit(r" +acc\[word\] = 0\.0f;\n", "")),
+    planted(FLOAT8_SUMS, "a step goes on from whatever is there", Kind.INITIAL, Edit(r"1024\), 0\);", "1024), 1);")),
+    planted(FLOAT8_SUMS, "a step's products begin anew", Kind.INITIAL,
+            Edit(r"(1024\) \+ 4), 1\);", r"\1, 0);")),
+    planted(FLOAT8_SUMS, "sums are added before they are there", Kind.WAIT,
+            Edit(r"wgmma_wait<0>\(\); hold_results_12\(step_sums \+ 0\);", "wgmma_wait<1>();")),
+    planted(FLOAT8_SUMS, "the slot is left before it was read", Kind.RELEASE,
+            Edit(r"( +wgmma_wait<0>[^\n]*\n)( +if \(lane_id == 0\) \{\n +barrier_arrive[^\n]*\n +\}\n)", r"\2\1")),
+)  # fmt: skip
+
+MUTATIONS = (*TYPES, *SUMS, *WINDOWS, *PANELS, *SHARED, *PARTED, *TURNS, *PIECES)

@@ -19,6 +19,7 @@ from roller_svc.generate import generate
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
@@ -26,6 +27,7 @@ from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import Value, evaluate
 from roller_svc.lang.values import Array
+from roller_svc.trial import sums_of
 
 SEEDS = (0, 1, 2)
 
@@ -51,9 +53,23 @@ class Finding:
     detail: str
 
 
-@functools.cache
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A case's program, its kernel, and how that adds products."""
+
+    program: TensorProgram
+    source: KernelSource
+    sums: MatrixSums | None
+
+
 def kernel(case: Case) -> tuple[TensorProgram, KernelSource]:
     """The case's program, and its kernel as it is generated."""
+    planned = _planned(case)
+    return planned.program, planned.source
+
+
+@functools.cache
+def _planned(case: Case) -> _Planned:
     types = {name: TensorType(DType(dtype), shape) for name, dtype, shape in case.inputs}
     program = parse(case.expression, types, None)
     hw = hardware.load(case.target)
@@ -63,7 +79,7 @@ def kernel(case: Case) -> tuple[TensorProgram, KernelSource]:
     candidates, _ = rank_units(groups[0], hw, 1, Demands(case.allow_tf32, case.unit))
     # the estimate, of other tiles, is only told in the text's first lines
     plan = Plan((dataclasses.replace(candidates[0], program=_tiled(candidates[0].program, case)),))
-    return program, generate(plan, program, groups, hw)
+    return _Planned(program, generate(plan, program, groups, hw), sums_of(plan, hw))
 
 
 def _tiled(program: RProgram, case: Case) -> RProgram:
@@ -78,10 +94,11 @@ def _tiled(program: RProgram, case: Case) -> RProgram:
 @functools.lru_cache(maxsize=2 * len(SEEDS))
 def _reference(case: Case, seed: int) -> tuple[Mapping[str, Array], Mapping[str, Value]]:
     """Inputs, and what should come of them."""
-    program, _ = kernel(case)
+    planned = _planned(case)
+    program = planned.program
     hints = {name: {"range": (least, limit)} for name, least, limit in case.ranges}
     arrays = random_inputs(program, seed, hints)
-    return arrays, evaluate(program, arrays, allow_tf32=case.allow_tf32)
+    return arrays, evaluate(program, arrays, allow_tf32=case.allow_tf32, sums=planned.sums)
 
 
 def findings(case: Case, source: KernelSource) -> tuple[Finding, ...]:

@@ -14,7 +14,13 @@ INT8 = Case(  # rows of 64 bytes, two pieces of columns
 FLOAT8 = Case(  # rows of 32 bytes, one operand through registers, turned
     "wgmma float8", "wgmma", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
     (("A", "float8_e4m3fn", (64, 96)), ("B", "float8_e5m2", (96, 56))),
-    Tiles((64, 56, 32), (64, 56, 1), lanes=128, stages=2), target=H200, unit=WGMMA,
+    Tiles((64, 56, 32), (64, 56, 1), lanes=128, stages=2), target=H200, unit=WGMMA, allow_tf32=True,
+)  # fmt: skip
+FLOAT8_SUMS = Case(  # terms of one sign, whose short sums lose all the same way
+    "wgmma float8 sums", "wgmma", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)",
+    (("A", "float8_e4m3fn", (64, 2048)), ("B", "float8_e4m3fn", (24, 2048))),
+    Tiles((64, 24, 128), (64, 24, 1), lanes=128, stages=3), target=H200, unit=WGMMA, allow_tf32=True,
+    ranges=(("A", 0, 1), ("B", 0, 1)),
 )  # fmt: skip
 WINDOW = Case(  # boxes of im2col, borders of zeros, two steps of channels
     "wgmma window", "wgmma", "Y[b, y, x, f] +=! X[b, y + r - 1, x + s - 1, c].when([y + r >= 1, y + r < 9, x + s >= 1, "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from roller_svc.api import Kernel
 from roller_svc.ask import checked_outputs
 from roller_svc.cli import options as common
 from roller_svc.cli import remote, show
 from roller_svc.cli.compile import built, facts_of
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.front import parse
+from roller_svc.ir.matrix_sums import MatrixSums, matrix_sums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.lang.compare import Agreement
@@ -38,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     program = parse(options.texts.expression, types, checked_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)
     trial = prepared(kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO)
-    verdict = _verdict(program, arrays, trial.results(), allow_tf32=options.allow_tf32)
+    verdict = _verdict(program, arrays, trial.results(), allow_tf32=options.allow_tf32, sums=_sums(kernel))
     # the emulator's time says nothing of the device's
     measured = None if options.emulate else trial.timed()
     facts = facts_of(kernel) | {
@@ -58,10 +60,17 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verdict(program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool) -> Agreement | None:
+def _sums(kernel: Kernel) -> MatrixSums | None:
+    """How its main kernel adds products; None where that is not known: of a server's."""
+    return None if kernel.program is None else matrix_sums(kernel.program.unit, kernel.parts.compiled.source.arch)
+
+
+def _verdict(
+    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, sums: MatrixSums | None
+) -> Agreement | None:
     """What the reference says of the results; None where the program is too large for it. A wrong answer is raised."""
     try:
-        verdict = judged(program, arrays, results, allow_tf32=allow_tf32)
+        verdict = judged(program, arrays, results, allow_tf32=allow_tf32, sums=sums)
     except ArgumentError as failure:
         if failure.code != "reference-too-large":
             raise

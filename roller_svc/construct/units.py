@@ -9,6 +9,7 @@ from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
+from roller_svc.ir.matrix_sums import matrix_sums
 from roller_svc.ir.operand import STAGED_KINDS, Operand, lie_alike, operands, second_operand, unfit
 from roller_svc.perf.fragment import MMA_SYNC, mfma_refusal
 from roller_svc.perf.mma_tile import FIRST_ASYNC, WORD_BYTES, LoadKind, feeds
@@ -94,6 +95,7 @@ def _matrix_units(
             continue
         reason = _kind_refusal(unit, wanted) or _group_refusal(unit, group) or _shape_refusal(unit)
         reason = reason or unfit(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
+        reason = reason or _sums_refusal(unit, hw, demands)
         if reason:
             refusals.append(f"{unit.name}: {reason}")
         else:
@@ -135,6 +137,16 @@ def _shape_refusal(unit: ComputeUnit) -> str:
         shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
         return f"instructions of {shape} do not make up fragments of {whole}"
     return ""
+
+
+def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: Demands) -> str:
+    """Why the unit's sums are none of float32, which those of float8 are to be (`docs/adr/0023`)."""
+    sums = matrix_sums(unit, hw.arch)
+    if sums is None or not sums.is_short:
+        return ""
+    if unit.kind is not UnitKind.WGMMA:
+        return f"its sums keep {sums.result_bits} bits, and nobody adds them up in float32"
+    return "" if demands.allow_tf32 else f"its sums keep {sums.result_bits} bits, which takes allow_tf32"
 
 
 def _gathered(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:

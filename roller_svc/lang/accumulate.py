@@ -8,6 +8,7 @@ import numpy as np
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import Combine
 from roller_svc.lang import rounding
 from roller_svc.lang.evaluator import Term
@@ -30,12 +31,19 @@ def identity(combine: Combine, dtype: DType) -> int | float:
 
 
 class Accumulator:
-    """Values of a map (combine None) or a reduction over a box of kept dimensions, filled block by block."""
+    """Values of a map (combine None) or a reduction over a box of kept dimensions, filled block by block.
 
-    def __init__(self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool) -> None:
+    `sums`: how a matrix unit adds the terms, where one may.
+    """
+
+    def __init__(
+        self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool,
+        sums: MatrixSums | None = None,
+    ) -> None:  # fmt: skip
         self.combine = combine
         self.dtype = dtype
         self.track = track
+        self.sums = sums
         start = 0 if combine is None else identity(combine, dtype)
         self.value = np.full(shape, start, dtype=wide_dtype(dtype))
         # Sum of the terms' own bounds; of a map or a logical reduction the greatest.
@@ -124,16 +132,31 @@ class Accumulator:
             return Term(value, self.error)
         unit = 2.0 * unit_roundoff(self.dtype.compute)
         if self.combine is Combine.SUM:
-            # Each addition errs by a unit of the partial sum, and these errors walk at random: sqrt(K) units of the
-            # greatest partial sum. That is at most the sum of magnitudes; of terms that come in no order, hardly more
-            # than the whole sum or a few standard deviations of a walk of the terms.
-            partial = np.minimum(self.magnitude, np.abs(value) + _DEVIATIONS * np.sqrt(self.squares))
-            own = unit * math.sqrt(reduced_points) * partial + reduced_points * least_normal(self.dtype.compute)
+            own = self._of_additions(value, unit, reduced_points)
         else:
             own = self.magnitude - np.abs(value) + unit * reduced_points * self.magnitude
             own = own + least_normal(self.dtype.compute)
         bound = own + (0.0 if self.error is None else self.error)
         return Term(value, self._with_infinities(value, bound))
+
+    def _of_additions(self, value: Array, unit: float, count: int) -> Array:
+        """What adding `count` terms may err by."""
+        chain = count
+        if self.sums is not None:
+            unit = max(unit, 2.0**-self.sums.result_bits)
+            chain = min(count, self.sums.chain or count)
+        # Each addition errs by a unit of the partial sum, and these errors walk at random: sqrt(K) units of the
+        # greatest partial sum. That is at most the sum of magnitudes; of terms that come in no order, hardly more than
+        # the whole sum or a few standard deviations of a walk of the terms. Of K/c chains of c terms each, that is so
+        # for every chain.
+        share = chain / count
+        walk = np.abs(value) * share + _DEVIATIONS * np.sqrt(self.squares * share)
+        own = unit * math.sqrt(count) * np.minimum(self.magnitude, walk) + count * least_normal(self.dtype.compute)
+        if self.sums is not None:
+            # What is cut off is of the sign of what it is cut off from: terms of one sign all lose, of a chain's sum
+            # half of the most on average.
+            own = own + 0.5 * chain * self.sums.lost * np.abs(value)
+        return np.asarray(own)
 
     def _with_infinities(self, value: Array, bound: Array) -> Array:
         """Terms that were infinite or NaN make the sum so, whatever the order; a sum that overflowed may not have."""

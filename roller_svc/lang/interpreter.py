@@ -17,6 +17,8 @@ import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
+from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 from roller_svc.lang import rounding
 from roller_svc.lang.accumulate import Accumulator
@@ -60,23 +62,26 @@ def reference(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, 
     return {out.name: machine.value(out.tensor).rounded for out in program.outputs}
 
 
-def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32: bool = False) -> dict[str, Value]:
-    """Every output by name, wide, with its bound. `allow_tf32` widens the bounds of sums of float32 products."""
-    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32)
+def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32: bool = False,
+             sums: MatrixSums | None = None) -> dict[str, Value]:  # fmt: skip
+    """Every output by name, wide, with its bound. `allow_tf32` widens the bounds of sums of float32 products; `sums`,
+    those of a matrix unit that computes some of them, the bounds of sums of products."""
+    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32, sums=sums)
     with np.errstate(all="ignore"):
         machine.run()
     return {out.name: machine.value(out.tensor) for out in program.outputs}
 
 
 def sampled(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
-            allow_tf32: bool = False, limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
+            allow_tf32: bool = False, sums: MatrixSums | None = None,
+            limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
     """About `elements` elements of every output, no fewer (all, where there are no more), its corners among them.
 
     Only what these elements need is evaluated. Scatters are evaluated whole, and so is every statement of at most
     WHOLE_POINTS points; a reduction costs its whole length for each element asked for. Where every output depends on
     everything (a mean over all of a product), that may still be too much: ArgumentError beyond `limit_points`.
     """
-    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32)
+    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32, sums=sums)
     machine.points_left = limit_points
     chosen = {}
     for out in program.outputs:
@@ -154,7 +159,7 @@ class _Machine:
     """One run of a program: the values of tensors as far as they are known."""
 
     def __init__(self, program: TensorProgram, arrays: dict[str, Array], *, track: bool,
-                 allow_tf32: bool = False) -> None:  # fmt: skip
+                 allow_tf32: bool = False, sums: MatrixSums | None = None) -> None:  # fmt: skip
         self.types = program.types
         self.statements = {s.output: s for s in program.statements}
         self.inputs = arrays
@@ -162,6 +167,7 @@ class _Machine:
         self.partial: dict[str, tuple[Array, Term]] = {}
         self.track = track
         self.allow_tf32 = allow_tf32
+        self.sums = sums
         self.points_left: int | None = None
         self.tensors = Tensors(self.types, {s.output: s.name for s in program.statements}, self._fetch)
 
@@ -279,7 +285,8 @@ class _Machine:
                 raise ArgumentError(message, code="reference-too-large", hint="use smaller shapes")
         body, dtype = statement.body.dtype, statement.type.dtype
         forming = accumulation_dtype(body, dtype, statement.combine) if statement.combine else dtype
-        total = Accumulator(statement.combine, forming, extents[:kept], track=self.track)
+        sums = self.sums if _is_product(statement.body) else None
+        total = Accumulator(statement.combine, forming, extents[:kept], track=self.track, sums=sums)
         for block in blocks(extents):
             term = self._evaluator(statement, axes(block)).term(statement.body)
             region = tuple(slice(start, stop) for start, stop in block[:kept])
@@ -310,6 +317,17 @@ class _Machine:
             result.write(np.broadcast_to(flat, full)[written], np.broadcast_to(term.value, full)[written],
                          None if error is None else np.broadcast_to(error, full)[written])  # fmt: skip
         return result.term()
+
+
+def _is_product(body: Expr) -> bool:
+    """Whether a matrix unit may form sums of it."""
+    match body:
+        case Cast(arg=arg):
+            return _is_product(arg)
+        case Select(then=then):
+            return _is_product(then)
+        case _:
+            return isinstance(body, Op) and body.kind is OpKind.MUL
 
 
 def _joined(a: Term, b: Term) -> Array | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, div, equal, less, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Op, OpKind
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.hopper_nodes import (
     WARP_THREADS,
     ArriveBarrier,
@@ -24,11 +24,13 @@ from roller_svc.ir.hopper_nodes import (
     SetRegisters,
     WarpgroupMma,
 )
+from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import WARPGROUP
 from roller_svc.ir.schedule import (
     AwaitCopies,
     Branch,
     CommitCopies,
+    Compute,
     Let,
     Loop,
     LoopKind,
@@ -45,6 +47,7 @@ from roller_svc.perf.wgmma_tile import ROWS, WARPS, WgmmaTile
 
 GROUP, WARP = ".group", ".warp"  # of the block; of the group
 STEP, TURN = "k.step", ".turn"  # of k in a visit; of the block in all
+STEP_SUMS = ".step_sums"  # of a step's products, where these are added up apart
 
 Feeds = tuple[RingStaging | BulkFeed, RingStaging | BulkFeed]
 
@@ -155,9 +158,9 @@ class Ring:
     # consumers ------------------------------------------------------------------------------------------------------
     def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
         """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
-        fragments, words = self.tile.fragments, self.tile.group_n // 2
-        nodes = (*self._sums(visits), *epilogue)
-        nodes = (Storage(ACC, self.dtype, (fragments, words), Scope.REGISTER, nodes),)
+        sums = self._added_up(visits) if self.tile.adds_up else self._sums(visits)
+        nodes = (*sums, *epilogue)
+        nodes = (Storage(ACC, self.dtype, self._sums_shape, Scope.REGISTER, nodes),)
         return (*self._registers(self.tile.consumer_registers, increase=True), *visits.around(nodes), *last)
 
     def _sums(self, visits: Visits) -> tuple[Node, ...]:
@@ -166,7 +169,7 @@ class Ring:
         step: tuple[Node, ...] = (
             AwaitBarrier(FULL, (ref(SLOT),), self._parity),
             FenceWarpgroup(),
-            *self._products(),
+            *self._products(ACC, less(num(0), ref(STEP))),
             CommitWarpgroup(),
             AwaitWarpgroup(behind, None if behind else ACC),
         )
@@ -178,19 +181,46 @@ class Ring:
         steps = over_steps(visits.steps, self._turned(visits, (*step, left)))
         return (steps, AwaitWarpgroup(0, ACC), *self._left(last))
 
-    def _products(self) -> tuple[Node, ...]:
-        """Instructions of one step; the first along k of the first step starts from nothing."""
+    def _added_up(self, visits: Visits) -> tuple[Node, ...]:
+        """Every step's sums start from nothing and are added up in float32, as CUTLASS does it (GmmaFP8Accumulation):
+        other consumers' products run meanwhile."""
+        index = (ref("m.fragment"), ref(".word"))
+        zero = Compute(ACC, index, Const(0.0, self.dtype))
+        total = Compute(ACC, index, Load(STEP_SUMS, index, self.dtype), Combine.SUM)
+        step: tuple[Node, ...] = (
+            AwaitBarrier(FULL, (ref(SLOT),), self._parity),
+            FenceWarpgroup(),
+            *self._products(STEP_SUMS, num(0)),
+            CommitWarpgroup(),
+            AwaitWarpgroup(0, STEP_SUMS),
+            *self._left(ref(TURN)),
+            self._over_sums(total),
+        )
+        step = (Storage(STEP_SUMS, self.dtype, self._sums_shape, Scope.REGISTER, step),)
+        return (self._over_sums(zero), over_steps(visits.steps, self._turned(visits, step)))
+
+    @property
+    def _sums_shape(self) -> tuple[int, int]:
+        """Of a thread."""
+        return self.tile.fragments, self.tile.group_n // 2
+
+    def _over_sums(self, node: Node) -> Node:
+        fragments, words = self._sums_shape
+        return Loop("m.fragment", fragments, LoopKind.UNROLL, (Loop(".word", words, LoopKind.UNROLL, (node,)),))
+
+    def _products(self, sums: str, begun: Expr) -> tuple[Node, ...]:
+        """Instructions of one step; the first along k adds to what is there where something has `begun`."""
         tile = self.tile
         columns = tile.groups[1]
         row = mul(div(ref(GROUP), columns), num(tile.group_m))
         column = mul(mod(ref(GROUP), columns), num(tile.group_n))
         nodes: tuple[Node, ...] = ()
         for k_step in range(tile.k_steps):
-            accumulate = num(1) if k_step else less(num(0), ref(STEP))
+            accumulate = num(1) if k_step else begun
             for fragment in range(tile.fragments):
                 a = matrix(SHARED_A, tile.a, row, fragment * ROWS, k_step)
                 b = matrix(SHARED_B, tile.b, column, 0, k_step)
-                nodes += (WarpgroupMma(ACC, (num(fragment), num(0)), tile.group_n, a, b, accumulate),)
+                nodes += (WarpgroupMma(sums, (num(fragment), num(0)), tile.group_n, a, b, accumulate),)
         return nodes
 
     def _left(self, turn: Expr) -> tuple[Node, ...]:

@@ -162,11 +162,12 @@ def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = m * n * k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
-    consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps)
+    added = tile.results if tile.adds_up else 0  # by each thread, an addition a cycle, when its products are done
+    consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
     step = Step(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
         port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, last_cache=sum(moved) / last_cache_share(mach), dram=0.0,
-        chain=max(STEP_CYCLES, mma / tile.consumers),
+        chain=mma / tile.consumers + added + STEP_CYCLES if tile.adds_up else max(STEP_CYCLES, mma / tile.consumers),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_LEAK,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)

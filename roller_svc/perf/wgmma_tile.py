@@ -156,9 +156,19 @@ class WgmmaTile:
         return self.k * self.a.dtype.bytes // STEP_BYTES
 
     @property
+    def adds_up(self) -> bool:
+        """Whether the sums of a step's products are added up in registers of their own."""
+        return are_short(self.a.dtype)
+
+    @property
+    def results(self) -> int:
+        """Of a consumer's thread: registers of one set of sums."""
+        return self.group_m * self.group_n // WARPGROUP
+
+    @property
     def accumulators(self) -> int:
         """Registers of a consumer's thread that hold sums."""
-        return self.group_m * self.group_n // WARPGROUP
+        return self.results * sets_of_sums(self.a.dtype)
 
     @property
     def producer_registers(self) -> int:
@@ -304,6 +314,17 @@ def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> 
         load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
     threads = Feed(operand, dtype, load)
     return WgmmaFeed(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaFeed(threads, by_tma, "")
+
+
+def are_short(dtype: DType) -> bool:
+    """Whether the instruction's sums of such operands are shorter than float32 (ir/matrix_sums.py): those of one step,
+    of at most 128 bytes along k and so no more than SHORT_CHAIN products, are then added up by the threads."""
+    return dtype.is_float and dtype.bytes == 1
+
+
+def sets_of_sums(dtype: DType) -> int:
+    """How many sums a consumer holds of each of its results."""
+    return 2 if are_short(dtype) else 1
 
 
 def launched_registers(threads: int) -> int:

@@ -110,7 +110,7 @@ def test_an_uneven_grid_forms_no_clusters() -> None:
         ("float16", "nn", False, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
         ("int8", "nt", False, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
         ("int8", "nn", False, (WgmmaLoad.TMA, WgmmaLoad.ELEMENT)),
-        ("float8_e4m3fn", "tn", False, (WgmmaLoad.ELEMENT, WgmmaLoad.ELEMENT)),
+        ("float8_e4m3fn", "tn", True, (WgmmaLoad.ELEMENT, WgmmaLoad.ELEMENT)),
         ("float32", "nt", True, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
         ("float32", "tt", True, (WgmmaLoad.ELEMENT, WgmmaLoad.TMA)),
     ],

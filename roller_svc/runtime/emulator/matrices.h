@@ -37,12 +37,12 @@ struct Tf32 {
   static Floats element(Words words, int) { return reinterpret_cast<Floats>(words & ~0x1fffu); }
 };
 struct E5m2 {
-  static constexpr int ELEMENTS = 4;
+  static constexpr int ELEMENTS = 4, LEAST_POWER = -14;
   typedef Floats Numbers;
   static Floats element(Words words, int i) { return F16::widened((words >> 8 * i & 0xff) << 8); }
 };
 struct E4m3 {
-  static constexpr int ELEMENTS = 4;
+  static constexpr int ELEMENTS = 4, LEAST_POWER = -6;
   typedef Floats Numbers;
   static Floats element(Words words, int i) {
     Words byte = words >> 8 * i & 0xff, magnitude = byte & 0x7f;

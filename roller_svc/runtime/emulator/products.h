@@ -114,6 +114,75 @@ void multiply_widened(void *sums, unsigned n, unsigned k_count, const Scalar (*l
     }
 }
 
+// The same of float8, whose sums Hopper keeps short (MMA-Sim, arXiv:2511.10909: T-FDPA with F = 13): all products and
+// the sum so far are aligned to the greatest of their powers of two, a product's being that of its factors' together,
+// and lose what lies more than 13 bits behind it; of the result 13 bits of the fraction are kept.
+constexpr unsigned SHORT_BITS = 13, FRACTION_BITS = 23, BIAS = 127;
+constexpr unsigned EXPONENT = 0xffu << FRACTION_BITS;
+constexpr unsigned LEAST_EXPONENT = 27;  // with its bias, of what is aligned to: far below any product's
+
+typedef int Integers __attribute__((vector_size(32)));
+
+// The power of two of each number, 0 for 0; subnormal numbers of the type have that of its least normal one.
+template <class T> Floats powers(Floats numbers) {
+  Words bits = reinterpret_cast<Words>(numbers), least = Words{} + ((BIAS + T::LEAST_POWER) << FRACTION_BITS);
+  Words exponent = bits & EXPONENT;
+  exponent = where(reinterpret_cast<Words>(exponent < least), least, exponent);
+  return reinterpret_cast<Floats>(exponent & reinterpret_cast<Words>((bits << 1) != 0));
+}
+struct Float8Powers {
+  alignas(64) float left[ROWS][MOST_K];
+  alignas(64) Groups right;
+};
+template <class A, class B>
+void find_powers(Float8Powers &found, const Left &left, const Groups &right, unsigned n) {
+  for (unsigned row = 0; row < ROWS; row++)
+    for (unsigned k = 0; k < MOST_K; k += 8) {
+      Floats some;
+      memcpy(&some, &left.floats[row][k], sizeof some);
+      some = powers<A>(some);
+      memcpy(&found.left[row][k], &some, sizeof some);
+    }
+  for (unsigned k = 0; k < MOST_K; k++)
+    for (unsigned group = 0; group < n / 8; group++)
+      found.right[k][group] = reinterpret_cast<Words>(powers<B>(reinterpret_cast<Floats>(right[k][group])));
+}
+
+Words whole(Floats numbers) { return reinterpret_cast<Words>(__builtin_convertvector(numbers, Integers)); }
+
+Floats short_sum(Floats sum, const float (&left)[MOST_K], const Groups &right, const float (&left_powers)[MOST_K],
+                 const Groups &right_powers, unsigned group) {
+  Floats most = reinterpret_cast<Floats>(reinterpret_cast<Words>(sum) & EXPONENT), plain = sum;
+  for (unsigned k = 0; k < MOST_K; k++) {
+    Floats power = left_powers[k] * reinterpret_cast<Floats>(right_powers[k][group]);
+    most = power > most ? power : most;
+    plain += left[k] * reinterpret_cast<Floats>(right[k][group]);
+  }
+  Words exponent = reinterpret_cast<Words>(most) >> FRACTION_BITS;
+  exponent = where(reinterpret_cast<Words>(exponent < LEAST_EXPONENT), Words{} + LEAST_EXPONENT, exponent);
+  Floats inverse = reinterpret_cast<Floats>((2 * BIAS + SHORT_BITS - exponent) << FRACTION_BITS);
+  Floats quantum = reinterpret_cast<Floats>((exponent - SHORT_BITS) << FRACTION_BITS);
+  Words total = whole(sum * inverse);
+  for (unsigned k = 0; k < MOST_K; k++) total += whole(left[k] * reinterpret_cast<Floats>(right[k][group]) * inverse);
+  Floats exact = __builtin_convertvector(reinterpret_cast<Integers>(total), Floats);
+  Words result = reinterpret_cast<Words>(exact * quantum);
+  result &= ~0u << (FRACTION_BITS - SHORT_BITS);
+  // with an infinity or NaN among them the sum is what it would be anyway
+  Words finite = reinterpret_cast<Words>((reinterpret_cast<Words>(plain) & EXPONENT) != EXPONENT);
+  return reinterpret_cast<Floats>(where(finite, result, reinterpret_cast<Words>(plain)));
+}
+
+template <class A, class B> void multiply_float8(void *sums, unsigned n, const Left &left, const Groups &right) {
+  static Float8Powers found;
+  find_powers<A, B>(found, left, right, n);
+  auto *d = static_cast<Floats *>(sums);
+  for (unsigned row = 0; row < ROWS; row++)
+    for (unsigned group = 0; group < n / 8; group++) {
+      Floats &sum = d[row * (n / 8) + group];
+      sum = short_sum(sum, left.floats[row], right, found.left[row], found.right, group);
+    }
+}
+
 // What there is to know of a type of operands.
 struct Type {
   unsigned elements;  // of a word
@@ -134,10 +203,17 @@ bool multiply_words(emulator::Operands operands, void *sums, unsigned n, const u
   alignas(64) static Groups right;
   const Type &one = *TYPES[operands][0], &other = *TYPES[operands][1];
   if (!one.rows(left, a) || !other.columns(right, b, n)) return false;
-  if (operands < emulator::S8S8)
-    multiply_widened<Floats>(sums, n, 8 * one.elements, left.floats, right);
-  else
-    multiply_widened<Words>(sums, n, 8 * one.elements, left.words, right);
+  switch (operands) {
+  case emulator::E4M3E4M3: multiply_float8<E4m3, E4m3>(sums, n, left, right); break;
+  case emulator::E4M3E5M2: multiply_float8<E4m3, E5m2>(sums, n, left, right); break;
+  case emulator::E5M2E4M3: multiply_float8<E5m2, E4m3>(sums, n, left, right); break;
+  case emulator::E5M2E5M2: multiply_float8<E5m2, E5m2>(sums, n, left, right); break;
+  default:
+    if (operands < emulator::S8S8)
+      multiply_widened<Floats>(sums, n, 8 * one.elements, left.floats, right);
+    else
+      multiply_widened<Words>(sums, n, 8 * one.elements, left.words, right);
+  }
   return true;
 }
 
