@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import EPSILONS, counts, powers
+from roller_svc.construct.align import powers
+from roller_svc.construct.matrix_rules import multiples, sides
 from roller_svc.construct.mma_promise import promised_cycles
 from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, raster, streams
 from roller_svc.construct.rules import Base, Pipeline, at, axis_names, exceeds_grid, replaced, spatial_grid, steps_along
@@ -31,9 +32,6 @@ MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread tha
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
-# Bound on padding to begin with: tiles that a shape is no multiple of are padded with zeros, which the estimate counts,
-# and lose less by that than by being small.
-FIRST_EPSILON = EPSILONS[1]
 LEAST_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
 MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
 PAIR = 16  # columns that one load of fragments brings
@@ -58,8 +56,8 @@ class MmaContraction:
         """A warp's tile, in whole instructions."""
         p = self.problem
         steps = steps_along(p, {
-            p.m: _multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
-            p.n: _multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
+            p.m: multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
+            p.n: multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
@@ -85,14 +83,7 @@ class MmaContraction:
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
-        epsilon = max(epsilon, FIRST_EPSILON)
-        axes = {p.k: self._k_steps(base)}
-        for axis in (p.m, p.n):
-            if axis is not None:
-                unit = base.thread[axis]
-                most = min(MAX_WARPS, -(-p.extents[axis] // unit))
-                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, most)]
-                axes[axis] = tuple(fitting or [unit])
+        axes = sides(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
         return Stage(
             level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
             rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
@@ -262,8 +253,3 @@ class MmaContraction:
 
     def _operand_bytes(self) -> int:
         return self.problem.feeds[0].dtype.bytes if self.problem.feeds else 1
-
-
-def _multiples(extent: int, granule: int, most: int) -> Tile:
-    """Whole instructions along one axis of a warp's tile, none of which is all padding."""
-    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
