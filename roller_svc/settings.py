@@ -26,7 +26,9 @@ class Settings(BaseSettings):
         2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates"
     )
     queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
-    worker_memory_bytes: int = Field(16 << 30, ge=1 << 28, description="most that one of them may allocate")
+    worker_memory_bytes: int = Field(
+        16 << 30, ge=1 << 28, description="most that one of them may allocate of the host's memory"
+    )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")

@@ -27,8 +27,8 @@ STOP_S = 2.0  # what an idle worker gets to end by itself
 class Lane(Generic[T, R]):
     """One worker process, started at its first task. `work` is a module's function; tasks and results are pickled.
 
-    A worker that meets a bug reports it and ends: the next task gets a fresh one. `memory_bytes` bounds what it and
-    what it starts may allocate.
+    A worker that meets a bug reports it and ends: the next task gets a fresh one. `memory_bytes` bounds what it, and
+    each process that it starts, may allocate of the host's memory.
     """
 
     def __init__(self, work: Callable[[T], R], timeout_s: float, memory_bytes: int | None = None) -> None:
@@ -183,7 +183,9 @@ def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | N
     gc.collect()
     gc.freeze()  # what is imported stays: no collection need look at it
     if memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        # Memory that can be written, not addresses: CUDA reserves more of those than a device and the host have memory
+        # (unified virtual addressing). Since Linux 4.7 this counts private mappings too (setrlimit(2)).
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     while True:
         try:
             task: T = connection.recv()

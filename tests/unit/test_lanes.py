@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ def work(task: str) -> str:
             os._exit(7)
         case "hoard":
             return str(len(bytearray(1 << 40)))
+        case "reserve":
+            return str(len(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)))
         case "hang":
             time.sleep(600)
     return task.upper()
@@ -86,6 +89,13 @@ def test_memory_is_limited() -> None:
         lane.call("hoard")
     assert refused.value.code == "out-of-memory"
     assert lane.call("on") == "ON"
+    lane.close()
+
+
+def test_addresses_that_are_only_reserved_are_not_memory() -> None:
+    """As CUDA reserves them, for all that a device and the host could have."""
+    lane = Lane(work, timeout_s=60.0, memory_bytes=1 << 30)
+    assert lane.call("reserve") == str(1 << 40)
     lane.close()
 
 
