@@ -16,7 +16,7 @@ from roller_svc.runtime.binding import Array, numpy_dtype
 ALIGNMENT_BYTES = 64
 _DLPACK_CUDA = 2
 _DLPACK_CUDA_MANAGED = 13
-_INSTALL_CUPY = "pip install cupy-cuda13x"
+_INSTALL_CUPY = "pip install 'roller-svc[gpu]'"
 
 
 @dataclass(frozen=True, slots=True)
