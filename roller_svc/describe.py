@@ -10,6 +10,7 @@ from typing import Any
 from roller_svc import toolchain
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, Roof, Sensitivity, TraceStep
+from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
 from roller_svc.ir.printer import text
@@ -134,9 +135,10 @@ def error_json(error: RollerError) -> Json:
 def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
     """`estimate` is what ranked the plan, `estimate_compiled` the same with the registers and shared memory that its
     binary takes; None where there is no binary, or a CPU's."""
-    compiled = revised_plan(attempt.plan, report.groups, attempt.compiled, report.hardware)
+    compiled = revised_plan(attempt.plan, attempt.groups, attempt.compiled, report.hardware)
     return {
         "plan": plan_json(attempt.plan, report.hardware),
+        "groups": grouping_json(attempt),
         "estimate": estimate_json(attempt.plan.estimate),
         "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
         "measurement": measurement_json(attempt.measurement),
@@ -144,6 +146,27 @@ def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
         "compile_seconds": None if attempt.compiled is None else attempt.compiled.compile_seconds,
         "resources": [] if attempt.compiled is None else [resources_json(r) for r in attempt.compiled.resources],
     }
+
+
+def grouping_json(attempt: Attempt) -> list[Json]:
+    """Which statements the plan's kernels compute, by the tensors that these define, and as what."""
+    return [
+        {"name": group.name, "kind": group.kind.value, "as": reading(group, choice.program),
+         "computes": [statement.output for statement in group.statements]}
+        for group, choice in zip(attempt.groups, attempt.plan.choices, strict=True)
+    ]  # fmt: skip
+
+
+def reading(group: KernelGroup, program: RProgram) -> str:
+    """What a kernel takes its group for: its kind, but that a contraction may be a pair of them, on a CPU a
+    convolution, or one product of matrices for each image."""
+    space = program.space
+    if group.is_paired:
+        return "paired contraction"
+    if space.role(AxisRole.PIXEL):
+        along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
+        return f"convolution along {along}"
+    return "contraction by image" if space.axes != group.space.axes else group.kind.value
 
 
 def step_json(step: TraceStep) -> Json:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.backends import Backend, backend_for
+from roller_svc.construct.shared import Shared
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.report import BuildReport, BuildRequest, Plan, RuntimeChoice, Select
-from roller_svc.ranking import best_plans, ranked_groups
+from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, RuntimeChoice, Select
+from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
 from roller_svc.selection import best_first, built_for_trial, first_built, measured, settled
 from roller_svc.toolchain import availability
 
@@ -42,28 +43,29 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
     clock.lap("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.lap("hardware")
-    groups, ranked, constructions = ranked_groups(program, hw, request.top_k + SPARE_PLANS, request.demands)
-    trace("construct", constructions)
-    plans = best_plans(ranked, request.top_k + SPARE_PLANS)
-    shortlist: tuple[Plan, ...] = trace("shortlist", plans[: request.top_k])
+    groupings = ranked_groupings(Shared(program), hw, request.top_k + SPARE_PLANS, request.demands)
+    trace("construct", groupings)
+    plans = plans_of_all(groupings, request.top_k + SPARE_PLANS)
+    shortlist: tuple[GroupedPlan, ...] = trace("shortlist", shortlisted(plans, groupings, request.top_k))
     clock.lap("construct")
     backend = _available_backend(request, hw)
     measuring, notes = _may_measure(request, hw, backend)
     if measuring:
-        attempts = built_for_trial(shortlist, program, groups, hw)
+        attempts = built_for_trial(shortlist, program, hw)
     else:
-        attempts = first_built(plans, program, groups, hw)
+        attempts = first_built(plans, program, hw)
     clock.lap("compile")
     if measuring:
         attempts = measured(attempts, program, backend)
         clock.lap("measure")
-        attempts = settled(attempts, program, groups, hw)
+        attempts = settled(attempts, program, hw)
         clock.lap("settle")
     attempts = best_first(attempts, shortlist)
     if attempts[0].error is not None:
         raise attempts[0].error
-    notes = (*notes, *_unit_notes(groups, constructions))
-    report = BuildReport(request, program, hw, groups, constructions, attempts, notes, clock.laps)
+    won = next(ranked for ranked in groupings if ranked.groups is attempts[0].groups)
+    notes = (*notes, *_unit_notes(won.groups, won.constructions))
+    report = BuildReport(request, program, hw, won.groups, won.constructions, attempts, notes, clock.laps)
     trace("report", report)
     return report
 

@@ -12,11 +12,11 @@ from threading import Lock
 
 from roller_svc.backends import Backend, Call
 from roller_svc.errors import BuildError
-from roller_svc.generate import Groups, generate, generate_together
+from roller_svc.generate import generate, generate_together
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Resources
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import Attempt, Plan
+from roller_svc.ir.report import Attempt, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.runtime.measure import measure
@@ -42,47 +42,56 @@ SHARING = 0.3
 PRINTING = 0.2
 
 
-def built(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> Attempt:
+def built(one: GroupedPlan, program: TensorProgram, hw: HardwareSpec) -> Attempt:
     """One plan by itself; where nothing compiles for the device here, its text alone."""
-    source = generate(plan, program, groups, hw)
+    source = generate(one.plan, program, one.groups, hw)
     found = availability(hw)
     if not found.ok:
         unknown = tuple(Resources() for _ in source.launches)
-        return Attempt(plan, source, CompiledKernel(source, b"", f"not compiled: {found.reason}", unknown), None, None)
-    return _compiled(plan, source)
+        compiled = CompiledKernel(source, b"", f"not compiled: {found.reason}", unknown)
+        return Attempt(one.plan, one.groups, source, compiled, None, None)
+    return _compiled(one, source)
 
 
-def first_built(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
-) -> tuple[Attempt, ...]:
+def first_built(plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec) -> tuple[Attempt, ...]:
     """The first plan that builds without spilling registers, and the ones before it that did not."""
     attempts: list[Attempt] = []
-    for plan in plans:
-        attempts.append(built(plan, program, groups, hw))
+    for one in plans:
+        attempts.append(built(one, program, hw))
         if attempts[-1].error is None and not spills(attempts[-1]):
             break
     return tuple(attempts)
 
 
-def built_for_trial(
-    plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
-) -> tuple[Attempt, ...]:
+def built_for_trial(plans: tuple[GroupedPlan, ...], program: TensorProgram, hw: HardwareSpec) -> tuple[Attempt, ...]:
     """All plans, on all cores; compilers are processes, so that threads suffice to keep the cores busy.
 
     Kernels of one C text share their micro-kernels and the compiler's start: the tenth costs little more than none.
     """
     cores = len(os.sched_getaffinity(0))
     printing = Lock()
-    lots = texts_of(plans, cores) if hw.family is Family.CPU else tuple((plan,) for plan in plans)
+    lots = _lots(plans, cores) if hw.family is Family.CPU else [(one,) for one in plans]
 
-    def build(lot: tuple[Plan, ...]) -> tuple[Attempt, ...]:
+    def build(lot: tuple[GroupedPlan, ...]) -> tuple[Attempt, ...]:
         with printing:  # one thread of Python runs at a time: the first text shall not wait for the last
-            sources = generate_together(lot, program, groups, hw)
-        return _built_from_one_text(lot, sources) or tuple(built(plan, program, groups, hw) for plan in lot)
+            sources = generate_together(tuple(one.plan for one in lot), program, lot[0].groups, hw)
+        return _built_from_one_text(lot, sources) or tuple(built(one, program, hw) for one in lot)
 
     with ThreadPoolExecutor(max_workers=cores) as pool:
         found = {id(attempt.plan): attempt for attempts in pool.map(build, lots) for attempt in attempts}
-    return tuple(found[id(plan)] for plan in plans)
+    return tuple(found[id(one.plan)] for one in plans)
+
+
+def _lots(plans: tuple[GroupedPlan, ...], most: int) -> list[tuple[GroupedPlan, ...]]:
+    """Plans that share a text: of one grouping, whose kernels it is that they have in common."""
+    grouped: dict[int, list[GroupedPlan]] = {}
+    for one in plans:
+        grouped.setdefault(id(one.groups), []).append(one)
+    return [
+        tuple(GroupedPlan(plan, alike[0].groups) for plan in lot)
+        for alike in grouped.values()
+        for lot in texts_of(tuple(one.plan for one in alike), most)
+    ]
 
 
 def texts_of(plans: tuple[Plan, ...], most: int) -> tuple[tuple[Plan, ...], ...]:
@@ -103,7 +112,7 @@ def texts_of(plans: tuple[Plan, ...], most: int) -> tuple[tuple[Plan, ...], ...]
     return tuple(tuple(lot) for lot in lots if lot)
 
 
-def _built_from_one_text(plans: tuple[Plan, ...], sources: tuple[KernelSource, ...]) -> tuple[Attempt, ...]:
+def _built_from_one_text(plans: tuple[GroupedPlan, ...], sources: tuple[KernelSource, ...]) -> tuple[Attempt, ...]:
     """The plans from one run of the compiler; none where that fails, so that one cannot spoil all."""
     if len(plans) == 1:
         return (_compiled(plans[0], sources[0]),)
@@ -112,16 +121,16 @@ def _built_from_one_text(plans: tuple[Plan, ...], sources: tuple[KernelSource, .
     except BuildError:
         return ()
     return tuple(
-        Attempt(plan, source, replace(first, source=source), None, None)
-        for plan, source in zip(plans, sources, strict=True)
+        Attempt(one.plan, one.groups, source, replace(first, source=source), None, None)
+        for one, source in zip(plans, sources, strict=True)
     )
 
 
-def _compiled(plan: Plan, source: KernelSource) -> Attempt:
+def _compiled(one: GroupedPlan, source: KernelSource) -> Attempt:
     try:
-        return Attempt(plan, source, compile_source(source), None, None)
+        return Attempt(one.plan, one.groups, source, compile_source(source), None, None)
     except BuildError as failure:
-        return Attempt(plan, source, None, None, failure)
+        return Attempt(one.plan, one.groups, source, None, None, failure)
 
 
 def spills(attempt: Attempt) -> int:
@@ -188,28 +197,24 @@ def _take_turns(finalists: list[int], calls: dict[int, Call], times: dict[int, M
 
 def _joined(a: Measurement, b: Measurement) -> Measurement:
     """Two measurements of one kernel: the lesser minimum, the lesser median."""
-    return replace(
-        a, median_s=min(a.median_s, b.median_s), min_s=min(a.min_s, b.min_s), samples=a.samples + b.samples
-    )
+    return replace(a, median_s=min(a.median_s, b.median_s), min_s=min(a.min_s, b.min_s), samples=a.samples + b.samples)
 
 
-def settled(
-    attempts: tuple[Attempt, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
-) -> tuple[Attempt, ...]:
+def settled(attempts: tuple[Attempt, ...], program: TensorProgram, hw: HardwareSpec) -> tuple[Attempt, ...]:
     """Best first, the winner with a text and a binary of its own."""
     alone: set[int] = set()
     while True:
         best, *others = best_first(attempts)
         if best.error is not None or best.source is None or id(best.plan) in alone:
             return (best, *others)
-        source = generate(best.plan, program, groups, hw)
+        source = generate(best.plan, program, best.groups, hw)
         if source != best.source:
-            best = replace(_compiled(best.plan, source), measurement=best.measurement)
+            best = replace(_compiled(GroupedPlan(best.plan, best.groups), source), measurement=best.measurement)
         alone.add(id(best.plan))
         attempts = (best, *others)
 
 
-def best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...] = ()) -> tuple[Attempt, ...]:
+def best_first(attempts: tuple[Attempt, ...], plans: tuple[GroupedPlan, ...] = ()) -> tuple[Attempt, ...]:
     """By measured time, then by estimate, spilling and failed ones last; unbuilt plans stand behind built ones."""
 
     def order(attempt: Attempt) -> tuple[bool, bool, bool, float]:
@@ -219,5 +224,5 @@ def best_first(attempts: tuple[Attempt, ...], plans: tuple[Plan, ...] = ()) -> t
         return attempt.error is not None, attempt.compiled is None, spilled, seconds
 
     tried = {id(a.plan) for a in attempts}
-    rest = (Attempt(plan, None, None, None, None) for plan in plans if id(plan) not in tried)
+    rest = (Attempt(one.plan, one.groups, None, None, None, None) for one in plans if id(one.plan) not in tried)
     return tuple(sorted((*attempts, *rest), key=order))

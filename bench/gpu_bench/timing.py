@@ -11,6 +11,7 @@ from gpu_bench.fault import ending_the_process
 from gpu_bench.samples import TimedCase, data_bytes, timing_inputs
 from roller_svc import hardware
 from roller_svc.calibration import calibrated_cuda
+from roller_svc.construct.shared import Shared
 from roller_svc.errors import BuildError, InvariantError
 from roller_svc.features import kernels
 from roller_svc.generate import generate
@@ -19,7 +20,7 @@ from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import evaluate, sampled
-from roller_svc.ranking import best_plans, ranked_groups
+from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda import CudaModule, Replay
 from roller_svc.runtime.cuda_arrays import import_cupy, placed
@@ -67,17 +68,18 @@ class TimingTask:
 def build(task: BuildTask) -> tuple[Built, ...]:
     """The best candidates that compile; raises InputError for a program that is refused, BuildError where none does."""
     program, hw = task.case.program(), hardware.load(task.target)
-    groups, ranked, _ = ranked_groups(program, hw, task.top_k)
+    groupings = ranked_groupings(Shared(program), hw, task.top_k)
+    plans = shortlisted(plans_of_all(groupings, task.top_k), groupings, task.top_k)
     found: list[Built] = []
     failures: list[BuildError] = []
-    for rank, plan in enumerate(best_plans(ranked, task.top_k)):
+    for rank, one in enumerate(plans):
         try:
-            compiled = compile_source(generate(plan, program, groups, hw))
+            compiled = compile_source(generate(one.plan, program, one.groups, hw))
         except BuildError as failure:
             failures.append(failure)
             continue
-        estimate = plan.estimate
-        described, sums = kernels(groups, plan, hw), sums_of(plan, hw)
+        estimate = one.plan.estimate
+        described, sums = kernels(one.groups, one.plan, hw), sums_of(one.plan, hw)
         found.append(Built(rank, estimate.seconds, estimate.bound, described, compiled, sums))
     if not found:
         raise failures[0]

@@ -104,7 +104,7 @@ def measured_case(case: BenchCase, settings: Settings, sample: int, hw: Hardware
         program = case.program()
         trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
         start = time.perf_counter()
-        attempts = built_for_trial(trial.plans, program, trial.groups, hw)
+        attempts = built_for_trial(trial.grouped, program, hw)
         build_s = time.perf_counter() - start
         errors, turns = _timed(case, attempts, worker)
     except RollerError as failure:

@@ -15,7 +15,7 @@ from roller_svc.construct.random_tiles import random_rprograms
 from roller_svc.generate import Groups
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import Plan
+from roller_svc.ir.report import GroupedPlan, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ranking import best_plans, ranked_groups
 
@@ -33,6 +33,10 @@ class TrialPlans:
     @property
     def plans(self) -> tuple[Plan, ...]:
         return (*self.ranked, *self.drawn)
+
+    @property
+    def grouped(self) -> tuple[GroupedPlan, ...]:
+        return tuple(GroupedPlan(plan, self.groups) for plan in self.plans)
 
 
 def sample_sizes(cases: Collection[BenchCase], of_case: int, of_class: int) -> dict[str, int]:

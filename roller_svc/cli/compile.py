@@ -83,12 +83,15 @@ def summary(facts: dict[str, Any]) -> str:
 
 
 def candidates_table(attempts: list[dict[str, Any]]) -> str:
-    """The candidates, best first: estimated, measured, tiles."""
+    """The candidates, best first: estimated, measured, tiles; where kernels differ in what they compute, that too."""
+    made = [", ".join(group["as"] for group in attempt.get("groups", ())) for attempt in attempts]
+    differ = len(set(made)) > 1
     rows = []
-    for number, attempt in enumerate(attempts, 1):
+    for number, (attempt, kernels) in enumerate(zip(attempts, made, strict=True), 1):
         plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
         outcome = show.duration(measured["min_s"]) if measured else error["code"] if error else "-"
         rows.append(
-            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"], show.plan_tiles(plan))
-        )
-    return show.table(("", "estimated", "measured", "bound", "unit", "tiles"), rows)
+            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"],
+             *([kernels] if differ else []), show.plan_tiles(plan))
+        )  # fmt: skip
+    return show.table(("", "estimated", "measured", "bound", "unit", *(["kernels"] if differ else []), "tiles"), rows)

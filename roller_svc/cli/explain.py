@@ -10,13 +10,14 @@ from roller_svc.ask import spec_of
 from roller_svc.cli import options as common
 from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
+from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.front import parse
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
 from roller_svc.pipeline import build_kernel
-from roller_svc.ranking import best_plans, ranked_groups
+from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
 
 STEPS_SHOWN = 40
 
@@ -54,9 +55,11 @@ def on_paper(request: BuildRequest, missing: ToolchainMissingError) -> BuildRepo
     """How it would go on a device that nothing compiles for here."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
     spec = spec_of(request)
-    groups, ranked, constructions = ranked_groups(program, spec, request.top_k, request.demands)
-    attempts = tuple(Attempt(plan, None, None, None, None) for plan in best_plans(ranked, request.top_k))
-    return BuildReport(request, program, spec, groups, constructions, attempts, (missing.message,))
+    groupings = ranked_groupings(Shared(program), spec, request.top_k, request.demands)
+    shortlist = shortlisted(plans_of_all(groupings, request.top_k), groupings, request.top_k)
+    attempts = tuple(Attempt(one.plan, one.groups, None, None, None, None) for one in shortlist)
+    first = groupings[0]
+    return BuildReport(request, program, spec, first.groups, first.constructions, attempts, (missing.message,))
 
 
 def explanation(facts: Mapping[str, Any], steps: int) -> str:

@@ -89,11 +89,13 @@ def rank_units(
     group: KernelGroup, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS,
     footprints: Footprints | None = None,
 ) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
-    """`rank` over all units that may compute the group, their constructions put together. `footprints`: what is known
-    of the program's spaces from other devices; grows."""
+    """`rank` over all units that may compute the group, their constructions put together. Where there are several
+    units, or readings of the group, more than `top_k` come: behind those the best of each that has none among them, as
+    far as it was constructed. `footprints`: what is known of the program's spaces from other devices; grows."""
     footprints = {} if footprints is None else footprints
     units = units_for(group, hw, demands)
     best: list[Timed] = []
+    heads: list[Timed] = []
     found: list[Construction] = []
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
@@ -112,16 +114,24 @@ def rank_units(
         found.append(construction)
         model = Model(p)
         wanted.append(demanded(view, model, construction.programs, demands))
-        best = _fastest(top_k, [*best, *(model.timed(program) for program in wanted[-1].programs)])
+        timed = [model.timed(program) for program in wanted[-1].programs]
+        heads += _fastest(1, timed)
+        best = _fastest(top_k, [*best, *timed])
     if not found:
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
         raise unmet(group, demands.tiles, wanted)
-    return _candidates(best), _together(found, units.refusals, _lowest(roofs))
+    return _candidates([*best, *_absent(heads, best)]), _together(found, units.refusals, _lowest(roofs))
 
 
 def _fastest(count: int, timed: list[Timed]) -> list[Timed]:
     return nsmallest(count, timed, key=lambda t: t.seconds)
+
+
+def _absent(heads: list[Timed], best: list[Timed]) -> list[Timed]:
+    """The heads that are not among the best, best first; none where no more than the one best was asked for."""
+    known = {id(t) for t in best}
+    return _fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
 
 
 def _candidates(timed: list[Timed]) -> tuple[Candidate, ...]:

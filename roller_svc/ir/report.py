@@ -78,10 +78,20 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """What became of one plan: compiled (and measured), or the error that stopped it."""
+class GroupedPlan:
+    """A plan and the kernel groups that its choices are for: attention may be one kernel or several, two sums over one
+    factor one or two."""
 
     plan: Plan
+    groups: tuple[KernelGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of one plan for `groups`: compiled (and measured), or the error that stopped it."""
+
+    plan: Plan
+    groups: tuple[KernelGroup, ...]
     source: KernelSource | None
     compiled: CompiledKernel | None
     measurement: Measurement | None
@@ -92,7 +102,8 @@ class Attempt:
 class BuildReport:
     """`attempts` are best first: by measured time where measured, else by estimate; attempts[0] is the winner.
 
-    `notes` say what the caller should know: that nothing was measured and why, that a group fell to another family.
+    `groups` and `constructions` are the winner's. `notes` say what the caller should know: that nothing was measured
+    and why, that a group fell to another family.
     """
 
     request: BuildRequest

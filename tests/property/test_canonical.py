@@ -133,7 +133,7 @@ def test_an_integer_in_a_floating_field_makes_no_other_digest() -> None:
 
 
 def test_errors_of_attempts() -> None:
-    attempt = Attempt(Plan(()), None, None, None, CompileError("no", log="long"))
+    attempt = Attempt(Plan(()), (), None, None, None, CompileError("no", log="long"))
     again = from_json(Attempt, to_json(attempt))
     assert isinstance(again.error, CompileError)
     assert (again.error.code, again.error.message) == ("compile-failed", "no")

@@ -36,7 +36,7 @@ from roller_svc.construct.rules import Rules
 from roller_svc.errors import ArgumentError, InvariantError, NoCandidateError, WrongAnswerError
 from roller_svc.ir.group import KernelGroup
 from roller_svc.perf.problem import Problem
-from roller_svc.pipeline import ranked_groups
+from roller_svc.ranking import ranked_groups
 from roller_svc.selection import built_for_trial
 
 F32 = "float32"
@@ -190,10 +190,10 @@ def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
     program = PRODUCT.program()
     assert work(Describe("local", measure=False)) == hw
     trial = trial_plans(program, hw, 2, 1, "0")
-    kernels = [a.compiled for a in built_for_trial(trial.plans, program, trial.groups, hw) if a.compiled is not None]
+    kernels = [a.compiled for a in built_for_trial(trial.grouped, program, hw) if a.compiled is not None]
     other = replace(PRODUCT, expression="C[m, n] +=! A[m, k] * B[k, n] * B[k, n]")
     wrong_trial = trial_plans(other.program(), hw, 1, 0, "0")
-    (wrong,) = built_for_trial(wrong_trial.plans, other.program(), wrong_trial.groups, hw)
+    (wrong,) = built_for_trial(wrong_trial.grouped, other.program(), hw)
     assert wrong.compiled is not None
     errors = work(Hold(PRODUCT, (*kernels, wrong.compiled)))
     assert isinstance(errors, tuple)

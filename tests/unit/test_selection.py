@@ -69,7 +69,7 @@ def chosen(*seconds: tuple[float, float]) -> tuple[int, MadeUpBackend]:
     plans = trial_plans(PROGRAM, HW, len(seconds), 0, "").plans
     assert len(plans) == len(seconds)
     compiled: Any = object()
-    attempts = tuple(Attempt(plan, None, compiled, None, None) for plan in plans)
+    attempts = tuple(Attempt(plan, (), None, compiled, None, None) for plan in plans)
     backend: Any = MadeUpBackend(seconds)
     best = best_first(measured(attempts, PROGRAM, backend))[0]
     return [id(plan) for plan in plans].index(id(best.plan)), backend
