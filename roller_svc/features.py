@@ -11,7 +11,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind, axes_of, walk
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import Arch, Family, HardwareSpec, UnitKind
-from roller_svc.ir.operand import STAGED_KINDS, operands
+from roller_svc.ir.operand import STAGED_KINDS, all_operands, operands
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.attention_tile import attended
@@ -111,7 +111,7 @@ def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     factors = operands(group)
     staged = [(feed.dtype, _load(feed.load, feed.dtype)) for feed in feeds(program.unit, factors, arch)]
     if program.unit.kind is UnitKind.WGMMA:
-        tile = wgmma_tile(program, factors, arch)
+        tile = wgmma_tile(program, all_operands(group), arch)
         staged = [(o.dtype, _ring_load(o)) for o in (tile.a, tile.b)]
     found = [
         {"dtype": dtype.value, "stored": factor.stored.value, "load": load}

@@ -34,7 +34,7 @@ from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction, Roof
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
-from roller_svc.ir.operand import operands
+from roller_svc.ir.operand import all_operands
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.layout_tile import layout_space
@@ -188,7 +188,7 @@ def prepared(
     if group.attention is not None:
         return attention_problem(group, hw, unit, footprints)
     is_staged = group.factors is not None and hw.family is not Family.CPU
-    p = problem(group.space, hw, unit, operands(group) if is_staged else None, footprints)
+    p = problem(group.space, hw, unit, all_operands(group) if is_staged else None, footprints)
     if hw.family is not Family.CPU:
         return p
     walked = () if p.is_contraction else passes(group)

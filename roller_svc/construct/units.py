@@ -55,7 +55,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
 def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
     if group.is_paired:
         raise NoCandidateError(
-            f"{group.name}: two sums are one kernel on {_UNITS[KernelFamily.MMA]} only", rejections={"unit kind": 1}
+            f"{group.name}: two sums are one kernel on matrix units only", rejections={"unit kind": 1}
         )
     return Units((plain,))
 
@@ -116,8 +116,6 @@ def _kind_refusal(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
 def _group_refusal(unit: ComputeUnit, group: KernelGroup) -> str:
     if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
         return "rows of its results are reduced, which warpgroups leave to warps"
-    if group.is_paired and unit.kind is UnitKind.WGMMA:
-        return "it has two sums at a point, which warpgroups leave to warps"
     second = second_operand(group)
     if second is not None and not lie_alike(operands(group)[1], second):
         return "the right factors of its two sums are not staged alike"

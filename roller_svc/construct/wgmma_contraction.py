@@ -13,7 +13,7 @@ from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.construct.wgmma_promise import promised_cycles
 from roller_svc.ir.rprogram import WARPGROUP
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.matrix_terms import LEAST_STAGES
+from roller_svc.perf.matrix_terms import LEAST_STAGES, columns
 from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.problem import Problem
@@ -60,10 +60,10 @@ class WgmmaContraction:
     def thread_stage(self, lanes: int) -> Stage:
         """A warpgroup's tile: one instruction's columns, one or two of its rows."""
         p = self.problem
-        columns = self._column_granule()
+        granule = self._column_granule()
         steps = self._steps({
             p.m: _multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
-            p.n: _multiples(p.extent(p.n), columns, MOST_COLUMNS // columns),
+            p.n: _multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.sums)),
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
@@ -105,7 +105,7 @@ class WgmmaContraction:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.problem
         group_m, group_n = at(base.thread, p.m), at(base.thread, p.n)
-        if group_m % ROWS or group_n % self._column_granule() or group_n > MOST_COLUMNS:
+        if group_m % ROWS or group_n % self._column_granule() or group_n * p.space.sums > MOST_COLUMNS:
             return Look(0, 0.0, "execution unit")
         if at(block, p.m) // group_m * (at(block, p.n) // group_n) > MOST_CONSUMERS:
             return Look(0, 0.0, "warpgroups per block")
@@ -128,7 +128,7 @@ class WgmmaContraction:
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
             found.append(Pipeline(stages, self._raster(block, at_once, cluster), blocks=blocks, cluster=cluster))
-        if split_k == 1 and known.tile.walk.steps == -(-p.extent(p.k) // at(block, p.k)):
+        if split_k == p.space.sums == 1 and known.tile.walk.steps == -(-p.extent(p.k) // at(block, p.k)):
             found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, at_once)]
         return found
 
@@ -152,7 +152,7 @@ class WgmmaContraction:
     def _group_look(self, group: Tile) -> Look:
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
         p = self.problem
-        m, n = at(group, p.m), at(group, p.n)
+        m, n = at(group, p.m), columns(p, group)
         sums = m * n // WARPGROUP * sets_of_sums(wgmma_feeds_of(p).a.dtype)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
@@ -161,7 +161,7 @@ class WgmmaContraction:
     def _feeds_the_unit(self, group: Tile) -> bool:
         """Multiply-adds take as long as reading their operands."""
         p, mach = self.problem, self.problem.machine
-        n = at(group, p.n)
+        n = columns(p, group)
         return ROWS * n / mach.fma_per_cycle >= (ROWS + n) * self._operand_bytes() / mach.staged_bytes_per_cycle
 
     # block level ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
     whole = rounds * (steps * each + edges)
     if split_k > 1:
         return whole + joining_cycles(p, split_k * p.outer_points)
-    if not streams(tasks, steps, mach.cores):
+    if p.space.sums > 1 or not streams(tasks, steps, mach.cores):
         return whole
     streamed = tasks * steps / mach.cores * each + edges + joining_cycles(p, 2 * mach.cores * tile.m * tile.n)
     return min(whole, streamed)

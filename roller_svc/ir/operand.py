@@ -71,6 +71,12 @@ def second_operand(group: KernelGroup) -> Operand | None:
     return operand_along(group.factors.second, n, k, dict(group.inputs))
 
 
+def all_operands(group: KernelGroup) -> tuple[Operand, ...]:
+    """Those of a contraction, a and b, and what stands for b in its second sum where there are two."""
+    second = second_operand(group)
+    return operands(group) if second is None else (*operands(group), second)
+
+
 def lie_alike(one: Operand, other: Operand) -> bool:
     """Whether tiles of both are filled in the same way."""
 

@@ -8,6 +8,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import AxisRole, Factors, KernelGroup, TileAxis
+from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Loop, Node, Storage
 from roller_svc.lower.rows import RowReads, converted, local_name, register, row_dtype, row_tensors, wrapped
@@ -30,6 +31,14 @@ class View:
             raise InvariantError(f"{group.name} has no factors")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
         return cls(group, space.role(AxisRole.BATCH), m, n, k, group.factors, space.compute_dtype)
+
+    def with_second(self, found: Load) -> View:
+        """Where there are two sums at a point, the second as a map to what is `found` there."""
+        if not self.group.is_paired:
+            return self
+        sum_, second, *rest = self.group.statements
+        read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=found, combine=None)
+        return replace(self, group=replace(self.group, statements=(sum_, read, *rest)))
 
     def epilogue(self, sum_: Load, at: dict[str, Expr]) -> tuple[Node, ...]:
         """Stores of one output point: the sum, then the maps over it. `at` says where, for axes not named so."""

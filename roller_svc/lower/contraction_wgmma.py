@@ -17,7 +17,7 @@ from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.hopper_nodes import ClusterBarrier
-from roller_svc.ir.operand import Operand, operands
+from roller_svc.ir.operand import Operand, all_operands
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
@@ -29,23 +29,23 @@ from roller_svc.lower.outputs import Outputs
 from roller_svc.lower.stream_k import joined
 from roller_svc.lower.wgmma_epilogue import FRAGMENT_WORDS, WarpgroupEpilogue
 from roller_svc.lower.wgmma_pipeline import GROUP, WARP, Feeds, Ring, peers, threads
-from roller_svc.lower.wgmma_ring import BulkFeed, RingStaging, staged
+from roller_svc.lower.wgmma_ring import BulkFeed, HalfStaging, RingStaging, staged
 from roller_svc.lower.wgmma_store import BulkResults
 from roller_svc.lower.wgmma_visits import BLOCK, RANK, StreamedSteps, Visits, WholeTiles
-from roller_svc.perf.mma_tile import COLUMNS
+from roller_svc.perf.mma_tile import COLUMNS, LoadClass
 from roller_svc.perf.stream_k import Stream, partial_tiles, stream
 from roller_svc.perf.tma_feed import TmaTile
 from roller_svc.perf.wgmma_tile import (
     EPILOGUE_ROWS,
     ROWS,
-    WgmmaFeed,
     WgmmaFeeds,
     WgmmaOperand,
     WgmmaTile,
     wgmma_feeds,
 )
 
-MAPS = {SHARED_A: ".a_map", SHARED_B: ".b_map"}
+_ROOMS = (SHARED_A, SHARED_B)
+MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # of what is staged for a, and for b of each sum
 
 
 def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
@@ -59,7 +59,7 @@ def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -
         join = joined(partial, work, found.results.outputs)
         return found.tree(visits, found.whole_or_left(partial, work)), ScheduleTree(f"{group.name}_join", join)
     tile, view = found.tile, found.view
-    grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.n))
+    grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.blocks // program.cluster_size
     visits = WholeTiles(view, grid, tile.walk.steps, clusters, program.cluster, program.raster)
     return (found.tree(visits, found.results.nodes()),)
@@ -76,14 +76,14 @@ class _Contraction:
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
-        view, factors = View.of(group, program), operands(group)
+        view, factors = View.of(group, program), all_operands(group)
         found = wgmma_feeds(program.space, program.unit, factors, arch)
         (m, n, k), block, part = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = found.tile((block[m], block[n], block[k]), (part[m], part[n]), program.stages, program.cluster)
         sides = _Sides(view, tile, factors, found)
-        feeds = (sides.feed(0), sides.feed(1))
-        maps = tuple(sides.map_of(feed) for feed in feeds if isinstance(feed, BulkFeed))
-        outputs = Outputs(view, tile.m * tile.cluster[0], tile.n * tile.cluster[1])
+        feeds = (*sides.feeds(0), *sides.feeds(1))
+        maps = (*sides.maps(0), *sides.maps(1))
+        outputs = Outputs(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
         stored = BulkResults.of(tile, outputs)
         maps = maps if stored is None else (*maps, stored.map)
         return cls(group.name, view, tile, feeds, maps, stored or WarpgroupEpilogue(tile, outputs))
@@ -127,59 +127,75 @@ class _Contraction:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """What is known of both operands, a (side 0) and b (1)."""
+    """What is known of the operands of a (side 0) and of b (1), one for each sum."""
 
     view: View
     tile: WgmmaTile
-    factors: tuple[Operand, Operand]
+    factors: tuple[Operand, ...]
     found: WgmmaFeeds
 
-    def feed(self, side: int) -> RingStaging | BulkFeed:
-        """How the producer brings an operand."""
-        operand, tile, view = (self.tile.a, self.tile.b)[side], self.tile, self.view
-        axis, extent = ((view.m, tile.m), (view.n, tile.n))[side]
-        name, boxes = (SHARED_A, SHARED_B)[side], operand.feed
-        if isinstance(boxes, TmaTile):
-            first = mul(ref(f"{axis.role.value}.block"), num(extent))
-            return self._bulk(side, BulkFeed(name, MAPS[name], boxes, first, num(0)), operand)
-        atom = operand.atom_bytes // operand.dtype.bytes
-        return RingStaging(name, self.factors[side], staged(operand), boxes, axis, view.k, (extent, tile.k),
-                           WARPGROUP, tile.walk, atom)  # fmt: skip
+    def feeds(self, side: int) -> Feeds:
+        """How the producer fills the room of a side."""
+        operand, axis = (self.tile.a, self.tile.b)[side], (self.view.m, self.view.n)[side]
+        extent = (self.tile.m, self.tile.columns)[side]
+        if isinstance(operand.feed, LoadClass):
+            return self._staged(side, operand, operand.feed, extent)
+        boxes, number, mask = self._boxes(side, operand, operand.extent // operand.parts)
+        each, sums = operand.extent // operand.parts, len(boxes)
+        feeds: Feeds = ()
+        for part in range(operand.parts):
+            turn, sum_ = divmod(part, sums)
+            first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(turn * each))
+            own = mul(number, num(boxes[sum_].extent))
+            feeds += (BulkFeed(_ROOMS[side], MAPS[side][sum_], boxes[sum_], first, own, mask, part * each),)
+        return feeds
 
-    def map_of(self, feed: BulkFeed) -> TensorMap:
-        """The tensor map of its copies."""
-        side = (SHARED_A, SHARED_B).index(feed.room)
-        source, operand = self.factors[side].source, (self.tile.a, self.tile.b)[side]
-        assert source is not None, "what bulk copies bring has a source"
-        return feed.tile.tensor_map(feed.map, source.tensor, Swizzle(operand.atom_bytes))
+    def maps(self, side: int) -> tuple[TensorMap, ...]:
+        """The tensor maps of its bulk copies."""
+        operand = (self.tile.a, self.tile.b)[side]
+        if isinstance(operand.feed, LoadClass):
+            return ()
+        boxes, _, _ = self._boxes(side, operand, operand.extent // operand.parts)
+        maps: tuple[TensorMap, ...] = ()
+        for name, tile, factor in zip(MAPS[side], boxes, self._factors(side), strict=False):
+            assert factor.source is not None, "what bulk copies bring has a source"
+            maps += (tile.tensor_map(name, factor.source.tensor, Swizzle(operand.atom_bytes)),)
+        return maps
 
-    def _bulk(self, side: int, feed: BulkFeed, operand: WgmmaOperand) -> BulkFeed:
-        """Blocks that share the tile each bring a part of it to all of them."""
+    def _factors(self, side: int) -> tuple[Operand, ...]:
+        return self.factors[1:] if side else self.factors[:1]
+
+    def _staged(self, side: int, operand: WgmmaOperand, load: LoadClass, extent: int) -> Feeds:
+        tile, axis = self.tile, (self.view.m, self.view.n)[side]
+        atom, factors = operand.atom_bytes // operand.dtype.bytes, self._factors(side)
+        each = staged(replace(operand, extent=extent))
+        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP, tile.walk, atom)
+        if len(factors) == 1:
+            return (RingStaging(_ROOMS[side], factors[0], each, *rest),)
+        together = tile.group_columns
+        return tuple(
+            HalfStaging(_ROOMS[side], factor, each, *rest, number * together, together)
+            for number, factor in enumerate(factors)
+        )
+
+    def _boxes(self, side: int, operand: WgmmaOperand, extent: int) -> tuple[tuple[TmaTile, ...], Expr, Expr | None]:
+        """Of `extent` points for each sum, or of the part of them that is this block's to bring to all that share the
+        tile: its number, and those blocks."""
         rows, columns = self.tile.cluster
         blocks = (columns, rows)[side]
-        if blocks == 1 or not self.found.shares(side, operand, blocks):
-            return feed
-        row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
-        if side == 0:
-            number, mask = column, _shifted((1 << columns) - 1, mul(row, num(columns)))
-        else:
-            number, mask = row, _shifted(sum(1 << (i * columns) for i in range(rows)), column)
-        part = operand.extent // blocks
-        return BulkFeed(feed.room, feed.map, _part(self._known(side), part, self.tile, operand), feed.first,
-                        mul(number, num(part)), mask)  # fmt: skip
-
-    def _known(self, side: int) -> WgmmaFeed:
-        return (self.found.a, self.found.b)[side]
-
-
-def _part(feed: WgmmaFeed, extent: int, tile: WgmmaTile, operand: WgmmaOperand) -> TmaTile:
-    """Boxes of so much of the tile along m or n."""
-    boxes = "it has no source" if feed.tma is None else (
-        feed.tma.tile(extent, tile.walk, operand.atom_bytes // operand.dtype.bytes)
-    )  # fmt: skip
-    if isinstance(boxes, str):
-        raise InvariantError(f"a part of {extent} of a shared tile is no box: {boxes}")
-    return boxes
+        number: Expr = num(0)
+        mask: Expr | None = None
+        if blocks > 1 and self.found.shares(side, operand, blocks):
+            row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
+            extent //= blocks
+            if side == 0:
+                number, mask = column, _shifted((1 << columns) - 1, mul(row, num(columns)))
+            else:
+                number, mask = row, _shifted(sum(1 << (i * columns) for i in range(rows)), column)
+        found = self.found.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
+        if isinstance(found, str):
+            raise InvariantError(f"{extent} of a tile that comes by TMA are no box: {found}")
+        return found, number, mask
 
 
 def _shifted(bits: int, by: Expr) -> Expr:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind
-from roller_svc.ir.program import Combine, StatementKind, TensorExpr, identity
+from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
@@ -125,13 +125,8 @@ class Epilogue:
     @property
     def outputs(self) -> Outputs:
         """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
-        view = self.view
-        if view.group.is_paired:
-            sum_, second, *rest = view.group.statements
-            place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
-            found = Load(SUMS, (ref(".row"), place), view.dtype)
-            read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=found, combine=None)
-            view = replace(view, group=replace(view.group, statements=(sum_, read, *rest)))
+        place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
+        view = self.view.with_second(Load(SUMS, (ref(".row"), place), self.view.dtype))
         return Outputs(view, self.tile.m, self.columns)
 
 

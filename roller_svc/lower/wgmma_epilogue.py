@@ -5,7 +5,7 @@ No warp waits for another: the producer fills slots for the next tile meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.build import add, ceil_div, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.expr import Expr, Load
@@ -45,7 +45,7 @@ class WarpgroupEpilogue:
         """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
         pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
         written = tuple(
-            Branch(equal(ref(_PIECE), num(number)), (self._to_shared(fragment, chunk),))
+            Branch(equal(ref(_PIECE), num(number)), self._to_shared(fragment, chunk))
             for number, (fragment, chunk) in enumerate(pieces)
         )
         body = (*written, WarpBarrier(), *self._to_memory(), WarpBarrier())
@@ -53,33 +53,46 @@ class WarpgroupEpilogue:
 
     @property
     def _chunks(self) -> int:
-        return ceil_div(self.tile.group_n, self.tile.epilogue_columns)
+        return ceil_div(self.tile.group_columns, self._columns)
+
+    @property
+    def _columns(self) -> int:
+        """Points of a row of a piece."""
+        return self.tile.epilogue_columns // self.tile.sums
 
     @property
     def _warp(self) -> Expr:
         return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
 
-    def _to_shared(self, fragment: int, chunk: int) -> Node:
-        """A piece of the warp's registers into its room."""
-        first = chunk * self.tile.epilogue_columns
-        count = min(self.tile.epilogue_columns, self.tile.group_n - first) // COLUMNS
-        column = add(mul(ref(".i"), num(COLUMNS)), column_of_word())
-        register = add(mul(add(num(first // COLUMNS), ref(".i")), num(FRAGMENT_WORDS)), word())
-        value = Load(ACC, (num(fragment), register), self.outputs.view.dtype)
-        inner = over_words((Compute(SUMS, (self._warp, row_of_word(), column), value),))
-        return Loop(".i", count, LoopKind.UNROLL, inner)
+    def _to_shared(self, fragment: int, chunk: int) -> tuple[Node, ...]:
+        """A piece of the warp's registers into its room: of each sum the same points, side by side."""
+        first = chunk * self._columns
+        count = min(self._columns, self.tile.group_columns - first) // COLUMNS
+        nodes: tuple[Node, ...] = ()
+        for sum_ in range(self.tile.sums):
+            column = add(num(sum_ * self._columns), add(mul(ref(".i"), num(COLUMNS)), column_of_word()))
+            of_sum = (first + sum_ * self.tile.group_columns) // COLUMNS
+            register = add(mul(add(num(of_sum), ref(".i")), num(FRAGMENT_WORDS)), word())
+            value = Load(ACC, (num(fragment), register), self.outputs.view.dtype)
+            inner = over_words((Compute(SUMS, (self._warp, row_of_word(), column), value),))
+            nodes += (Loop(".i", count, LoopKind.UNROLL, inner),)
+        return nodes
+
+    def _sum(self, ahead: int) -> Load:
+        """The one that `.lane` counts, so many columns on."""
+        place = add(add(ref(".element"), num(ahead)), ref(".lane"))
+        return Load(SUMS, (self._warp, ref(".row"), place), self.outputs.view.dtype)
 
     def _to_memory(self) -> tuple[Node, ...]:
         """Every lane takes `width` neighbours of a row, lanes along the row."""
-        tile = self.tile
-        columns = tile.epilogue_columns
-        width = self.outputs.width(columns)
-        total = Load(SUMS, (self._warp, ref(".row"), add(ref(".element"), ref(".lane"))), self.outputs.view.dtype)
-        nodes = self.outputs.nodes(total, width)
+        tile, columns = self.tile, self._columns
+        outputs = replace(self.outputs, view=self.outputs.view.with_second(self._sum(columns)))
+        width = outputs.width(columns)
+        nodes = outputs.nodes(self._sum(0), width)
         nodes = (Let("m.place", self._row_place(), nodes),)
         nodes = (Let("n.place", add(self._first_column(), ref(".in_group")), nodes),)
-        if tile.group_n % columns:
-            nodes = (Branch(less(ref(".in_group"), num(tile.group_n)), nodes),)
+        if tile.group_columns % columns:
+            nodes = (Branch(less(ref(".in_group"), num(tile.group_columns)), nodes),)
         chunk = mod(ref(_PIECE), self._chunks)
         nodes = (Let(".in_group", add(mul(chunk, num(columns)), ref(".element")), nodes),)
         per_row = columns // width
@@ -90,7 +103,7 @@ class WarpgroupEpilogue:
             nodes = (Branch(less(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(WARP_THREADS)), ref(LANE)), nodes),)
         rounds = ceil_div(items, WARP_THREADS)
-        unrolled = rounds * width * self.outputs.operations <= UNROLLED_OPERATIONS
+        unrolled = rounds * width * outputs.operations <= UNROLLED_OPERATIONS
         return (Loop(".round", rounds, LoopKind.UNROLL if unrolled else LoopKind.SERIAL, nodes),)
 
     def _row_place(self) -> Expr:
@@ -103,4 +116,5 @@ class WarpgroupEpilogue:
     def _first_column(self) -> Expr:
         """Where along n the warpgroup's columns begin."""
         tile = self.tile
-        return add(mul(ref("n.block"), num(tile.n)), mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n)))
+        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns))
+        return add(mul(ref("n.block"), num(tile.columns)), own)

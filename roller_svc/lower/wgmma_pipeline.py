@@ -49,7 +49,7 @@ GROUP, WARP = ".group", ".warp"  # of the block; of the group
 STEP, TURN = "k.step", ".turn"  # of k in a visit; of the block in all
 STEP_SUMS = ".step_sums"  # of a step's products, where these are added up apart
 
-Feeds = tuple[RingStaging | BulkFeed, RingStaging | BulkFeed]
+Feeds = tuple[RingStaging | BulkFeed, ...]  # in the order in which they are asked for; some share a room
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Ring:
         if not self.bulk:
             return ()
         operands = {SHARED_A: self.tile.a, SHARED_B: self.tile.b}
-        size = sum(operands[feed.room].bytes for feed in self.bulk)
+        size = sum(operands[room].bytes for room in {feed.room for feed in self.bulk})
         nodes: tuple[Node, ...] = (ArriveBarrier(FULL, (ref(SLOT),), bytes=size),)
         for feed in self.bulk:
             nodes += feed.loads(step, ref(SLOT))
@@ -258,11 +258,11 @@ def threads(tile: WgmmaTile, body: tuple[Node, ...]) -> tuple[Node, ...]:
 def peers(cluster: tuple[int, int], feeds: Feeds) -> tuple[Expr, ...]:
     """Numbers of the cluster's blocks that fill each other's slots with this one, itself among them."""
     rows, columns = cluster
-    shares_a, shares_b = (isinstance(feed, BulkFeed) and feed.mask is not None for feed in feeds)
+    shared = {feed.room for feed in feeds if isinstance(feed, BulkFeed) and feed.mask is not None}
     row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
     found: list[Expr] = [ref(RANK)]
-    if shares_a:
+    if SHARED_A in shared:
         found += [add(mul(row, num(columns)), mod(add(column, num(i)), columns)) for i in range(1, columns)]
-    if shares_b:
+    if SHARED_B in shared:
         found += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
     return tuple(found) if len(found) > 1 else ()

@@ -89,9 +89,42 @@ class RingStaging(Staging):
 
 
 @dataclass(frozen=True, slots=True)
+class HalfStaging(RingStaging):
+    """The same of one of two operands that share a room: its columns take turns with the other's, `together` of them
+    at a time, `begins` columns into each turn. `tile`: of it alone; `staged`: how that would lie."""
+
+    begins: int
+    together: int
+
+    @property
+    def fetched(self) -> str:
+        """Registers between memory and the room."""
+        return f"{self.room}.fetched.{self.begins}"
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Registers are one operand's share for both."""
+        return False
+
+    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
+        if self.staged.along_k:
+            slot, panel, row, element = RingStaging._at(self, slot, lane)
+            return slot, panel, self._in_turns(row), element
+        element = self._in_turns(ref(".element"))
+        return (slot, div(element, self.atom), ref(".row"), add(mod(element, self.atom), lane))
+
+    def _in_turns(self, column: Expr) -> Expr:
+        if self.tile[0] == self.together:
+            return add(column, num(self.begins))
+        turn = mul(div(column, self.together), num(2 * self.together))
+        return add(add(turn, mod(column, self.together)), num(self.begins))
+
+
+@dataclass(frozen=True, slots=True)
 class BulkFeed:
     """An operand that bulk copies bring: `tile` of each slot, or of the part of it that is this block's to bring for
-    all blocks of the cluster that share it. `first`: where its tile begins along m or n, and its part within that."""
+    all blocks of the cluster that share it. `first`: where its tile begins along m or n, and its part within that.
+    `begins`: where along m or n in the room the tile does."""
 
     room: str
     map: str
@@ -99,17 +132,18 @@ class BulkFeed:
     first: Expr
     part: Expr
     mask: Expr | None = None
+    begins: int = 0
 
     def loads(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
         """The copies of one slot."""
         nodes: tuple[Node, ...] = ()
-        place = add(self.first, self.part)
+        place, own = add(self.first, self.part), add(self.part, num(self.begins))
         index: tuple[Expr, ...]
         for box in self.tile.boxes:
             coordinates, offsets = self.tile.coordinates(place, step, box)
-            index = (slot, num(box.panel), add(self.part, num(box.row)), num(0))
+            index = (slot, num(box.panel), add(own, num(box.row)), num(0))
             if not self.tile.along_k:
-                index = (slot, add(div(self.part, self.tile.panel), num(box.panel)), num(box.row), num(0))
+                index = (slot, add(div(own, self.tile.panel), num(box.panel)), num(box.row), num(0))
             nodes += (BulkLoad(self.room, index, self.map, coordinates, offsets, FULL, (slot,), self.mask),)
         return nodes
 
@@ -142,4 +176,3 @@ def matrix(name: str, operand: WgmmaOperand, first: Expr, ahead: int, k_step: in
         advance = ahead // elements * panel_bytes + k_step * STEP_BYTES // size * atom
     index = (ref(SLOT), *place, num(0))
     return SharedMatrix(name, index, operand.dtype, operand.along_k, atom, panel_bytes, PATTERN_ROWS * atom, advance)
-

@@ -61,14 +61,15 @@ class BulkResults:
     def of(cls, tile: WgmmaTile, outputs: Outputs) -> BulkResults | None:
         """None where results are not of 16 bits, more than one tensor's, no boxes, or come of what has to be read
         in rows."""
-        view = outputs.view
-        group = view.group
+        # what stands for a second sum is in a register, whose number each piece says anew
+        view = outputs.view.with_second(Load(ACC, (), outputs.view.dtype))
+        group, outputs = view.group, replace(outputs, view=view)
         if len(group.stored) != 1 or not _is_simple(group, view):
             return None
         ((tensor, type_),) = group.stored
         statement = next(s for s in group.statements if s.output == tensor)
-        columns = next((c for c in PIECES if tile.group_n % c == 0), None)
-        large = outputs.operations * tile.accumulators > MOST_OPERATIONS
+        columns = next((c for c in PIECES if tile.group_columns % c == 0), None)
+        large = outputs.operations * (tile.accumulators // tile.sums) > MOST_OPERATIONS
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)
@@ -92,7 +93,7 @@ class BulkResults:
 
     def nodes(self) -> tuple[Node, ...]:
         """All pieces of a warp."""
-        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_n // self.columns)]
+        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.columns)]
         nodes: tuple[Node, ...] = ()
         for number, (fragment, chunk) in enumerate(pieces):
             again = number == 0 and len(pieces) % SLOTS  # the tile before may have ended in the same room
@@ -122,15 +123,17 @@ class BulkResults:
 
     def _packed(self, fragment: int, first: int) -> tuple[Node, ...]:
         """A lane's results of 16 columns from `first` on, in the order of its registers."""
-        view = self.outputs.view
         place = add(mul(ref(".i"), num(WORDS // 2)), word())
-        register = add(num(first // COLUMNS * (WORDS // 2)), place)
-        total = Load(ACC, (num(fragment), register), view.dtype)
+        total, second = (
+            Load(ACC, (num(fragment), add(num(column // COLUMNS * (WORDS // 2)), place)), self.outputs.view.dtype)
+            for column in (first, first + self.tile.group_columns)
+        )
+        view = self.outputs.view.with_second(second)
         lead = view.n.members[-1].name
         pair = Loop(".pair", 2, LoopKind.VECTOR, ())
         found = view.epilogue_over(total, pair, {lead: add(ref(lead), ref(".pair"))})
         nodes = tuple(_redirected(node, self.tensor, place) for node in found)
-        if _reads_places(view):
+        if _reads_places(self.outputs.view):
             column = add(mul(ref(".i"), num(COLUMNS)), mul(mod(ref(LANE), 4), num(2)))
             nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
             for axis, size in ((view.m, self.outputs.m), (view.n, self.outputs.n)):
@@ -144,8 +147,8 @@ class BulkResults:
     def _first_column(self, each: int) -> Expr:
         """Where along n the warpgroup's columns begin, counted in so many of them."""
         tile = self.tile
-        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n // each))
-        return add(mul(ref("n.block"), num(tile.n // each)), own)
+        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns // each))
+        return add(mul(ref("n.block"), num(tile.columns // each)), own)
 
     def _first_row(self, fragment: int) -> Expr:
         """Where along m the warp's rows begin."""

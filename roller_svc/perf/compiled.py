@@ -8,7 +8,7 @@ from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.operand import operands
+from roller_svc.ir.operand import all_operands
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.mma_attention import attention_problem
@@ -39,5 +39,5 @@ def _model(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Model:
     if group.attention is not None:
         return Model(attention_problem(group, hw, program.unit))
     is_staged = group.factors is not None and hw.family is not Family.CPU
-    factors = operands(group) if is_staged else None
+    factors = all_operands(group) if is_staged else None
     return model(program.space, hw, program.unit, factors)

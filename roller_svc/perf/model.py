@@ -36,7 +36,7 @@ from roller_svc.perf.terms import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.uncertainty import uncertainty
 from roller_svc.perf.wgmma_contraction import wgmma_contraction
 
-Factors = tuple[Operand, Operand]
+Factors = tuple[Operand, ...]
 
 OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
 

@@ -124,10 +124,11 @@ class Problem:
 
 
 def problem(
-    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, Factor] | None = None,
+    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, ...] | None = None,
     footprints: Footprints | None = None,
 ) -> Problem:  # fmt: skip
-    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`.
+    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`, a, b,
+    and what stands for b in a second sum.
     `footprints` are those of problems with the same program; grow."""
     lines = _lines(hw)
     touched = None if footprints is None else footprints.get((space, lines))
@@ -144,6 +145,7 @@ def problem(
     flops = 2 * outer * inner * space.sums if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
     mach = machine(hw, unit)
+    both = None if factors is None else (factors[0], factors[1])
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Problem(
@@ -166,11 +168,11 @@ def problem(
         operations=flops,
         compulsory_bytes=compulsory,
         elem_bytes=space.compute_dtype.bytes,
-        feeds=feeds(unit, factors, hw.arch) if factors is not None and unit.takes_fragments else None,
+        feeds=feeds(unit, both, hw.arch) if both is not None and unit.takes_fragments else None,
         warpgroups=wgmma_feeds(space, unit, factors, hw.arch)
         if factors is not None and unit.kind is UnitKind.WGMMA
         else None,
-        simt=simt_feeds(space, factors, hw.arch) if factors is not None and unit.kind is UnitKind.FMA else None,
+        simt=simt_feeds(space, both, hw.arch) if both is not None and unit.kind is UnitKind.FMA else None,
         map=map_space(space) if mach.simt and is_map(space) else None,
         windows=window_space(space) if mach.simt and is_nest and not space.walks_rows else None,
         rows=row_space(space, touched, hw) if mach.simt and is_nest and AxisRole.INNER in place else None,

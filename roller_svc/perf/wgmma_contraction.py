@@ -160,7 +160,7 @@ def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
     # §5, t_smem: an instruction reads 64 rows of A and all of its columns of B
     instructions = tile.consumers * tile.fragments * tile.k_steps
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
-    mma = m * n * k / mach.fma_per_cycle
+    mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
     added = tile.results if tile.adds_up else 0  # by each thread, an addition a cycle, when its products are done
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
@@ -225,7 +225,7 @@ def _handing_cycles(p: Problem, tile: WgmmaTile) -> float:
     points = tile.m * tile.n
     through = 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle
     turns = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
-    issued = epilogue_slots(p, points) / (mach.hw.limits.warp_size * SCHEDULERS)
+    issued = epilogue_slots(p, points // tile.sums) / (mach.hw.limits.warp_size * SCHEDULERS)
     return max(through + issued, turns * 2 * BARRIER_CYCLES)
 
 

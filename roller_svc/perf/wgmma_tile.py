@@ -78,6 +78,7 @@ class WgmmaOperand:
 
     `along_k`: rows of the ring lie along k (K-major), else along m or n. `atom_bytes`: of a row's part that is swizzled
     as one; `[panels, rows, atom]` is the tile's shape in shared memory. `feed`: the boxes of TMA, or what threads load.
+    `parts`: tiles that are brought one by one and lie side by side along `extent`; boxes are those of one.
     """
 
     dtype: DType
@@ -86,6 +87,7 @@ class WgmmaOperand:
     k: int
     atom_bytes: int
     feed: TmaTile | LoadClass
+    parts: int = 1
 
     @property
     def load(self) -> WgmmaLoad:
@@ -109,7 +111,7 @@ class WgmmaOperand:
     @property
     def copies(self) -> int:
         """Of TMA, for the tile."""
-        return 0 if isinstance(self.feed, LoadClass) else self.feed.copies
+        return 0 if isinstance(self.feed, LoadClass) else self.parts * self.feed.copies
 
     @property
     def producer_registers(self) -> int:
@@ -119,7 +121,11 @@ class WgmmaOperand:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
-    """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k."""
+    """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k.
+
+    `n` and `group_n` count columns of sums. Where there are two `sums` at a point, the first half of a warpgroup's
+    columns has the first of all its points, the other half the second.
+    """
 
     m: int
     n: int
@@ -131,6 +137,17 @@ class WgmmaTile:
     a: WgmmaOperand
     b: WgmmaOperand
     walk: Walk
+    sums: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Points of a row of the block's tile."""
+        return self.n // self.sums
+
+    @property
+    def group_columns(self) -> int:
+        """Points of a row of a warpgroup's tile."""
+        return self.group_n // self.sums
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -233,13 +250,25 @@ class WgmmaFeed:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaFeeds:
-    """Those of both operands, which agree on the walk of `k`; what they found is remembered."""
+    """Those of both operands, which agree on the walk of `k`; what they found is remembered. `second`: of what stands
+    for b in a second sum."""
 
     a: WgmmaFeed
     b: WgmmaFeed
     k: TileAxis
+    second: WgmmaFeed | None = None
     _walks: dict[int, Walk] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
+
+    @property
+    def sums(self) -> int:
+        """At a point."""
+        return 1 if self.second is None else 2
+
+    @property
+    def sides(self) -> tuple[tuple[WgmmaFeed, ...], tuple[WgmmaFeed, ...]]:
+        """What is staged for a (side 0), and for b (1), one for each sum."""
+        return (self.a,), (self.b,) if self.second is None else (self.b, self.second)
 
     def walk(self, depth: int) -> Walk:
         """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
@@ -247,43 +276,60 @@ class WgmmaFeeds:
         known = self._walks.get(depth)
         if known is None:
             walks = [Walk.within(self.k, outer, depth) for outer in range(len(self.k.members))]
-            feeds = [feed.tma for feed in (self.a, self.b) if feed.tma is not None]
-            if all(feed.threads.is_async or feed.tma is None for feed in (self.a, self.b)):
+            known_feeds = [feed for side in self.sides for feed in side]
+            feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
+            if all(feed.threads.is_async or feed.tma is None for feed in known_feeds):
                 walks = [walk for walk in walks if walk.steps <= MOST_PADDING * walks[0].steps]
             known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
         return known
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
              cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
-        """Of a block of m x n in steps of k, and a warpgroup's m x n."""
-        (m, n, k), (group_m, group_n) = block, group
+        """Of a block of m x n points in steps of k, and a warpgroup's m x n."""
+        (m, n, k), (group_m, group_n), sums = block, group, self.sums
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
-        return WgmmaTile(m, n, k, group_m, group_n, stages, cluster, a, b, self.walk(k))
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.walk(k), sums)
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
-        """The tile of a (side 0) or b (1), by TMA where it comes in boxes."""
+        """The tile of a (side 0) or b (1), `extent` points of m or n, by TMA where it comes in boxes."""
         key = (side, extent, group, depth)
         known = self._staged.get(key)
         if known is None:
-            feed = (self.a, self.b)[side]
-            row, size = depth if feed.along_k else group, feed.dtype.bytes
-            atom = next(atom for atom in ATOMS if row * size % atom == 0)
-            boxes = None if feed.tma is None else feed.tma.tile(extent, self.walk(depth), atom // size)
-            load = feed.threads.load if boxes is None or isinstance(boxes, str) else boxes
-            known = self._staged[key] = WgmmaOperand(feed.dtype, feed.along_k, extent, depth, atom, load)
+            known = self._staged[key] = self._staged_anew(side, extent, group, depth)
         return known
+
+    def boxes(self, side: int, extent: int, depth: int, panel: int) -> tuple[TmaTile, ...] | str:
+        """Of so many points of m or n, for each sum; or why one of them does not come in boxes."""
+        found: tuple[TmaTile, ...] = ()
+        for feed in self.sides[side]:
+            boxes = feed.refusal if feed.tma is None else feed.tma.tile(extent, self.walk(depth), panel)
+            if isinstance(boxes, str):
+                return boxes
+            found += (boxes,)
+        return found
+
+    def _staged_anew(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
+        feeds = self.sides[side]
+        feed, sums = feeds[0], len(feeds)
+        row, size = depth if feed.along_k else group, feed.dtype.bytes
+        atom = next(atom for atom in ATOMS if row * size % atom == 0)
+        each = extent if sums == 1 else group  # the columns of a warpgroup's sums take turns
+        found = self.boxes(side, each, depth, atom // size)
+        staged = (feed.dtype, feed.along_k, sums * extent, depth, atom)
+        if isinstance(found, str):
+            return WgmmaOperand(*staged, feed.threads.load)
+        return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
 
     def shares(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
         """Whether each of so many blocks can load its part of the tile for all of them."""
-        part, uneven = divmod(staged.extent, blocks)
-        elements = PATTERN_ROWS if staged.along_k else staged.atom_bytes // staged.dtype.bytes
-        tma = (self.a, self.b)[side].tma
-        if not staged.load.is_tma or tma is None or uneven or part % elements:
+        part, uneven = divmod(staged.extent // staged.parts, blocks)
+        atom = staged.atom_bytes // staged.dtype.bytes
+        if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.along_k else atom):
             return False
-        return not isinstance(tma.tile(part, self.walk(staged.k), staged.atom_bytes // staged.dtype.bytes), str)
+        return not isinstance(self.boxes(side, part, staged.k, atom), str)
 
 
-def wgmma_tile(program: RProgram, factors: tuple[Operand, Operand], arch: Arch) -> WgmmaTile:
+def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> WgmmaTile:
     """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
@@ -291,8 +337,8 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, Operand], arch: Arch) 
     return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
 
 
-def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, Operand], arch: Arch) -> WgmmaFeeds:
-    """Those of a contraction's operands."""
+def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaFeeds:
+    """Those of a contraction's operands: a, b, and what stands for b in a second sum."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
     batch = space.role(AxisRole.BATCH)
@@ -301,7 +347,8 @@ def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, Ope
         dtype = staged_dtype(unit, operand)
         return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
 
-    return WgmmaFeeds(feed(factors[0], m), feed(factors[1], n), k)
+    a, b, *second = factors
+    return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None)
 
 
 def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> WgmmaFeed:

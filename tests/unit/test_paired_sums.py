@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matrixcases import AMPERE, TURING, chosen, tiles, unit
 
 from roller_svc import hardware
 from roller_svc.backends import emulated
+from roller_svc.construct import construct
 from roller_svc.construct.rprograms import prepared
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.split import may_split
@@ -20,21 +23,25 @@ from roller_svc.features import kernels
 from roller_svc.generate import generate
 from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
-from roller_svc.ir.operand import operands
+from roller_svc.ir.operand import all_operands, operands
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import WARPGROUP
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lang.values import Array
 from roller_svc.perf.mma_tile import mma_tile
 from roller_svc.perf.model import Model
+from roller_svc.perf.wgmma_contraction import wgmma_feeds_of
+from roller_svc.perf.wgmma_tile import wgmma_tile
 from roller_svc.ranking import best_plans, ranked_groups
 from tests.unit.scheduling import program
 
 MI250X = hardware.load("amd-mi250x")
+HOPPER = hardware.load("nvidia-h200-sxm")
 SUMS = "g[m, f] +=! x[m, k] * w[f, k]; u[m, f] +=! x[m, k] * v[f, k]"
 SILU = f"{SUMS}; y[m, f] = g[m, f] / (1.0 + exp(-g[m, f])) * u[m, f]"
 GELU = SILU.replace("g[m, f] / (1.0 + exp(-g[m, f]))", "gelu(g[m, f])")
@@ -118,10 +125,23 @@ def test_what_resources_would_save_is_asked_of_the_kernels_that_were_chosen(dtyp
     assert what_if_json(item, AMPERE, found.plans[0])
 
 
-@pytest.mark.parametrize("family", [KernelFamily.SIMT, KernelFamily.WGMMA])
-def test_other_families_compute_it_in_two_kernels(family: KernelFamily) -> None:
-    groups, _, _ = ranked_groups(LLAMA, hardware.load("nvidia-h200-sxm"), 1, Demands(family=family))
+def test_scalar_lanes_compute_it_in_two_kernels() -> None:
+    groups, _, _ = ranked_groups(LLAMA, HOPPER, 1, Demands(family=KernelFamily.SIMT))
     assert [group.is_paired for group in groups] == [False, False]
+
+
+@pytest.mark.parametrize("text", [SILU, TURNED])
+def test_on_hopper_warpgroups_compute_it_in_one_kernel(text: str) -> None:
+    groups, ranked, _ = ranked_groups(mlp(text, 256, 14336, 4096), HOPPER, 1)
+    (found,) = kernels(groups, best_plans(ranked, 1)[0], HOPPER)
+    assert (found["family"], found["split_k"], found["stream_k"]) == ("wgmma", 1, 0)
+    assert [operand["load"] for operand in found["operands"]] == ["tma"] * 3
+
+
+def test_a_pair_is_slower_on_warps_of_hopper() -> None:
+    best = [ranked_groups(LLAMA, HOPPER, 1, Demands(family=family))[1] for family in (None, KernelFamily.MMA)]
+    free, on_warps = (sum(candidates[0].estimate.seconds for candidates in ranked) for ranked in best)
+    assert free < on_warps
 
 
 def test_factors_that_lie_differently_are_two_kernels() -> None:
@@ -155,9 +175,50 @@ def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
     assert of_pair["shared"] == pytest.approx(of_plain["shared"])
 
 
+def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
+    """Rings, registers and multiply-adds are those of a plain contraction with 2 n columns."""
+    both = pair(mlp(SILU, 256, 512, 1024), HOPPER)
+    (first, _) = Shared(mlp(SILU, 256, 1024, 1024)).groups(HOPPER)
+    on = unit(HOPPER, "wgmma_f16")
+    narrow = tiles(both, on, (128, 128, 64), (64, 128), lanes=128, stages=4)
+    plain = tiles(first, on, (128, 256, 64), (64, 256), lanes=128, stages=4)
+    mine, its = (wgmma_tile(p, all_operands(g), HOPPER.arch) for p, g in ((narrow, both), (plain, first)))
+    assert (mine.n, mine.group_n, mine.columns, mine.group_columns) == (256, 256, 128, 128)
+    assert (mine.b.bytes, mine.b.parts, mine.b.copies, its.b.copies) == (its.b.bytes, 2, 2, 1)
+    assert (mine.shared_bytes, mine.accumulators) == (its.shared_bytes, its.accumulators)
+    one, two = (Model(prepared(group, HOPPER, on)) for group in (both, first))
+    assert one.needs(narrow) == two.needs(plain)
+    of_pair, of_plain = (
+        {stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain))
+    )
+    assert of_pair["mma"] == pytest.approx(of_plain["mma"])
+    assert of_pair["shared"] == pytest.approx(of_plain["shared"])
+
+
+@given(m=st.integers(8, 400), f=st.integers(8, 400), k=st.integers(8, 300), text=st.sampled_from([SILU, TURNED]))
+@settings(derandomize=True, deadline=None, max_examples=15)
+def test_every_candidate_of_warpgroups_keeps_the_contract(m: int, f: int, k: int, text: str) -> None:
+    group = pair(mlp(text, m, f, k), HOPPER)
+    found = construct(group, HOPPER, unit(HOPPER, "wgmma_f16")).programs
+    assert found
+    p = prepared(group, HOPPER, found[0].unit)
+    for candidate in found:
+        tile = wgmma_tile(candidate, all_operands(group), HOPPER.arch)
+        assert candidate.split_k == 1
+        assert not candidate.stream_k
+        assert tile.group_n == 2 * tile.group_columns <= 256
+        assert tile.accumulators < tile.consumer_registers
+        assert tile.shared_bytes <= HOPPER.limits.shared_bytes_per_block
+        assert tile.b.along_k or tile.group_columns % 16 == 0
+        along_m, along_n = candidate.cluster
+        assert along_m == 1 or wgmma_feeds_of(p).shares(1, tile.b, along_m)
+        assert along_n == 1 or wgmma_feeds_of(p).shares(0, tile.a, along_n)
+
+
 # the kernel -----------------------------------------------------------------------------------------------------------
 Tiling = tuple[tuple[int, int, int], tuple[int, int]]  # a block's along m, n, k, a warp's along m, n
 WHOLE = mlp(SILU, 64, 64, 64)
+LINEAR = f"{SUMS}; y[m, f] = relu(g[m, f]) * u[m, f] + b[f]"
 BIASED = SILU.replace("y[m, f] =", "y[m, f] = b[f] +")
 CASES: dict[str, tuple[TensorProgram, HardwareSpec, str, Tiling]] = {
     "whole tiles": (WHOLE, AMPERE, "mma_f16", ((32, 32, 32), (16, 16))),
@@ -180,6 +241,21 @@ CASES: dict[str, tuple[TensorProgram, HardwareSpec, str, Tiling]] = {
         ), AMPERE, "mma_f16", ((16, 16, 32), (16, 16)),
     ),
     "MFMA": (mlp(SILU, 40, 50, 64), MI250X, "mfma_f16", ((32, 32, 32), (16, 16))),
+    "warpgroups, whole tiles": (mlp(SILU, 128, 64, 128), HOPPER, "wgmma_f16", ((64, 32, 64), (64, 32))),
+    "warpgroups along n": (mlp(GELU, 90, 150, 136), HOPPER, "wgmma_f16", ((64, 144, 64), (64, 72))),
+    "warpgroups, rows along n": (
+        mlp(TURNED, 100, 136, 72, "bfloat16"), HOPPER, "wgmma_bf16", ((64, 128, 32), (64, 64)),
+    ),
+    "warpgroups, copied by threads": (mlp(SILU, 100, 72, 74), HOPPER, "wgmma_f16", ((64, 48, 64), (64, 24))),
+    "warpgroups, copied by threads along n": (mlp(TURNED, 100, 74, 72), HOPPER, "wgmma_f16", ((64, 64, 64), (64, 32))),
+    "warpgroups, through registers": (mlp(SILU, 70, 50, 77), HOPPER, "wgmma_f16", ((64, 64, 64), (64, 32))),
+    "warpgroups, stored by TMA": (
+        mlp(LINEAR, 100, 72, 136, b="float16 72"), HOPPER, "wgmma_f16", ((128, 32, 64), (64, 32)),
+    ),
+    "warpgroups, sums wanted too": (
+        program(SILU, ["g", "y"], x="float16 100 72", w="float16 56 72", v="float16 56 72"), HOPPER, "wgmma_f16",
+        ((64, 56, 64), (64, 56)),
+    ),
 }  # fmt: skip
 
 
@@ -196,13 +272,40 @@ def test_integers_are_exact() -> None:
     judge(mlp(text, 40, 50, 64, "int8"), AMPERE, "mma_s8", (32, 32, 32), (16, 16))
 
 
+RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
+    "shared along m": (mlp(SILU, 300, 72, 136), ((64, 64, 64), (64, 32)), {"stages": 3, "cluster": (2, 1)}),
+    "rows along n, shared along m": (
+        mlp(TURNED, 300, 136, 72), ((64, 128, 32), (64, 128)), {"stages": 3, "cluster": (2, 1)},
+    ),
+    "shared along n, persistent": (
+        mlp(SILU, 300, 122, 136), ((128, 32, 64), (64, 32)), {"stages": 3, "cluster": (1, 2), "blocks": 4},
+    ),
+    "persistent, stored by TMA": (
+        mlp(LINEAR, 300, 72, 136, b="float16 72"), ((64, 32, 64), (64, 32)), {"stages": 3, "blocks": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", RUN)
+def test_blocks_of_warpgroups_that_stay_and_share(name: str) -> None:
+    compute, (block, warp), more = RUN[name]
+    group = pair(compute, HOPPER)
+    by_hand = replace(tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, lanes=128), **more)
+    agree(generate(Plan((chosen(by_hand),)), compute, (group,), HOPPER), compute, races=True)
+
+
 def judge(
     compute: TensorProgram, hw: HardwareSpec, on: str, block: tuple[int, int, int], warp: tuple[int, int], *,
     races: bool = False,
 ) -> None:  # fmt: skip
-    group = pair(compute, hw)
-    program = tiles(group, unit(hw, on), block, warp, lanes=hw.limits.warp_size)
-    source = generate(Plan((chosen(program),)), compute, (group,), hw)
+    group, by = pair(compute, hw), unit(hw, on)
+    lanes = WARPGROUP if by.kind is UnitKind.WGMMA else hw.limits.warp_size
+    program = tiles(group, by, block, warp, lanes=lanes, stages=3)
+    agree(generate(Plan((chosen(program),)), compute, (group,), hw), compute, races=races)
+
+
+def agree(source: KernelSource, compute: TensorProgram, *, races: bool) -> None:
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
         got = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
@@ -228,6 +331,39 @@ def test_what_can_be_wrong_in_halves_shows(name: str) -> None:
     program = tiles(group, unit(AMPERE, "mma_f16"), (32, 32, 32), (16, 16), stages=3)
     source = generate(Plan((chosen(program),)), compute, (group,), AMPERE)
     text, count = re.subn(*BUGS[name], source.text)
+    assert count
+    arrays = random_inputs(compute, 1)
+    assert run(source, arrays, compute)
+    assert not run(replace(source, text=text), arrays, compute)
+
+
+BUGS_OF_WARPGROUPS = {
+    "the second half comes by the first's map": (r"&b_map_2,", "&b_map,"),
+    "the second half comes to the first's place": (r" \+ 32 \* 64, &b_map_2", ", &b_map_2"),
+    "halves of the second warpgroup change places": (
+        r"(b_shared \+ slot \* 8192 \+) 64( \* 64, &b_map,.*\n.*b_shared \+ slot \* 8192 \+) 96",
+        r"\1 96\2 64",
+    ),
+    "the second warpgroup's columns are the first's": (r"\(\(n_block \* 64\) \+ 32\)\);", "(n_block * 64));"),
+    "bytes of one right factor": (r"full \+ slot\), 24576\)", "full + slot), 16384)"),
+    "products read the first warpgroup's columns": (
+        r"\(group % 2\) \* 64\) \* 64, 16384",
+        "(group % 2) * 0) * 64, 16384",
+    ),
+    "both warpgroups have the same columns of results": (r"\(\(n_block \* 2\) \+ \(group % 2\)\)", "(n_block * 2)"),
+    "the second sum is the first": (r"\] = acc\[\(16 \+", "] = acc[(0 +"),
+    "the second sum is of the next columns": (r"\] = acc\[\(16 \+", "] = acc[(20 +"),
+}
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", BUGS_OF_WARPGROUPS)
+def test_what_can_be_wrong_in_halves_of_warpgroups_shows(name: str) -> None:
+    compute = mlp(SILU, 100, 72, 136)
+    group = pair(compute, HOPPER)
+    by_hand = tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 32), lanes=128, stages=3)
+    source = generate(Plan((chosen(by_hand),)), compute, (group,), HOPPER)
+    text, count = re.subn(*BUGS_OF_WARPGROUPS[name], source.text)
     assert count
     arrays = random_inputs(compute, 1)
     assert run(source, arrays, compute)
