@@ -18,6 +18,7 @@ _HALF_PRODUCT = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)"
 def warpgroup_checks() -> Iterator[Check]:
     """Small ones."""
     yield from _products()
+    yield from _pairs()
     yield from _shared_out()
     yield from _epilogues()
     yield from _images()
@@ -51,6 +52,21 @@ def _products() -> Iterator[Check]:
                 (("A", ("float16", (200, 136))), ("B", ("float16", (136, 104)))), unit=UNIT)  # fmt: skip
     yield Check("batched", "wgmma", "C[b,m,n] +=! A[b,m,k] * B[b,k,n]",
                 (("A", ("float16", (5, 200, 80))), ("B", ("float16", (5, 80, 88)))), unit=UNIT)  # fmt: skip
+
+
+def _pairs() -> Iterator[Check]:
+    """Two sums over one left factor: right factors by TMA, by cp.async, through registers, and in clusters."""
+    for name, (m, n, k), tiles in (
+        ("pair", (256, 128, 192), {}), ("pair-by8", (200, 136, 72), {}), ("pair-by2", (130, 66, 74), {}),
+        ("pair-odd", (131, 67, 77), {}), ("pair-shared-m", (256, 128, 192), {"cluster_m": 2}),
+        ("pair-stay", (250, 136, 200), {"blocks": 3}),
+    ):  # fmt: skip
+        for layout, place in (("nt", "f, k"), ("nn", "k, f")):
+            weights = (n, k) if layout == "nt" else (k, n)
+            text = (f"g[m, f] +=! x[m, k] * w[{place}]; u[m, f] +=! x[m, k] * v[{place}];"
+                    "y[m, f] = g[m, f] / (1.0 + exp(-g[m, f])) * u[m, f]")  # fmt: skip
+            inputs = (("x", ("bfloat16", (m, k))), ("w", ("bfloat16", weights)), ("v", ("bfloat16", weights)))
+            yield Check(f"{name}-{layout}", "wgmma", text, inputs, unit=UNIT, tiles=tuple(tiles.items()))
 
 
 def _shared_out() -> Iterator[Check]:
