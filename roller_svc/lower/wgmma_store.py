@@ -69,7 +69,7 @@ class BulkResults:
         ((tensor, type_),) = group.stored
         statement = next(s for s in group.statements if s.output == tensor)
         columns = next((c for c in PIECES if tile.group_columns % c == 0), None)
-        large = outputs.operations * (tile.accumulators // tile.sums) > MOST_OPERATIONS
+        large = outputs.operations * (tile.results // tile.sums) > MOST_OPERATIONS
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)

@@ -25,6 +25,7 @@ from roller_svc.ir.demands import Demands, KernelFamily
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.matrix_sums import MatrixSums, matrix_sums
 from roller_svc.ir.operand import all_operands, operands
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
@@ -267,9 +268,23 @@ def test_kernel_agrees_with_the_interpreter(name: str) -> None:
 
 
 @pytest.mark.emulator
-def test_integers_are_exact() -> None:
+@pytest.mark.parametrize(
+    ("hw", "on", "block", "warp"),
+    [
+        (AMPERE, "mma_s8", (32, 32, 32), (16, 16)),
+        (HOPPER, "wgmma_s8", (64, 48, 64), (64, 24)),
+    ],
+)
+def test_integers_are_exact(hw: HardwareSpec, on: str, block: tuple[int, int, int], warp: tuple[int, int]) -> None:
     text = f"{SUMS}; y[m, f] = max(g[m, f], 0) * u[m, f]"
-    judge(mlp(text, 40, 50, 64, "int8"), AMPERE, "mma_s8", (32, 32, 32), (16, 16))
+    judge(mlp(text, 40, 50, 64, "int8"), hw, on, block, warp)
+
+
+@pytest.mark.emulator
+def test_short_sums_of_float8_are_added_up_in_both_halves() -> None:
+    text = "g[m, f] +=! x[m, k] * w[f, k]; u[m, f] +=! x[m, k] * v[f, k]; y[m, f] = g[m, f] * u[m, f]"
+    compute = mlp(text.replace(", k]", ", k].cast(`float32`)"), 70, 40, 128, "float8_e4m3fn")
+    judge(compute, HOPPER, "wgmma_e4m3", (64, 48, 64), (64, 24))
 
 
 RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
@@ -302,14 +317,14 @@ def judge(
     group, by = pair(compute, hw), unit(hw, on)
     lanes = WARPGROUP if by.kind is UnitKind.WGMMA else hw.limits.warp_size
     program = tiles(group, by, block, warp, lanes=lanes, stages=3)
-    agree(generate(Plan((chosen(program),)), compute, (group,), hw), compute, races=races)
+    agree(generate(Plan((chosen(program),)), compute, (group,), hw), compute, matrix_sums(by, hw.arch), races=races)
 
 
-def agree(source: KernelSource, compute: TensorProgram, *, races: bool) -> None:
+def agree(source: KernelSource, compute: TensorProgram, sums: MatrixSums | None = None, *, races: bool) -> None:
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
         got = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
-        agreement = agrees(compute, got, evaluate(compute, arrays))
+        agreement = agrees(compute, got, evaluate(compute, arrays, sums=sums))
         assert agreement.ok, agreement.detail
 
 
