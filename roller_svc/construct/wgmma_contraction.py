@@ -6,9 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import EPSILONS, counts
+from roller_svc.construct.matrix_rules import multiples, sides
 from roller_svc.construct.mma_waves import FEW_WAVES, fills_few_waves, raster, streams
-from roller_svc.construct.rules import Base, Pipeline, at, replaced, spatial_grid, spread
+from roller_svc.construct.rules import (
+    Base,
+    Pipeline,
+    at,
+    axis_names,
+    exceeds_grid,
+    replaced,
+    spatial_grid,
+    spread,
+    steps_along,
+)
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.construct.wgmma_promise import promised_cycles
 from roller_svc.ir.rprogram import WARPGROUP
@@ -39,12 +49,11 @@ from roller_svc.perf.wgmma_tile import (
 
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is read anew for each, so that more save no reads of shared memory
 MAX_BASES = 12
-FIRST_EPSILON = EPSILONS[1]  # padding with zeros costs less than small tiles do, as on units of warps
 PAIRS = ((2, 1), (1, 2))  # clusters: larger ones do not fill all cores of a GPC, and share little more
-# Of a tile's own time: from what the last cache takes of it on, sharing loads is worth an estimate.
+# Of a tile's own time: from what the last cache takes of it on, sharing loads is worth an estimate. Assumed: below it
+# the last cache holds nothing up even if it takes 1.4 times what the model says, and blocks of a pair await each other.
 SHARING_FROM = 0.7
 MOST_STAGES = 8  # deeper rings hold more than a round trip of memory brings
-MAX_GRID = 2**31 - 1  # blocks of one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,12 @@ class WgmmaContraction:
         """A warpgroup's tile: one instruction's columns, one or two of its rows."""
         p = self.problem
         granule = self._column_granule()
-        steps = self._steps({
-            p.m: _multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
-            p.n: _multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.sums)),
+        steps = steps_along(p, {
+            p.m: multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
+            p.n: multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.sums)),
         })  # fmt: skip
         return Stage(
-            level=p.machine.hw.thread_level.name, names=self._names(), steps=steps, rank=tuple(range(len(steps))),
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
             look=self._group_look, saturates=self._feeds_the_unit,
         )  # fmt: skip
 
@@ -87,16 +96,9 @@ class WgmmaContraction:
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         p = self.problem
-        epsilon = max(epsilon, FIRST_EPSILON)
-        axes = {p.k: self._k_steps()}
-        for axis in (p.m, p.n):
-            if axis is not None:
-                unit = base.thread[axis]
-                most = min(MOST_CONSUMERS, -(-p.extents[axis] // unit))
-                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, most)]
-                axes[axis] = tuple(fitting or [unit])
+        axes = sides(p, base, epsilon, MOST_CONSUMERS) | {p.k: self._k_steps()}
         return Stage(
-            level=p.machine.hw.block_level.name, names=self._names(), steps=self._steps(axes),
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
             rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
             saturates=lambda block: self._covers_its_loads(block, base),
         )  # fmt: skip
@@ -182,7 +184,7 @@ class WgmmaContraction:
             return "registers per thread"
         if known.needs.shared_bytes > limits.shared_bytes_per_block:
             return "shared memory"
-        return "grid size" if p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID else ""
+        return "grid size" if exceeds_grid(p, block) else ""
 
     def _covers_its_loads(self, block: Tile, base: Base) -> bool:
         """Multiply-adds that take as long as the loads from the last cache, if need be by blocks that share them; or so
@@ -241,14 +243,3 @@ class WgmmaContraction:
 
     def _operand_bytes(self) -> int:
         return wgmma_feeds_of(self.problem).a.dtype.bytes
-
-    def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
-
-
-def _multiples(extent: int, granule: int, most: int) -> Tile:
-    """Whole instructions along one axis of a warpgroup's tile, none of which is all padding."""
-    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
