@@ -32,7 +32,7 @@ FINALISTS = 4
 CLOSE = 1.1
 ROUNDS = 5
 ROUND_S = 0.02
-ROUNDS_S = 0.5  # no other round begins once the finalists have had so long: calls of many milliseconds need fewer
+ROUNDS_S = 0.3  # no other round begins once the finalists have had so long: calls of many milliseconds need fewer
 # Of a large array so many random values, repeated: a prime, so that no two rows of a tensor are alike. Drawing takes
 # five times as long as reading them from memory would.
 DISTINCT_VALUES = 1_048_573
@@ -175,7 +175,7 @@ def _look(call: Call, best_s: float | None) -> Measurement:
     cold = measure(call, 0.0)
     if best_s is not None and cold.min_s > FAR * best_s + CLEARING_S:
         return cold
-    return measure(call, LOOK_S, best_s=best_s)
+    return measure(call, max(0.0, LOOK_S - cold.min_s), best_s=best_s)
 
 
 def _finalists(times: dict[int, Measurement]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
+from roller_svc.construct.cpu_tasks import TASK_SECONDS
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import kernel_cycles, rows_collide, straight, tiles_cycles
@@ -25,7 +26,6 @@ PANEL_OF_L2, BLOCK_OF_L3 = 0.2, 0.5
 # The same of a block that is sure to be found again: the last cache belongs to others too. Of 33 MB on a shared server
 # a core read 4 MB at 25 GB/s, 16 at 14 and 24 as fast as memory.
 NEAR_OF_L3 = 0.1
-TASK_SECONDS = 10e-6  # work that is worth a task of its own
 
 
 @dataclass(frozen=True, slots=True)

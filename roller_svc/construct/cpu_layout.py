@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.cpu_nest import TASK_SECONDS, TASKS_PER_CORE
+from roller_svc.construct.cpu_tasks import task_counts
 from roller_svc.construct.rules import Base, Pipeline, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
@@ -130,8 +130,6 @@ class CpuLayout:
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:
-    """The rules of one group: a few tasks a core, none too small to be worth it."""
-    cores = p.machine.cores
-    worth = int(p.floor_s * cores / TASK_SECONDS)
-    most = 1 if worth < 2 or cores == 1 else max(cores, min(TASKS_PER_CORE * cores, worth))
-    return CpuLayout(p, layout, min(most, cores, p.outer_points), most)
+    """The rules of one group. One core has one task: cuts gain it nothing."""
+    fewest, most = (1, 1) if p.machine.cores == 1 else task_counts(p)
+    return CpuLayout(p, layout, fewest, most)

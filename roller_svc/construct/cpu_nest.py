@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
+from roller_svc.construct.cpu_tasks import task_counts
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
@@ -15,8 +16,6 @@ from roller_svc.perf.problem import Problem
 VECTOR_STEPS = (1, 2, 4)
 # rows whose reductions go side by side: as many streams from memory, and one load of what they share
 ROWS_AT_ONCE = 4
-TASK_SECONDS = 10e-6  # work that is worth a task of its own
-TASKS_PER_CORE = 16
 MAX_STEPS = 8
 
 
@@ -126,8 +125,6 @@ class CpuNest:
 
 
 def cpu_nest(p: Problem, *, serial: bool) -> CpuNest:
-    """The rules of one nest: a few tasks a core, none too small to be worth it."""
-    cores = p.machine.cores
-    worth = 1 if serial else int(p.floor_s * cores / TASK_SECONDS)
-    most = 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
-    return CpuNest(p, serial, min(most, cores, p.outer_points), most)
+    """The rules of one nest."""
+    fewest, most = (1, 1) if serial else task_counts(p)
+    return CpuNest(p, serial, fewest, most)

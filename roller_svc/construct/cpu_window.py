@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.cpu_nest import TASK_SECONDS, TASKS_PER_CORE
+from roller_svc.construct.cpu_tasks import TASKS_PER_CORE, task_counts
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_window import staged_bytes, tap_cycles, vector_registers
@@ -135,8 +135,6 @@ class CpuWindow:
 
 
 def cpu_window(p: Problem, planes: PlaneSpace) -> CpuWindow:
-    """The rules of one group: a few tasks a core, none too small to be worth it."""
-    cores = p.machine.cores
-    worth = int(p.floor_s * cores / TASK_SECONDS)
-    most = 1 if worth < 2 else max(cores, min(TASKS_PER_CORE * cores, worth))
-    return CpuWindow(p, planes, min(most, cores, p.outer_points), most)
+    """The rules of one group."""
+    fewest, most = task_counts(p)
+    return CpuWindow(p, planes, fewest, most)

@@ -13,7 +13,19 @@ from roller_svc.ir.build import add, ceil_div, div, less, less_equal, mod, mul, 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage, Transpose
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    Scope,
+    Storage,
+    Transpose,
+)
 from roller_svc.lower.fused_axis import decoded, member_values
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.micro_kernel_cpu import LANE
@@ -93,11 +105,12 @@ class Packing:
         """The operand's block of this step, for k from `k.first`, `k.count` of them."""
         match self.operand.lie:
             case Lie.ALONG_PANEL:
-                return self._side_by_side(panels)
+                return (_routine(self._side_by_side(panels)),)
             case Lie.ALONG_K:
-                return (panels.loop(panels.cut(self._across(panels, panels.size), self._across(panels, panels.tail))),)
+                whole, edge = self._across(panels, panels.size), self._across(panels, panels.tail)
+                return (panels.loop(panels.cut((_routine(whole),), (_routine(edge),))),)
             case Lie.APART:
-                return (panels.loop(self._looked_up(panels)),)
+                return (panels.loop((_routine(self._looked_up(panels)),)),)
 
     @property
     def along(self) -> Load | None:
@@ -197,6 +210,11 @@ class Packing:
             return (self._rows(self._row(panels, at, count)),)
 
         return panels.cut(in_panel(panels, rows, panels.size), in_panel(panels, rows, panels.tail))
+
+
+def _routine(nodes: tuple[Node, ...]) -> Node:
+    """Where candidates pack alike it is compiled once: what is turned in registers or gathered is long."""
+    return Routine("pack", nodes)
 
 
 def in_panel(
