@@ -16,7 +16,7 @@ from roller_svc.construct.shared import Shared
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, Roof
-from roller_svc.ir.group import GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import GroupedPlan, Plan
@@ -33,10 +33,10 @@ class Ranked(NamedTuple):
 
 
 Groupings = tuple[Ranked, ...]  # the one with the model's best plan first
-SHARE = 3  # one place in so many may go to other readings, units and groupings out of reach
-# What tells plans apart beside their tiles: the grouping's number; or with it a kernel's, how that is read, and the
-# kind of unit that computes it.
-Trait = tuple[int] | tuple[int, int, TileSpace, UnitKind]
+SHARE = 3  # one place in so many may go to other units and groupings out of reach
+# What tells plans apart beside their tiles: the grouping's number; or with it a kernel's, and the kind of unit that
+# computes it.
+Trait = tuple[int] | tuple[int, int, UnitKind]
 Telling = tuple[Trait, GroupedPlan]  # a plan, with what tells it from those that the model puts first
 
 
@@ -120,15 +120,15 @@ def plans_of_all(groupings: Groupings, count: int) -> tuple[GroupedPlan, ...]:
 def shortlisted(plans: tuple[GroupedPlan, ...], groupings: Groupings, count: int) -> tuple[GroupedPlan, ...]:
     """The first `count` of `plans_of_all`, the last of them giving way to the best plan of what is not there: groupings
     that may be the fastest; and, in up to a third of the places, the other groupings, whose estimates may be wrong by
-    more than they say, then other readings of a kernel, and kinds of units, that may be the fastest. So measuring
-    decides these too, and not only between tiles."""
+    more than they say, then other kinds of units for a kernel that may be the fastest. So measuring decides these too,
+    and not only between tiles."""
     kept = list(plans[:count])
     there = {trait for one in kept for trait in _traits(one, groupings)}
-    near, far, read = (
+    near, far, units = (
         [one for trait, one in sorted(found, key=lambda pair: _seconds(pair[1])) if trait not in there]
-        for found in (*_other_groupings(groupings), _other_readings(groupings[0]))
+        for found in (*_other_groupings(groupings), _other_units(groupings[0]))
     )
-    for one in (*near, *[*far, *read][: count // SHARE])[: count - 1]:
+    for one in (*near, *[*far, *units][: count // SHARE])[: count - 1]:
         if len(kept) == count:
             place = _spare_place(kept, groupings)
             if place is None:
@@ -151,8 +151,8 @@ def _other_groupings(groupings: Groupings) -> tuple[list[Telling], list[Telling]
     return near, far
 
 
-def _other_readings(best: Ranked) -> Iterator[Telling]:
-    """The best plan of the first grouping with a kernel read differently, or computed by another kind of unit."""
+def _other_units(best: Ranked) -> Iterator[Telling]:
+    """The best plan of the first grouping with a kernel computed by another kind of unit."""
     first = _first(best).choices
     for g, candidates in enumerate(best.candidates):
         known = {_trait(0, g, candidates[0])}
@@ -182,7 +182,7 @@ def _traits(one: GroupedPlan, groupings: Groupings) -> tuple[Trait, ...]:
 
 
 def _trait(number: int, g: int, candidate: Candidate) -> Trait:
-    return number, g, candidate.program.space, candidate.program.unit.kind
+    return number, g, candidate.program.unit.kind
 
 
 def _spare_place(kept: list[GroupedPlan], groupings: Groupings) -> int | None:
