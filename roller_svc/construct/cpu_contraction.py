@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.cpu_tasks import TASK_SECONDS
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, fills_waves, replaced, spatial_grid
+from roller_svc.construct.rules import (
+    PLAIN,
+    Base,
+    Pipeline,
+    at,
+    axis_names,
+    fills_waves,
+    replaced,
+    spatial_grid,
+    steps_along,
+)
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_contraction import kernel_cycles, rows_collide, straight, tiles_cycles
 from roller_svc.perf.cpu_tile import COLUMNS_OF_L2
@@ -43,8 +53,8 @@ class CpuContraction:
         steps = {axis: s for axis, s in ((p.m, rows), (p.n, wide)) if axis is not None}
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=self._names(),
-            steps=self._steps(steps),
+            names=axis_names(self.problem),
+            steps=steps_along(self.problem, steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: Look(
                 self._registers(t) * width * p.elem_bytes,
@@ -72,8 +82,8 @@ class CpuContraction:
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
-            steps=self._steps(axes),
+            names=axis_names(self.problem),
+            steps=steps_along(self.problem, axes),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self.look(t, base),
             saturates=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
@@ -201,9 +211,3 @@ class CpuContraction:
         p, mach = self.problem, self.problem.machine
         m, n = at(block, p.m), at(block, p.n)
         return (1 / m + 1 / n) * mach.fma_per_cycle
-
-    def _steps(self, chosen: dict[int, Tile]) -> tuple[Tile, ...]:
-        return tuple([chosen.get(i, (1,)) for i in range(len(self.problem.extents))])
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.cpu_tasks import task_counts
-from roller_svc.construct.rules import Base, Pipeline, fills_waves, replaced, spatial_grid
+from roller_svc.construct.rules import Base, Pipeline, axis_names, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
@@ -45,7 +45,7 @@ class CpuLayout:
             steps[layout.column] = self._sides(p.extents[layout.column], inner, size)
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self._measured(t, self._thread_rule(t)),
@@ -60,7 +60,7 @@ class CpuLayout:
         p = self.problem
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
             rank=tuple([len(p.extents) - i for i in range(len(p.extents))]),
             look=lambda t: self.look(t, base),
@@ -124,9 +124,6 @@ class CpuLayout:
     def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
         footprint_bytes, moved = self.problem.touched.measure(tile)
         return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.cpu_tasks import task_counts
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
@@ -51,7 +51,7 @@ class CpuNest:
             steps[rows] = (1, ROWS_AT_ONCE)
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=self._measured,
@@ -65,7 +65,7 @@ class CpuNest:
         p = self.problem
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
             rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
             look=lambda t: self.look(t, base),
@@ -119,9 +119,6 @@ class CpuNest:
         for i in self.problem.spatial:
             points *= tile[i]
         return Look(footprint_bytes, moved / points, too_large, misaligned)
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def cpu_nest(p: Problem, *, serial: bool) -> CpuNest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.cpu_tasks import TASKS_PER_CORE, task_counts
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, fills_waves, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_window import staged_bytes, tap_cycles, vector_registers
 from roller_svc.perf.footprint import Tile
@@ -46,7 +46,7 @@ class CpuWindow:
             steps[self._last - 1] = tuple([r for r in ROWS if r <= p.extents[self._last - 1]])
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=self._thread_look,
@@ -66,7 +66,7 @@ class CpuWindow:
         p = self.problem
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=self._names(),
+            names=axis_names(self.problem),
             steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
             # the last axis of planes first, then the other ones, then planes
             rank=tuple([len(p.extents) - i for i in range(len(p.extents))]),
@@ -129,9 +129,6 @@ class CpuWindow:
         footprint_bytes, moved = self.problem.touched.measure(tile)
         points = math.prod([tile[i] for i in self.problem.spatial])
         return Look(footprint_bytes, moved / points, too_large, misaligned)
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple([a.name for a in self.problem.space.axes])
 
 
 def cpu_window(p: Problem, planes: PlaneSpace) -> CpuWindow:
