@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from roller_svc.ir.build import add, ceil_div, div, least, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, div, greatest, least, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node
@@ -170,7 +170,7 @@ class StreamedSteps:
         work = self.work
         start = mul(ref(TILE), num(work.steps))
         nodes = (Let(".last", least(sub(ref(".end"), start), num(work.steps)), nodes),)
-        nodes = (Let(".first", Op(OpKind.MAX, (sub(ref(".begin"), start), num(0)), DType.INT32), nodes),)
+        nodes = (Let(".first", greatest(sub(ref(".begin"), start), num(0)), nodes),)
         nodes = tile_axes(self.view, work, nodes)
         nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
         last = div(sub(ref(".end"), num(1)), work.steps)
