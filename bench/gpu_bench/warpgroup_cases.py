@@ -44,6 +44,9 @@ def _products() -> Iterator[Check]:
         for name in ("whole", "by8", "odd"):
             yield product_check("wgmma", name, dtype, _SHAPES[name], "nt", unit=UNIT)
         yield product_check("wgmma", "turned", dtype, (96, 112, 160), "nn", unit=UNIT)
+    for name, dtype in (("whole", "float8_e4m3fn"), ("by8", "float8_e5m2"), ("odd", "float8_e4m3fn")):
+        yield _short_sums(name, dtype, _SHAPES[name])
+    yield _short_sums("deep", "float8_e4m3fn", (72, 40, 4104))
     for name, layout in (("whole", "nt"), ("by8", "nt"), ("odd", "nt"), ("by8", "tn")):
         yield product_check("wgmma", f"tf32-{name}", "float32", _SHAPES[name], layout, unit=UNIT, allow_tf32=True)
     mixed = (("A", ("float8_e4m3fn", (100, 160))), ("B", ("float8_e5m2", (56, 160))))
@@ -52,6 +55,13 @@ def _products() -> Iterator[Check]:
                 (("A", ("float16", (200, 136))), ("B", ("float16", (136, 104)))), unit=UNIT)  # fmt: skip
     yield Check("batched", "wgmma", "C[b,m,n] +=! A[b,m,k] * B[b,k,n]",
                 (("A", ("float16", (5, 200, 80))), ("B", ("float16", (5, 80, 88)))), unit=UNIT)  # fmt: skip
+
+
+def _short_sums(name: str, dtype: str, extents: tuple[int, int, int]) -> Check:
+    """Products of float8 whose sums may be short between additions in float32."""
+    m, n, k = extents
+    return Check(f"short-{name}-{dtype}", "wgmma", "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)",
+                 (("A", (dtype, (m, k))), ("B", (dtype, (n, k)))), unit=UNIT, allow_tf32=True)  # fmt: skip
 
 
 def _pairs() -> Iterator[Check]:

@@ -21,7 +21,7 @@ class KernelFamily(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """`allow_tf32`: float32 products may be rounded to tf32.
+    """`allow_tf32`: float32 products may be rounded to tf32, and short sums of float8 products may keep 14 bits.
 
     `family` and `tiles` narrow down what is chosen from, for tests and experiments: the family of every contraction,
     and values that fields of its rProgram (TILE_FIELDS) must have: given to tiles that construction would run otherwise
