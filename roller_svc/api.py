@@ -125,9 +125,7 @@ class Kernel:
     def of(cls, report: BuildReport) -> Kernel:
         return cls(kept(report), report.winner.plan, report.attempts, report.request.runtime)
 
-    def __call__(
-        self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object
-    ) -> dict[str, Any]:
+    def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """The outputs by name. `out` gives arrays to write them to."""
         if unnamed:
             raise ArgumentError("arrays are given by name: kernel(A=a, B=b)", code="unknown-argument")
@@ -188,9 +186,7 @@ class Prepared:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def __call__(
-        self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object
-    ) -> dict[str, Any]:
+    def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """The outputs by name. `out` gives arrays to write them to."""
         if unnamed:
             raise ArgumentError("arrays are given by name: prepared(A=a)", code="unknown-argument")

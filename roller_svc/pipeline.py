@@ -1,6 +1,6 @@
 """READ FIRST. Text and a device in, the fastest kernel we can make out: all stages are strung together here.
 
-    parse → partition → (construct → estimate) a group → plans → (lower → emit → compile → measure) a plan → report
+parse → partition → (construct → estimate) a group → plans → (lower → emit → compile → measure) a plan → report
 """
 
 from __future__ import annotations
@@ -111,4 +111,3 @@ class _Clock:
         now = time.perf_counter()
         self.laps = (*self.laps, (stage, now - self.last))
         self.last = now
-

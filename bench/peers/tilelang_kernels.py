@@ -116,8 +116,8 @@ def elementwise(size: int, *, gated: bool) -> Any:
         with T.Kernel(T.ceildiv(size, _FLAT_BLOCK), threads=THREADS) as bx:
             if gated:
                 for i in T.Parallel(_FLAT_BLOCK):
-                    C[bx * _FLAT_BLOCK + i] = A[bx * _FLAT_BLOCK + i] * T.sigmoid(A[bx * _FLAT_BLOCK + i]) * (
-                        B[bx * _FLAT_BLOCK + i]
+                    C[bx * _FLAT_BLOCK + i] = (
+                        A[bx * _FLAT_BLOCK + i] * T.sigmoid(A[bx * _FLAT_BLOCK + i]) * (B[bx * _FLAT_BLOCK + i])
                     )
             else:
                 for i in T.Parallel(_FLAT_BLOCK):

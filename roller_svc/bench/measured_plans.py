@@ -1,5 +1,4 @@
-"""Plans with the times that they took, and their form in files: what judges the model's ranking and fits its constants.
-"""
+"""Plans with the times that they took, and their form in files: what judges the ranking and fits the constants."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Lanes:
                 return a * by
             case OpKind.MUL, Const(value=int(by)), _:
                 return b * by
-            case (OpKind.MIN | OpKind.MAX), _, _:
+            case ((OpKind.MIN | OpKind.MAX), _, _):
                 return a if a == b else None
             case OpKind.FLOORDIV, _, Const(value=int(by)) if by > 0:
                 return a // by if a % by == 0 else self._carried(x, a, by, 0)
@@ -149,5 +149,3 @@ class Lanes:
         room = math.gcd(start.modulus, by)
         end = start.remainder % room + step * (self.count - 1)
         return within if 0 <= end < room else None
-
-

@@ -35,9 +35,7 @@ _FLOAT = {
     "silu": "{F} {T} silu_{t}({T} a) {{ return a / (1 + exp{s}(-a)); }}",
     "normcdf": "{F} {T} normcdf_{t}({T} a) {{ return ({T})0.5 * (1 + erf{s}(a * ({T})0.70710678118654752440)); }}",
     "gelu": "{F} {T} gelu_{t}({T} a) {{ return a * ({T})0.5 * (1 + erf{s}(a * ({T})0.70710678118654752440)); }}",
-    "softplus": (
-        "{F} {T} softplus_{t}({T} a) {{ return log1p{s}(exp{s}(-fabs{s}(a))) + (a > 0 || a != a ? a : 0); }}"
-    ),
+    "softplus": ("{F} {T} softplus_{t}({T} a) {{ return log1p{s}(exp{s}(-fabs{s}(a))) + (a > 0 || a != a ? a : 0); }}"),
 }
 _INTEGER = {
     "max": "{F} {T} max_{t}({T} a, {T} b) {{ return a > b ? a : b; }}",
@@ -61,12 +59,8 @@ _INTEGER = {
         "{F} {T} truncdiv_{t}({T} a, {T} b) {{\n"
         "  if (b == 0) return 0;\n  return b == ({T})-1 ? ({T})(({W})0 - ({W})a) : ({T})(a / b);\n}}"
     ),
-    "truncmod": (
-        "{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 || b == ({T})-1 ? ({T})0 : ({T})(a % b); }}"
-    ),
-    "shl": (
-        "{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(({W})a << (b < 0 ? 0 : b)); }}"
-    ),
+    "truncmod": ("{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 || b == ({T})-1 ? ({T})0 : ({T})(a % b); }}"),
+    "shl": ("{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(({W})a << (b < 0 ? 0 : b)); }}"),
     "shr": (
         "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})(a < 0 ? -1 : 0) : ({T})(a >> (b < 0 ? 0 : b)); }}"
     ),
@@ -181,9 +175,7 @@ _ROUNDED_PRODUCT = {
     Language.C: "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  volatile {T} product = a * b;\n  return product;\n}}",
     Language.CUDA: "{F} {T} mul_rn_{t}({T} a, {T} b) {{ return __{r}mul_rn(a, b); }}",
     # HIP's own __fmul_rn is a plain product, which the compiler does fuse
-    Language.HIP: (
-        "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  #pragma clang fp contract(off)\n  return a * b;\n}}"
-    ),
+    Language.HIP: ("{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  #pragma clang fp contract(off)\n  return a * b;\n}}"),
 }
 
 

@@ -121,9 +121,7 @@ def emit_together(
     raise InvariantError(f"no generator for {hw.family.value}")
 
 
-def _emit_c(
-    programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
-) -> KernelSource:
+def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
     setting = Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
     parts = [part for program in programs for part in program.parts]
     of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
@@ -268,5 +266,3 @@ def _used(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffe
     """Every input and output, read or not, and the workspaces that some launch touches."""
     touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.maps))}
     return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in touched)
-
-

@@ -60,7 +60,7 @@ def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
             corners = [x // y for x in a for y in b]
             return min(corners), max(corners)
         case OpKind.MOD if b[0] > 0:
-            return (a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1))
+            return a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1)
         case OpKind.MIN:
             return min(a[0], b[0]), min(a[1], b[1])
         case OpKind.MAX:

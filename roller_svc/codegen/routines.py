@@ -233,8 +233,9 @@ class _Outliner:
                 others, other = self._parted(y)
                 _join(terms, others, 1 if kind is OpKind.ADD else -1)
                 return terms, add(inside, other) if kind is OpKind.ADD else sub(inside, other)
-            case Op(kind=OpKind.MUL, args=(x, Const(value=int(by)))) | Op(
-                kind=OpKind.MUL, args=(Const(value=int(by)), x)
+            case (
+                Op(kind=OpKind.MUL, args=(x, Const(value=int(by))))
+                | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x))
             ):
                 terms, inside = self._parted(x)
                 return {term: c * by for term, c in terms.items()}, mul(inside, num(by))

@@ -221,9 +221,7 @@ class Walk:
     # compute --------------------------------------------------------------------------------------------------------
     def compute(self, node: Compute) -> None:
         place = self.scalar.places[node.tensor]
-        guards = [
-            (i, place.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.checked, strict=False)) if c
-        ]
+        guards = [(i, place.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.checked, strict=False)) if c]
         if not guards:
             self.line(self.assignment(node, place))
             return
@@ -247,8 +245,10 @@ class Walk:
         value: Expr = node.value
         if value.dtype.compute is not place.dtype.compute:
             value = Cast(value, place.dtype, implicit=True)
-        if kind in (OpKind.ADD, OpKind.MUL) and (place.dtype.compute is place.dtype) and (
-            place.dtype.is_float or self.dialect.wraps or not place.dtype.is_signed
+        if (
+            kind in (OpKind.ADD, OpKind.MUL)
+            and (place.dtype.compute is place.dtype)
+            and (place.dtype.is_float or self.dialect.wraps or not place.dtype.is_signed)
         ):
             return f"{target} {kind.value}= {_bare(self.scalar.value(value))};"
         old = Load(node.tensor, node.index, place.dtype)

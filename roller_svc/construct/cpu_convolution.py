@@ -132,9 +132,7 @@ class CpuConvolution:
         too_large = self._capacity_rule(block, base)
         moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
         points = math.prod(min(b, e) for b, e in zip(block, p.extents, strict=True))
-        return Look(
-            p.touched.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block)
-        )
+        return Look(p.touched.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
 
     def _capacity_rule(self, block: Tile, base: Base) -> str:
         p, mach = self.problem, self.problem.machine

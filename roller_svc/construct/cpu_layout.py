@@ -108,7 +108,7 @@ class CpuLayout:
     def _thread_rule(self, tile: Tile) -> str:
         layout = self.layout
         points = math.prod(tile)
-        least = min(layout.lanes ** 2, points)
+        least = min(layout.lanes**2, points)
         room = points * sum(load.dtype.bytes for load in layout.turned)
         return "room" if room > ROOM_BYTES and points > 4 * least else ""
 

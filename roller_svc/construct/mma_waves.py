@@ -44,9 +44,7 @@ def raster(p: Problem, block: Tile, at_once: int) -> int:
     return -(-grid_m // -(-grid_m // tall))
 
 
-def evened(
-    p: Problem, block: Tile, base: Base, granules: tuple[int, int]
-) -> Iterator[tuple[Tile, Base]]:
+def evened(p: Problem, block: Tile, base: Base, granules: tuple[int, int]) -> Iterator[tuple[Tile, Base]]:
     """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
     whole waves.
 

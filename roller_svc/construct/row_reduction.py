@@ -43,9 +43,7 @@ def stored_first(group: KernelGroup, program: RProgram) -> Launches:
     statements = tuple(s for s in group.statements if s is not reduction)
     written = {s.output: s for s in statements}
     known = dict(group.stored)
-    types = {
-        name: known.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()
-    }
+    types = {name: known.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()}
     read = {t for t in reduction.reads_tensors if t in written}
     stored = tuple((t, ty) for t, ty in types.items() if t in known or t in read)
     contraction = _contraction(group, statements, stored)
@@ -77,9 +75,7 @@ def _reduction(group: KernelGroup) -> TensorExpr:
     return group.row_reduction
 
 
-def _contraction(
-    group: KernelGroup, statements: tuple[TensorExpr, ...], stored: Workspace
-) -> KernelGroup:
+def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored: Workspace) -> KernelGroup:
     contraction = as_contraction(statements[0])
     if contraction is None:
         raise InvariantError(f"{group.name} is no contraction")
@@ -92,9 +88,7 @@ def _contraction(
     )  # fmt: skip
 
 
-def _nest(
-    group: KernelGroup, statement: TensorExpr, inputs: Workspace, result: tuple[str, TensorType]
-) -> KernelGroup:
+def _nest(group: KernelGroup, statement: TensorExpr, inputs: Workspace, result: tuple[str, TensorType]) -> KernelGroup:
     space = nest_space((statement,), statement.spatial, dict((*inputs, result)))
     return KernelGroup(
         f"{group.name}_rows", GroupKind.NEST, (statement,), statement.spatial, frozenset(), (result,), inputs, space

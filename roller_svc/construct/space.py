@@ -125,9 +125,7 @@ def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
 
 def _contiguity(access: TileAccess, axis: Axis) -> float:
     """1: neighbours along the axis are neighbours in memory; 0: the axis does not move it; -1: they are apart."""
-    used = [
-        (d, c) for d, dim in enumerate(access.dims) for name, c in dim.coeffs if name == axis.name
-    ]
+    used = [(d, c) for d, dim in enumerate(access.dims) for name, c in dim.coeffs if name == axis.name]
     if not used:
         return 0.0
     last = [d for d, dim in enumerate(access.dims) if dim.size > 1]
@@ -139,5 +137,3 @@ def _contiguity(access: TileAccess, axis: Axis) -> float:
         if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # an element for some neighbours: packed values
             return 1.0
     return -1.0
-
-

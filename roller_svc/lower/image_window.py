@@ -238,6 +238,7 @@ class ImageWindow:
                     channel = add(mul(ref(".step"), num(self.channels)), position)
                     there = substitute(value, member_values(axis, channel))
                     return Compute(WINDOW, (self.place(position, coordinates),), there)
+
                 return at
 
             inside = run(0, count, self.lanes, filled(guarded.inside))

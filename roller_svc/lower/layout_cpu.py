@@ -196,7 +196,8 @@ class _Layout:
         at[self.row.name] = add(ref(f"{self.row.name}.first"), ref(BLOCK_ROW))
         hints = tuple(
             Prefetch(load.tensor, tuple(substitute(i, at) for i in load.index), count + first)
-            for load in self.layout.turned for first in range(0, count, line)
+            for load in self.layout.turned
+            for first in range(0, count, line)
         )
         return (Loop(BLOCK_ROW, width, LoopKind.SERIAL, hints),)
 
@@ -247,9 +248,7 @@ class _Layout:
         index = tuple(substitute(i, here) for i in statement.index)
         source = Load(WOVEN, (num(0), block), statement.type.dtype)
         pitch = self._whole(column)
-        woven = Transpose(
-            statement.output, index, short, source, pitch, rows=short, lanes=lanes, along=len(index) - 2
-        )
+        woven = Transpose(statement.output, index, short, source, pitch, rows=short, lanes=lanes, along=len(index) - 2)
         hints = self._ahead_of(statement, index) if self._is_large else ()
         blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven, *hints))
         return (mapped, blocks)

@@ -58,9 +58,7 @@ class Pipeline:
             if step + 1 < tile.k_steps:
                 nodes += self._fragments(num(step + 1), num((step + 1) % 2))
             half = num(step % 2)
-            product = Mma(
-                ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype
-            )
+            product = Mma(ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype)
             nodes += (self.over_fragments((product,)),)
         buffers = min(2, tile.k_steps)
         for name, count, staged, words in (

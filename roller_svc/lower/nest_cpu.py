@@ -274,9 +274,7 @@ class _Rows:
         first = Load(acc, (*row, num(0)), dtype)
         return [*nodes, JoinLanes(f"{acc}.total", row, first, lanes, combine)]
 
-    def _pieces(
-        self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit
-    ) -> list[Node]:
+    def _pieces(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
         """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
         reduction for all rows at hand, each with its own accumulators."""
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]

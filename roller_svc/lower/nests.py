@@ -143,9 +143,7 @@ def _path(found: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
     return (*nest.outer, *nest.loops[: nest.stage.position(site.loop) + 1])
 
 
-def _check_site(
-    found: Nests, function: Function, path: tuple[NestLoop, ...], room_path: tuple[NestLoop, ...]
-) -> None:
+def _check_site(found: Nests, function: Function, path: tuple[NestLoop, ...], room_path: tuple[NestLoop, ...]) -> None:
     name = function.name
     if path and name in found.schedule.outputs:
         raise ScheduleError(f"{name} is an output: it is computed at root, whole", code="schedule-scope")
@@ -253,9 +251,7 @@ def _axis_ranges(statement: TensorExpr, stage: Stage, region: tuple[Range, ...])
     """The part of each spatial axis that is computed."""
     if statement.kind is StatementKind.SCATTER:
         return {}
-    return {
-        index.name: part for index, part in zip(statement.index, region, strict=True) if isinstance(index, AxisRef)
-    }
+    return {index.name: part for index, part in zip(statement.index, region, strict=True) if isinstance(index, AxisRef)}
 
 
 def _values(
@@ -304,4 +300,3 @@ def _check_loops(nest: Nest, function: Function) -> None:
                 f"iterations of {loop.name} all write the same elements of {function.name}", code="schedule-dependence",
                 hint="a reduction's loops stay serial unless each has an accumulator of its own",
             )  # fmt: skip
-

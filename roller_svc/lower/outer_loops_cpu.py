@@ -38,9 +38,7 @@ def outer_loops(
     return nodes
 
 
-def _neighbours(
-    at: Point, together: Together, nodes_at: Callable[[Point, int], tuple[Node, ...]]
-) -> tuple[Node, ...]:
+def _neighbours(at: Point, together: Together, nodes_at: Callable[[Point, int], tuple[Node, ...]]) -> tuple[Node, ...]:
     axis, width = together.axis, together.width
     start = ref(f"{axis.name}.first")
     at[axis.name] = add(start, together.place)

@@ -217,9 +217,7 @@ def _routine(nodes: tuple[Node, ...]) -> Node:
     return Routine("pack", nodes)
 
 
-def in_panel(
-    panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int
-) -> tuple[Node, ...]:
+def in_panel(panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int) -> tuple[Node, ...]:
     """What `lanes(coordinates, count)` does for the first `count` of the panel at `place`.
 
     A whole panel inside one row of the innermost member axis has neighbours in memory for neighbours.
@@ -248,9 +246,7 @@ def _with_coordinates(panels: Panels, count: int, nodes: tuple[Node, ...]) -> tu
     if len(axis.members) == 1:
         return nodes
     position = add(panels.place, ref(LANE))
-    fill = tuple(
-        Compute(f"{name}.of", (ref(LANE),), value) for name, value in member_values(axis, position).items()
-    )
+    fill = tuple(Compute(f"{name}.of", (ref(LANE),), value) for name, value in member_values(axis, position).items())
     nodes = (Loop(LANE, count, LoopKind.SERIAL, fill), *nodes)
     for member in axis.members:
         nodes = (Storage(f"{member.name}.of", DType.INT32, (count,), Scope.STACK, nodes),)

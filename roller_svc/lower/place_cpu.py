@@ -92,7 +92,6 @@ class Placing:
         nodes.append(JoinLanes(f"{found}.total", row, Load(found, (*row, num(0)), self.dtype), lanes, join))
         return nodes
 
-
     def end(self, index: Index) -> tuple[Node, ...]:
         """NaN, once it has come, is the extreme, and equal to nothing: it has no place."""
         name, dtype, _ = self._extreme

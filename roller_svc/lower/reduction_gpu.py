@@ -68,9 +68,7 @@ def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
 
 
-def _walked(
-    statement: TensorExpr, rows: ThreadRows, walk: RowWalk | None, outer: dict[str, Expr]
-) -> Walked:
+def _walked(statement: TensorExpr, rows: ThreadRows, walk: RowWalk | None, outer: dict[str, Expr]) -> Walked:
     """Where the statement's axes stand, its outer ones as given."""
     if walk is None:
         return Walked(statement.extents, outer, rows.places)
@@ -232,8 +230,10 @@ class _Reduction:
 
     def _part_rooms(self, statement: TensorExpr) -> list[Storage]:
         walk = self.walks[statement.output]
-        if walk is None or not self._is_parted(walk) or any(
-            statement in (pair.joint.first, pair.joint.second) for pair in self.pairs
+        if (
+            walk is None
+            or not self._is_parted(walk)
+            or any(statement in (pair.joint.first, pair.joint.second) for pair in self.pairs)
         ):
             return []
         return [register(_part_name(statement), statement.accumulator, *self.rows.shape, walk.run)]

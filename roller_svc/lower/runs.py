@@ -51,8 +51,10 @@ def alike(cond: Expr, place: str, run: int) -> bool:
         return False
     terms = linear(cond.args[0])
     own = terms.pop(AxisRef(place), 0)
-    return own == 1 and all(c % run == 0 for c in (int(cond.args[1].value), *terms.values())) and not any(
-        place in axes_of(term) for term in terms if term is not None
+    return (
+        own == 1
+        and all(c % run == 0 for c in (int(cond.args[1].value), *terms.values()))
+        and not any(place in axes_of(term) for term in terms if term is not None)
     )
 
 
@@ -79,5 +81,3 @@ def _divided(kind: OpKind, terms: Linear, by: int, places: Mapping[str, int]) ->
 def _within(low: Linear, unit: int, places: Mapping[str, int]) -> bool:
     first, last = span(low, places)
     return first >= 0 and last < unit
-
-

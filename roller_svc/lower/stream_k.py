@@ -27,9 +27,7 @@ JOINING_THREADS = 256
 TOTAL = ".total"
 
 
-def streamed(
-    name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogue
-) -> tuple[ScheduleTree, ScheduleTree]:
+def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogue) -> tuple[ScheduleTree, ScheduleTree]:
     """The launch that multiplies and the one that joins."""
     work = stream(program)
     partial, _ = partial_tiles(name, program)

@@ -85,7 +85,8 @@ class _Reading:
         most = turned_lanes(first.dtype, self.hw.vector_bytes)
         columns = self._columns(strides, most)
         turned = tuple(
-            (load, s[self.row]) for load, s in found
+            (load, s[self.row])
+            for load, s in found
             if load.dtype.bits == first.dtype.bits and self._columns(s, most) == columns
         )
         height, short = self._extent(self.row), math.prod(self._extent(c) for c in columns)

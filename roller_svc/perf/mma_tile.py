@@ -119,9 +119,7 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     )  # fmt: skip
 
 
-def staged(
-    operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC
-) -> StagedOperand:
+def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedOperand:
     """How the tile `extent` x `k` lies: as in memory, but for what no instruction transposes: bytes on NVIDIA's
     devices, anything on AMD's."""
     along_k = operand.along_k or dtype.bytes == 1 or not fragment.transposes

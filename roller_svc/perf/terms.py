@@ -48,9 +48,7 @@ class Costs:
     needs: BlockNeeds | None = None
 
 
-def simt_waves(
-    grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]
-) -> tuple[int, float]:
+def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]) -> tuple[int, float]:
     """How often the device is filled, and the cycles of all fillings; the last one may leave cores with fewer blocks.
 
     `block_cycles(c)`: cycles of a block that shares its core with c - 1 others.

@@ -129,7 +129,10 @@ _GO = "go\n"
 
 
 def run_confined(
-    command: list[str], directory: Path, limits: CompileLimits, output: Path | None = None,
+    command: list[str],
+    directory: Path,
+    limits: CompileLimits,
+    output: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up.

@@ -115,5 +115,3 @@ def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
 @settings(max_examples=60, deadline=None)
 def test_cuda_kernels_agree_with_the_reference_in_the_emulator(case: Case, target: str) -> None:
     check(case, target=target, runtime="emulator")
-
-

@@ -69,9 +69,7 @@ def test_every_candidate_keeps_the_contract(target: str, group: KernelGroup) -> 
 )
 @settings(QUIET, max_examples=12)
 @given(m=extents, n=extents, k=extents)
-def test_every_type_keeps_the_contract(
-    target: str, name: str, dtype: str, layout: str, m: int, n: int, k: int
-) -> None:
+def test_every_type_keeps_the_contract(target: str, name: str, dtype: str, layout: str, m: int, n: int, k: int) -> None:
     hw = hardware.load(target)
     group = matmul(m, n, k, dtype, layout=layout, hw=hw)
     for program in construct(group, hw, unit(hw, name)).programs:

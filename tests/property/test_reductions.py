@@ -119,9 +119,7 @@ def check_any_tiles(case: Case, data: st.DataObject) -> None:
 
 def check_chosen(case: Case, target: str) -> None:
     expression, signature = case
-    kernel = roller_svc.compile(
-        expression, signature, target=target, select="model", top_k=1, runtime="emulator"
-    )
+    kernel = roller_svc.compile(expression, signature, target=target, select="model", top_k=1, runtime="emulator")
     program = program_of(case)
     arrays = random_inputs(program, seed=1)
     verdict = agrees(program, kernel(**arrays), evaluate(program, arrays))

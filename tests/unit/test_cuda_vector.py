@@ -254,9 +254,10 @@ def test_shared_rooms_are_written_and_read_wide(dtype: DType, *, swizzled: bool)
     )
     room = Storage("s", dtype, (THREADS, width), Scope.SHARED, nodes, pad=0 if swizzled else chunk, swizzled=swizzled)
     kernel = source((room,), {"X": type_}, {"Y": type_})
-    assert wide(kernel.text) == ["load uint4 of x"] * 2 + ["store uint4 of s"] * 2 + ["load uint4 of s"] * 2 + [
-        "store uint4 of y"
-    ] * 2
+    assert (
+        wide(kernel.text)
+        == ["load uint4 of x"] * 2 + ["store uint4 of s"] * 2 + ["load uint4 of s"] * 2 + ["store uint4 of y"] * 2
+    )
     x = values(dtype, THREADS, width)
     np.testing.assert_array_equal(result(kernel, X=x), np.roll(x, -1, axis=0))
 

@@ -129,9 +129,7 @@ def estimating(helpers: int) -> Iterator[Estimating]:
 
 
 def batch() -> list[Item]:
-    return [
-        Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1000 + -(-LARGE // len(TARGETS)))
-    ]
+    return [Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1000 + -(-LARGE // len(TARGETS)))]
 
 
 def test_processes_give_what_this_one_gives() -> None:

@@ -121,8 +121,7 @@ def test_a_raster_saves_dram_traffic() -> None:
     group = GROUPS["square"]
     program = replace(ranked(group)[0].program, raster=1)
     plain, walked = (
-        {s.name: s.seconds for s in estimate(replace(program, raster=r), A100, operands(group)).stages}
-        for r in (1, 8)
+        {s.name: s.seconds for s in estimate(replace(program, raster=r), A100, operands(group)).stages} for r in (1, 8)
     )
     assert walked["dram"] < plain["dram"]
     assert walked["mma"] == plain["mma"]

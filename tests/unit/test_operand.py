@@ -251,9 +251,7 @@ def test_a_factor_is_a_load_only_where_it_is_that_or_zero(factor: str, has_sourc
 
 
 # units ---------------------------------------------------------------------------------------------------------------
-def reason(
-    hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *, allow_tf32: bool = False
-) -> str:
+def reason(hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *, allow_tf32: bool = False) -> str:
     """Why that unit does not take a matmul of those types, summed in `cast`."""
     text = f"C[m, n] +=! A[m, k].cast(`{cast}`) * B[k, n].cast(`{cast}`)"
     group = contraction(text, A=f"{a} 32 32", B=f"{b} 32 32")

@@ -84,7 +84,6 @@ def test_runs_are_sixteen_bytes_or_a_packed_word() -> None:
     assert rows_of(packed, shapes).run == 8
 
 
-
 def test_passes_count_what_one_pass_cannot_do() -> None:
     streamed = rows_of(SOFTMAX, {"x": (DType.FLOAT32, (4096, 1 << 18))})
     assert [access.passes for access in streamed.read] == [2]  # maximum with sum, then quotients

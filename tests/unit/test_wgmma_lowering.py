@@ -143,6 +143,7 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),
 }  # fmt: skip
 
+
 def trees(kind: str) -> tuple[ScheduleTree, ...]:
     _, text, inputs, *_ = KINDS[kind]
     found = contraction(text, HOPPER, **inputs)

@@ -134,5 +134,3 @@ def run_tree(
 def alloc_bytes(nodes: tuple[Node, ...]) -> int:
     """Room of all storage nodes."""
     return sum(math.prod(n.shape) * n.dtype.bytes for n in descend(nodes) if isinstance(n, Storage))
-
-
