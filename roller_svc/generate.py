@@ -43,6 +43,7 @@ def generate_together(
     What plans have in common, the same tiles of a group among it, stands in the text once.
     """
     types = stored_types(program)
+    types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # aligned copies
     workspace: list[tuple[str, TensorType]] = []
     made: dict[tuple[str, RProgram], tuple[Part, ...]] = {}
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
+from roller_svc.construct.aligned_copies import aligned_copies
 from roller_svc.construct.attention import Found, attentions
 from roller_svc.construct.attention_group import attention_group
 from roller_svc.construct.axis_fusion import fuse_axes
@@ -22,7 +23,7 @@ from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import Factors, GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.operand import value_dtype
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
@@ -66,11 +67,13 @@ class Traits:
     num_cores: int
     attends_in: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
     pairs: bool = False  # whether two contractions over one left factor become one kernel
+    moves_boxes: bool = False  # whether it has bulk copies, which take aligned rows only
+    aligns: bool = False  # whether contractions read copies that have such rows
 
     @property
     def alone(self) -> Traits:
         """What it asks where there is one statement: nothing may join it."""
-        return Traits(self.is_cpu, has_matrix_unit=False, num_cores=1)
+        return Traits(self.is_cpu, has_matrix_unit=False, num_cores=1, aligns=self.aligns)
 
     @property
     def apart(self) -> Traits:
@@ -82,10 +85,19 @@ class Traits:
         """The same device, two contractions over one left factor being one kernel."""
         return replace(self, pairs=self.has_matrix_unit)
 
+    @property
+    def aligned(self) -> Traits:
+        """The same device, contractions of rows that begin anywhere reading aligned copies of them, none of which is
+        attention."""
+        return replace(self, attends_in=frozenset(), aligns=self.moves_boxes)
+
 
 def traits(hw: HardwareSpec) -> Traits:
     attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
-    return Traits(hw.family is Family.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in)
+    return Traits(
+        hw.family is Family.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
+        moves_boxes=any(u.kind is UnitKind.WGMMA for u in hw.units),
+    )  # fmt: skip
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
@@ -101,17 +113,18 @@ def computed(program: TensorProgram, hw: Traits) -> tuple[TensorExpr, ...]:
     return divided_rows(tuple(split_reduced(s) for s in statements), {o.tensor for o in program.outputs})
 
 
-def partition_of(
-    program: TensorProgram, statements: tuple[TensorExpr, ...], hw: Traits
-) -> tuple[KernelGroup, ...]:
+def partition_of(program: TensorProgram, statements: tuple[TensorExpr, ...], hw: Traits) -> tuple[KernelGroup, ...]:
     """`partition` of a program that is `computed`."""
     wanted = {o.tensor for o in program.outputs}
+    types = stored_types(program)
+    if hw.aligns:
+        aligned = aligned_copies(statements, dict(program.inputs), lambda s: _contraction(s, hw))
+        statements, types = aligned.statements, types | dict(aligned.copies)
     statements, attention = attentions(statements, wanted, hw.attends_in) if hw.attends_in else (statements, {})
     singles = tuple(s for s in statements if s.output not in attention)
     pairs = paired_sums(singles, lambda s: _contraction(s, hw)) if hw.pairs else {}
     drafts = _drafts(statements, attention, pairs, hw)
     read_by = _readers(drafts)
-    types = stored_types(program)
     groups = (_group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts))
     return tuple(_with_constants(groups, program))
 
@@ -201,11 +214,7 @@ def _contraction(statement: TensorExpr, hw: Traits) -> Contraction | None:
 
 def _readers(drafts: list[_Draft]) -> list[set[str]]:
     """For each draft, which of its tensors other drafts read."""
-    return [
-        {t for other in drafts if other is not draft for t in other.reads}
-        & draft.written
-        for draft in drafts
-    ]
+    return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
 def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) -> _Draft | None:
@@ -238,14 +247,11 @@ def _shares_pass(draft: _Draft, hw: Traits) -> bool:
     """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
     last = draft.statements[-1]
     return cuts_evenly(last) and any(
-        joint.second is last and (not hw.is_cpu or joint.kind is JointKind.PLACE)
-        for joint in joints(draft.statements)
+        joint.second is last and (not hw.is_cpu or joint.kind is JointKind.PLACE) for joint in joints(draft.statements)
     )
 
 
-def _with_row_reduction(
-    draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: Traits
-) -> _Draft | None:
+def _with_row_reduction(draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: Traits) -> _Draft | None:
     """A contraction's draft with a reduction over all of n: the epilogue of matrix units does it.
 
     Where something else reads the results too, they are stored anyway, and a nest that reads them once does it all.
@@ -362,9 +368,7 @@ def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> 
     )  # fmt: skip
 
 
-def _group(
-    draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: Traits
-) -> KernelGroup:
+def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: Traits) -> KernelGroup:
     locals_ = frozenset(draft.written - wanted)
     if draft.attention is not None and draft.contraction is not None:
         return attention_group(name, draft.statements, (draft.contraction, draft.attention), types, locals_)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from roller_svc.construct.aligned_copies import may_align
 from roller_svc.construct.partition import Traits, computed, partition_of, traits
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -27,13 +29,25 @@ class Shared:
 
     def groupings(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
         """`groups`, where one of them is attention those that it would be as several kernels, and before these the same
-        with pairs of sums where there are any."""
+        with pairs of sums where there are any, and with aligned copies of what bulk copies do not take."""
         ways = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
             ways.append(ways[0].apart)
         plain = [self._groups_of(way) for way in ways]
         paired = [self._groups_of(way.paired) for way, groups in zip(ways, plain, strict=True) if _may_pair(groups)]
-        return (*(groups for groups in paired if any(group.is_paired for group in groups)), *plain)
+        whole = (*(groups for groups in paired if any(group.is_paired for group in groups)), *plain)
+        return (*self._aligned(ways[-1], whole), *whole)
+
+    def _aligned(self, way: Traits, whole: tuple[tuple[KernelGroup, ...], ...]) -> Iterator[tuple[KernelGroup, ...]]:
+        """Those that read such copies, with and without pairs."""
+        if not (way.moves_boxes and may_align(self.program)):
+            return
+        types = self.program.types
+        pairs = any(group.is_paired for groups in whole for group in groups)
+        for aligned in (way.aligned.paired, way.aligned) if pairs else (way.aligned,):
+            groups = self._groups_of(aligned)
+            if any(tensor not in types for group in groups for tensor, _ in group.stored):
+                yield groups
 
     def grouping_of(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
         """The groups that the plan's choices are for. On a CPU, where spaces may be views, there are no others."""
