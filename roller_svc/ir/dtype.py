@@ -56,11 +56,7 @@ class DType(Enum):
     @property
     def integer_range(self) -> tuple[int, int]:
         """Least and greatest value of an integer type, inclusive."""
-        if self is DType.BOOL:
-            return 0, 1
-        if self.is_signed:
-            return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
-        return 0, (1 << self.bits) - 1
+        return _INTEGER_RANGE[self]
 
 
 _BITS = {
@@ -71,6 +67,11 @@ _BITS = {
 }  # fmt: skip
 _RANK = {dtype: rank for rank, dtype in enumerate(DType)}
 _SIGNED = frozenset({DType.INT64, DType.INT32, DType.INT16, DType.INT8})
+_INTEGER_RANGE = {
+    dtype: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype in _SIGNED else (0, (1 << bits) - 1)
+    for dtype, bits in (_BITS | {DType.BOOL: 1}).items()
+    if not dtype.is_float
+}
 
 ALIASES: dict[str, DType] = {
     "float": DType.FLOAT32, "double": DType.FLOAT64, "half": DType.FLOAT16, "int": DType.INT32,
