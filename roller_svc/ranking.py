@@ -76,7 +76,7 @@ def ranked_groupings(shared: Shared, hw: HardwareSpec, top_k: int, demands: Dema
 
 
 def _least_seconds(ranked: Ranked) -> float:
-    return sum(candidates[0].estimate.seconds for candidates in ranked.candidates)
+    return _first(ranked).ranked_s
 
 
 def _ranked(groups: tuple[KernelGroup, ...], shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands) -> Ranked:
@@ -94,7 +94,7 @@ def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[P
     """The `top_k` least sums of one candidate a group, best first."""
 
     def seconds(at: tuple[int, ...]) -> float:
-        return sum(candidates[i].estimate.seconds for candidates, i in zip(ranked, at, strict=True))
+        return sum(candidates[i].ranked_s for candidates, i in zip(ranked, at, strict=True))
 
     first = (0,) * len(ranked)
     heap, seen = [(seconds(first), first)], {first}
@@ -139,7 +139,7 @@ def shortlisted(plans: tuple[GroupedPlan, ...], groupings: Groupings, count: int
 
 
 def _seconds(one: GroupedPlan) -> float:
-    return one.plan.estimate.seconds
+    return one.plan.ranked_s
 
 
 def _other_groupings(groupings: Groupings) -> tuple[list[Telling], list[Telling]]:

@@ -215,11 +215,11 @@ def settled(attempts: tuple[Attempt, ...], program: TensorProgram, hw: HardwareS
 
 
 def best_first(attempts: tuple[Attempt, ...], plans: tuple[GroupedPlan, ...] = ()) -> tuple[Attempt, ...]:
-    """By measured time, then by estimate, spilling and failed ones last; unbuilt plans stand behind built ones."""
+    """By measured time, then as the model ranks them, spilling and failed ones last; unbuilt behind built ones."""
 
     def order(attempt: Attempt) -> tuple[bool, bool, bool, float]:
         timed = attempt.measurement
-        seconds = timed.min_s if timed else attempt.plan.estimate.seconds
+        seconds = timed.min_s if timed else attempt.plan.ranked_s
         spilled = timed is None and spills(attempt) > 0
         return attempt.error is not None, attempt.compiled is None, spilled, seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
@@ -58,6 +59,9 @@ SHRUNK = 3  # tiles that scale-out starts from
 MATRIX_RULES = (MmaContraction, WgmmaContraction)
 RANKED = 36  # rPrograms that `rank` puts before the model
 RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
+# Units that are so near each other by the model are a tie, which the one of the higher rate wins: of small contractions
+# most of the time is launching and latency, and what is assumed of those moves estimates by more.
+TIE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,9 @@ def rank(
     p = prepared(group, hw, unit)
     construction = _construct(group, p, _limit(unit))
     model = Model(p)
-    return _candidates(_fastest(top_k, [model.timed(program) for program in construction.programs])), construction
+    none = Handicaps({unit.name: 1.0})
+    timed = [model.timed(program) for program in construction.programs]
+    return none.candidates(none.fastest(top_k, timed)), construction
 
 
 def rank_units(
@@ -94,6 +100,7 @@ def rank_units(
     far as it was constructed. `footprints`: what is known of the program's spaces from other devices; grows."""
     footprints = {} if footprints is None else footprints
     units = units_for(group, hw, demands)
+    handicaps = _handicaps(units)
     best: list[Timed] = []
     heads: list[Timed] = []
     found: list[Construction] = []
@@ -104,7 +111,7 @@ def rank_units(
         p = prepared(view, hw, unit, footprints)
         roofs.append(roofline(p))
         least_s = p.floor_s + launching_s(p.machine, 1)
-        if len(best) == top_k and best[-1].seconds <= least_s:
+        if len(best) == top_k and handicaps.ranked_s(best[-1]) <= least_s * handicaps.of_unit[unit.name]:
             continue  # nothing that this unit computes can be among the best
         try:
             construction = _construct(view, p, _limit(unit), varied=bool(demands.tiles))
@@ -115,27 +122,41 @@ def rank_units(
         model = Model(p)
         wanted.append(demanded(view, model, construction.programs, demands))
         timed = [model.timed(program) for program in wanted[-1].programs]
-        heads += _fastest(1, timed)
-        best = _fastest(top_k, [*best, *timed])
+        heads += handicaps.fastest(1, timed)
+        best = handicaps.fastest(top_k, [*best, *timed])
     if not found:
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
         raise unmet(group, demands.tiles, wanted)
-    return _candidates([*best, *_absent(heads, best)]), _together(found, units.refusals, _lowest(roofs))
+    candidates = handicaps.candidates([*best, *_absent(heads, best, handicaps)])
+    return candidates, _together(found, units.refusals, _lowest(roofs))
 
 
-def _fastest(count: int, timed: list[Timed]) -> list[Timed]:
-    return nsmallest(count, timed, key=lambda t: t.seconds)
+@dataclass(frozen=True, slots=True)
+class Handicaps:
+    """Who wins a tie. `of_unit`: the factor by which each unit's plans have to be the fastest, by its name."""
+
+    of_unit: Mapping[str, float]
+
+    def ranked_s(self, timed: Timed) -> float:
+        return timed.seconds * self.of_unit[timed.program.unit.name]
+
+    def fastest(self, count: int, timed: list[Timed]) -> list[Timed]:
+        return nsmallest(count, timed, key=self.ranked_s)
+
+    def candidates(self, timed: list[Timed]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)
 
 
-def _absent(heads: list[Timed], best: list[Timed]) -> list[Timed]:
+def _handicaps(units: Units) -> Handicaps:
+    highest = max(unit.flops_per_s for unit in units.taken)
+    return Handicaps({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE for unit in units.taken})
+
+
+def _absent(heads: list[Timed], best: list[Timed], handicaps: Handicaps) -> list[Timed]:
     """The heads that are not among the best, best first; none where no more than the one best was asked for."""
     known = {id(t) for t in best}
-    return _fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
-
-
-def _candidates(timed: list[Timed]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(t.program, t.estimate()) for t in timed)
+    return handicaps.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
 
 
 def views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
@@ -165,9 +186,7 @@ def _lowest(rooflines: list[tuple[Roof, ...]]) -> tuple[Roof, ...]:
     return min(rooflines, key=lambda roofs: roofs[0].seconds)
 
 
-def _together(
-    found: list[Construction], refusals: tuple[str, ...], roofline: tuple[Roof, ...]
-) -> Construction:
+def _together(found: list[Construction], refusals: tuple[str, ...], roofline: tuple[Roof, ...]) -> Construction:
     rejections: Counter[str] = Counter()
     for construction in found:
         rejections.update(dict(construction.rejections))
@@ -181,9 +200,7 @@ def _limit(unit: ComputeUnit) -> int:
     return RANKED_MATRIX if unit.is_matrix else RANKED
 
 
-def prepared(
-    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
-) -> Problem:
+def prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None) -> Problem:
     """What construction and model know of a group on a unit before any tile is chosen."""
     if group.attention is not None:
         return attention_problem(group, hw, unit, footprints)

@@ -58,10 +58,16 @@ class Roof:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An rProgram with its estimate."""
+    """An rProgram with its estimate. `handicap`: by what factor it has to be the fastest to come first."""
 
     program: RProgram
     estimate: Estimate
+    handicap: float = 1.0
+
+    @property
+    def ranked_s(self) -> float:
+        """The seconds by which it stands among others."""
+        return self.estimate.seconds * self.handicap
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ class Plan:
         )
 
     @property
+    def ranked_s(self) -> float:
+        """The seconds by which it stands among others."""
+        return sum(c.ranked_s for c in self.choices)
+
+    @property
     def main(self) -> Candidate:
         """The choice that takes longest."""
         return max(self.choices, key=lambda c: c.estimate.seconds)
