@@ -16,6 +16,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.attention_tile import attended
 from roller_svc.perf.mma_tile import LoadClass, LoadKind, feeds
+from roller_svc.perf.wgmma_attention_tile import attention_group_tile, grouped_attention
 from roller_svc.perf.wgmma_tile import WgmmaOperand, wgmma_tile
 
 Json = dict[str, Any]
@@ -125,9 +126,14 @@ def _attended(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     if group.attention is None:
         return []
     found = attended(group, program.unit, arch)
+    factors = (found.q, found.k, found.v)
+    loads = [_load(f.load, f.dtype) for f in factors]
+    if program.unit.kind is UnitKind.WGMMA:
+        tile = attention_group_tile(program, grouped_attention(group, program.unit, arch))
+        loads = [_ring_load(o) for o in (tile.q, tile.k, tile.v)]
     return [
-        {"dtype": f.dtype.value, "stored": f.operand.stored.value, "load": _load(f.load, f.dtype)}
-        for f in (found.q, found.k, found.v)
+        {"dtype": f.dtype.value, "stored": f.operand.stored.value, "load": load}
+        for f, load in zip(factors, loads, strict=True)
     ]
 
 

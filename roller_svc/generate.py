@@ -13,7 +13,7 @@ from roller_svc.construct.row_reduction import column_tiles, joined_after, store
 from roller_svc.construct.split import may_split, split_group
 from roller_svc.ir import printer
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import KernelSource, Role
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
@@ -126,6 +126,9 @@ def _pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable
 
 def _attention_pieces(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[Piece]:
     """One launch, or two where the keys are shared out."""
+    if program.unit.kind is UnitKind.WGMMA:
+        yield group, program, ()
+        return
     tile = attention_tile(program, attended(group, program.unit, hw.arch))
     if tile.pieces == 1:
         yield group, program, ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_bench.check import HALVES, Check, Inputs
+from gpu_bench.warpgroup_cases import UNIT
 
 # name: queries' batch, heads, length; keys' heads, length; features; what the operator is told
 _ATTENTION = {
@@ -23,16 +24,28 @@ _ATTENTION = {
     "odd-features": ((2, 2, 33), (1, 51), 13, ""),
     "narrow": ((2, 3, 65), (3, 65), 32, "scale=0.5"),
 }
+# and on warpgroups, whatever the model would choose: boxes of one head and of several, copies by threads, more tiles
+# than run at once
+_ON_WARPGROUPS = {
+    "square": ((1, 2, 128), (2, 128), 64, ""),
+    "causal-shared": ((1, 8, 110), (2, 150), 80, "causal=true"),
+    "causal-square": ((1, 2, 192), (2, 192), 128, "causal=true"),
+    "wide-causal": ((1, 2, 70), (2, 70), 256, "causal=true"),
+    "copied": ((1, 3, 65), (3, 65), 36, ""),
+    "many-tiles": ((4, 40, 130), (40, 70), 64, ""),
+}
 
 
 def attention_checks() -> Iterator[Check]:
     """Full and causal, many queries and one, heads that share keys, features of every width; the two types in turns."""
-    for number, (name, ((batch, heads, queries), (key_heads, keys), features, more)) in enumerate(_ATTENTION.items()):
-        dtype, causal = HALVES[number % 2], "causal" in more
-        queried, seen = (batch, heads, queries, features), (batch, key_heads, keys, features)
-        inputs = (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen)))
-        yield Check(f"{name}-{dtype}", "attention", f"O = attention(Q, K, V{', ' + more if more else ''})", inputs,
-                    finite=("V",) if causal else ())  # fmt: skip
+    for unit, found in ((None, _ATTENTION), (UNIT, _ON_WARPGROUPS)):
+        for number, (name, ((batch, heads, queries), (key_heads, keys), features, more)) in enumerate(found.items()):
+            dtype, causal = HALVES[number % 2], "causal" in more
+            queried, seen = (batch, heads, queries, features), (batch, key_heads, keys, features)
+            inputs = (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen)))
+            yield Check(f"{name}-{unit or 'chosen'}-{dtype}", "attention",
+                        f"O = attention(Q, K, V{', ' + more if more else ''})", inputs, unit=unit,
+                        finite=("V",) if causal else ())  # fmt: skip
     yield Check("mask-split", "attention", "O = attention(Q, K, V, M)",
                 (("Q", ("float16", (1, 4, 40, 64))), ("K", ("float16", (1, 4, 300, 64))),
                  ("V", ("float16", (1, 4, 300, 64))), ("M", ("float16", (40, 300)))),

@@ -6,6 +6,7 @@ import zlib
 
 from mutants import (
     attention_bugs,
+    attention_groups,
     matrix_async,
     matrix_kinds,
     memory_bugs,
@@ -24,6 +25,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *scalar_bugs.MUTATIONS,
     *memory_bugs.MUTATIONS,
     *attention_bugs.MUTATIONS,
+    *attention_groups.MUTATIONS,
     *softmax_bugs.MUTATIONS,
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.congruences import Congruence, congruence
 from roller_svc.codegen.cuda_hopper import hopper_line
-from roller_svc.codegen.cuda_matrix import MatrixNode, matrix_lines
+from roller_svc.codegen.cuda_matrix import MatrixNode, called, matrix_lines
 from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.instructions import AMPERE, instruction
@@ -51,6 +51,7 @@ INT32_ELEMENTS = 1 << 31
 _WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
 WAVE = 64
+ROLES_BARRIER = 1  # number of the one that roles meet in; 0 is that of __syncthreads (PTX ISA, "bar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,10 @@ class CudaWalk(Walk):
         scalar.values.pop(node.var, None)
         scalar.ranges[node.var] = (0, 1)
         with self.declaring(identifier):
-            self.line(f"const int {identifier} = __syncthreads_or({cond}) != 0;")
+            meeting = f"__syncthreads_or({cond}) != 0"
+            if node.threads is not None:
+                meeting = f"{called('named_any', scalar)}({ROLES_BARRIER}, {node.threads}, {cond})"
+            self.line(f"const int {identifier} = {meeting};")
             self.nodes(node.body)
         scalar.values, scalar.ranges = saved
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from roller_svc.codegen.cuda_matrix import called, pointer
 from roller_svc.codegen.hopper_instructions import wgmma_wrapper
 from roller_svc.codegen.scalar import Scalar
@@ -22,6 +24,7 @@ from roller_svc.ir.hopper_nodes import (
     FenceWarpgroup,
     HopperNode,
     InitBarrier,
+    RegisterMatrix,
     SetRegisters,
     SharedMatrix,
     StoreMatrix,
@@ -76,7 +79,7 @@ def _await_products(node: AwaitWarpgroup, scalar: Scalar) -> str:
     if node.sums is None:
         return wait
     place = scalar.places[node.sums]
-    fragments, words = place.shape
+    fragments, words = place.shape[0], math.prod(place.shape[1:])
     hold = called(f"hold_results_{words}{'' if place.dtype.is_float else '_s32'}", scalar)
     return " ".join((wait, *(f"{hold}({place.identifier} + {number * words});" for number in range(fragments))))
 
@@ -105,16 +108,19 @@ def _bulk_load(node: BulkLoad, scalar: Scalar) -> str:
 
 def _product(node: WarpgroupMma, scalar: Scalar) -> str:
     a, b = node.a, node.b
-    sides = ["k" if side.along_k else "m" for side in (a, b)]
+    sides = ["r" if isinstance(side, RegisterMatrix) else "k" if side.along_k else "m" for side in (a, b)]
     name = called(wgmma_wrapper(node.columns, a.dtype, b.dtype, *sides), scalar)
     place = scalar.places[node.tensor]
     first = scalar.address(place, node.index)
     results = place.identifier if first == "0" else f"{place.identifier} + {first}"
-    operands = ", ".join(_descriptor(side, scalar) for side in (a, b))
+    operands = ", ".join(_operand(side, scalar) for side in (a, b))
     return f"{name}({results}, {operands}, {scalar.index(node.accumulate)});"
 
 
-def _descriptor(side: SharedMatrix, scalar: Scalar) -> str:
+def _operand(side: SharedMatrix | RegisterMatrix, scalar: Scalar) -> str:
+    """The words of what is in registers, a descriptor of what is in shared memory."""
+    if isinstance(side, RegisterMatrix):
+        return pointer(scalar, side.tensor, side.index)
     name = called(f"matrix_descriptor_{side.swizzle_bytes}", scalar)
     room = _plain_pointer(scalar, side.tensor, side.index)
     advance = f" + {side.advance_bytes // DESCRIPTOR_UNIT_BYTES}" if side.advance_bytes else ""

@@ -68,6 +68,14 @@ _PLAIN = {
     "registers_increase": _counted("registers_increase", "setmaxnreg.inc.sync.aligned.u32 %0;"),
     "named_barrier": _plain("void named_barrier(unsigned int id, unsigned int threads)", "bar.sync %0, %1;",
                             '"r"(id), "r"(threads) '),
+    # whether it is so in any of the threads that meet
+    "named_any": f"""{_F} int named_any(unsigned int id, unsigned int threads, int cond) {{
+  int any;
+  asm volatile("{{\\n.reg .pred own, found;\\nsetp.ne.b32 own, %3, 0;\\n"
+               "bar.red.or.pred found, %1, %2, own;\\nselp.b32 %0, 1, 0, found;\\n}}"
+               : "=r"(any) : "r"(id), "r"(threads), "r"(cond) : "memory");
+  return any;
+}}""",
     "cluster_sync": f"""{_F} void cluster_sync() {{
   asm volatile("barrier.cluster.arrive.release.aligned;\\n"
                "barrier.cluster.wait.acquire.aligned;" ::: "memory");

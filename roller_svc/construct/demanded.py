@@ -13,6 +13,7 @@ from roller_svc.ir.demands import Demands
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.attention_mask import KeyBounds, key_bounds
 from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import BlockNeeds, block_registers
@@ -126,6 +127,8 @@ def _nearest_split(group: KernelGroup, model: Model, program: RProgram, wanted: 
         return Nearest(1, "a reduction has at least 1 part")
     if wanted == 1:
         return Nearest(1)
+    if group.attention is not None and program.unit.kind is UnitKind.WGMMA:
+        return Nearest(1, "blocks of warpgroups do not share keys")
     if group.attention is not None:
         (keys,) = program.space.role(AxisRole.K)
         steps = -(-keys.extent // program.block[keys.name])
@@ -218,6 +221,8 @@ def _nearest_cluster(side: int) -> _Search:
             return Nearest(1)
         if program.unit.kind is not UnitKind.WGMMA:
             return Nearest(1, f"{program.unit.name} has no clusters")
+        if group.attention is not None:
+            return Nearest(1, "blocks of attention form no clusters")
         if program.stream_k:
             return Nearest(1, "blocks that stream steps form no clusters")
         reason = _cluster_refusal(model, program, side, wanted)
@@ -251,6 +256,8 @@ def _nearest_blocks(group: KernelGroup, model: Model, program: RProgram, wanted:
         return Nearest(0)
     if program.unit.kind is not UnitKind.WGMMA:
         return Nearest(0, f"{program.unit.name} has a block for each tile")
+    if group.attention is not None and key_bounds(group) != KeyBounds():
+        return Nearest(0, "under a mask each tile of attention has a block")
     if program.stream_k:
         return Nearest(0, "blocks that stream steps walk no whole tiles")
     size = program.cluster_size

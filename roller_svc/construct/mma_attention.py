@@ -41,6 +41,7 @@ class AttentionShape:
     base: Base
     parts: int
     stages: int
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class MmaAttention:
     # register level -------------------------------------------------------------------------------------------------
     def _warp_stage(self) -> Stage:
         p = self.problem
-        steps = self._steps({p.m: _fitting(WARP_ROWS, p.extent(p.m)), p.k: _fitting(WARP_KEYS, p.extent(p.k))})
+        steps = self._steps({p.m: fitting(WARP_ROWS, p.extent(p.m)), p.k: fitting(WARP_KEYS, p.extent(p.k))})
         return Stage(
             level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
             look=self._warp_look, saturates=lambda _: True,
@@ -139,13 +140,13 @@ class MmaAttention:
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        whole = {self.problem.n: self._columns(), self._features: (_whole(self._extent(self._features)),)}
-        return tuple([(chosen | whole).get(i, (1,)) for i in range(len(self.problem.extents))])
+        rest = {self.problem.n: self._columns(), self._features: (whole(self._extent(self._features)),)}
+        return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.problem.extents))])
 
     def _columns(self) -> Tile:
         """All of a row's results, or as even parts of them as registers have room for."""
         extent = self.problem.extent(self.problem.n)
-        return (_whole(-(-extent // -(-extent // MOST_COLUMNS))),)
+        return (whole(-(-extent // -(-extent // MOST_COLUMNS))),)
 
     @property
     def _features(self) -> int:
@@ -155,10 +156,11 @@ class MmaAttention:
         return self.problem.extents[axis]
 
 
-def _whole(extent: int) -> int:
+def whole(extent: int) -> int:
+    """The extent in whole instructions."""
     return -(-extent // GRANULE) * GRANULE
 
 
-def _fitting(sizes: Tile, extent: int) -> Tile:
+def fitting(sizes: Tile, extent: int) -> Tile:
     """Those no larger than what the extent takes in whole instructions; the smallest in any case."""
-    return (sizes[0], *(size for size in sizes[1:] if size <= _whole(extent)))
+    return (sizes[0], *(size for size in sizes[1:] if size <= whole(extent)))

@@ -29,6 +29,7 @@ from roller_svc.construct.simt_reduction import SimtReduction
 from roller_svc.construct.simt_window import SimtWindow
 from roller_svc.construct.split import may_split
 from roller_svc.construct.units import Units, units_for
+from roller_svc.construct.wgmma_attention import WgmmaAttention
 from roller_svc.construct.wgmma_contraction import WgmmaContraction
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import NO_DEMANDS, Demands
@@ -215,7 +216,9 @@ def prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints
 def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:
     """`varied`: tiles of a matrix unit as different as may be, since those that promise most may not meet a demand."""
     if p.attention is not None:
-        return _construct_attention(MmaAttention(p, p.attention), limit)
+        groups = p.attention_groups
+        by_warps = MmaAttention(p, p.attention)
+        return _construct_attention(by_warps if groups is None else WgmmaAttention(p, groups), limit)
     rules = rules_for(group, p, varied=varied)
     matrix = rules if isinstance(rules, MATRIX_RULES) and not varied else None
     log = Log(MAX_VISITS)
@@ -238,10 +241,10 @@ def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = Fal
     return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
 
 
-def _construct_attention(rules: MmaAttention, limit: int) -> Construction:
+def _construct_attention(rules: MmaAttention | WgmmaAttention, limit: int) -> Construction:
     log = Log(MAX_VISITS)
     programs = tuple(
-        rprogram_of(rules.problem, Shape(s.block, s.base, s.parts, Pipeline(s.stages)))
+        rprogram_of(rules.problem, Shape(s.block, s.base, s.parts, Pipeline(s.stages, blocks=s.blocks)))
         for s in rules.shapes(log, VISITS_PER_STAGE, limit)
     )
     if not programs:

@@ -63,18 +63,20 @@ def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
 def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
     16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
-    halves = unit.kind is UnitKind.MMA and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
+    halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
     nvidia = hw.family is Family.CUDA and hw.arch >= FIRST_ASYNC
     return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _shape_refusal(unit)
 
 
 def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: Demands) -> Units:
-    taken = tuple(unit for unit in hw.units if unit.in_dtype is dtype and attends(unit, hw))
-    if demands.family not in (None, KernelFamily.MMA) or not taken:
+    kinds = () if demands.family is KernelFamily.SIMT else _KINDS[demands.family]
+    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and attends(unit, hw)]
+    if not found:
+        wanted = demands.family if demands.family is KernelFamily.WGMMA else KernelFamily.MMA
         raise NoCandidateError(
-            f"{group.name}: attention is one kernel on {_UNITS[KernelFamily.MMA]} only", rejections={"unit kind": 1}
+            f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1}
         )
-    return Units(taken)
+    return Units(tuple(sorted(found, key=lambda unit: kinds.index(unit.kind))))
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:

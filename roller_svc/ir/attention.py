@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, loads_of
@@ -63,6 +63,21 @@ def mask(attention: Attention) -> Mask | None:
             return Mask(cond, float(filled.value)) if isinstance(filled, Const) else None
         case _:
             return None
+
+
+def unmasked(attention: Attention) -> Expr:
+    """The score where the condition of its mask holds."""
+
+    def then(expr: Expr) -> Expr:
+        match expr:
+            case Cast(arg=arg):
+                return replace(expr, arg=then(arg))
+            case Select(then=kept):
+                return kept
+            case _:
+                return expr
+
+    return attention.score if mask(attention) is None else then(attention.score)
 
 
 def _passed_on(expr: Expr) -> Expr:

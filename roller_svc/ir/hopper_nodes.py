@@ -118,6 +118,16 @@ class SharedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterMatrix:
+    """A left operand that the warpgroup holds: four words of a thread from tensor[index] on, those of 16 rows a warp in
+    the layout of mma.sync m16n8k(32 bytes)."""
+
+    tensor: str
+    index: Index
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
 class WarpgroupMma:
     """Begins: a warpgroup's 64 x `columns` results, tensor[index] being a thread's first, += a * b over 32 bytes of k;
     where `accumulate` is 0 they become a * b. Registers belong to it until it is awaited."""
@@ -125,7 +135,7 @@ class WarpgroupMma:
     tensor: str
     index: Index
     columns: int
-    a: SharedMatrix
+    a: SharedMatrix | RegisterMatrix
     b: SharedMatrix
     accumulate: Expr
 
@@ -142,8 +152,8 @@ class CommitWarpgroup:
 
 @dataclass(frozen=True, slots=True)
 class AwaitWarpgroup:
-    """All groups of the warpgroup's products but the `pending` youngest are done. `sums`: none is left, and what reads
-    that tensor's registers stays behind this wait, which names no register that it waits for."""
+    """All groups of the warpgroup's products but the `pending` youngest are done. `sums`: all on that tensor are, and
+    what reads its registers stays behind this wait, which names no register that it waits for."""
 
     pending: int
     sums: str | None = None

@@ -253,11 +253,15 @@ class Exp2:
 
 @dataclass(frozen=True, slots=True)
 class AnyThread:
-    """`var` is 1 in the body where `cond` holds in any thread of the block, else 0. All threads of it meet here."""
+    """`var` is 1 in the body where `cond` holds in any thread of the block, else 0. All threads of it meet here.
+
+    `threads`: those of the block, who come from several such nodes, each from that of its role.
+    """
 
     var: str
     cond: Expr
     body: tuple[Node, ...]
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.lower.attention_mma import lower_attention_mma
+from roller_svc.lower.attention_wgmma import lower_attention_wgmma
 from roller_svc.lower.contraction_cpu import lower_contraction_cpu
 from roller_svc.lower.contraction_gpu import lower_contraction_gpu
 from roller_svc.lower.contraction_mma import lower_contraction_mma
@@ -47,7 +48,8 @@ def _lowered(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[S
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, family)
     if group.kind is GroupKind.ATTENTION:
-        return lower_attention_mma(group, program, hw.arch)
+        by_groups = program.unit.kind is UnitKind.WGMMA
+        return (lower_attention_wgmma if by_groups else lower_attention_mma)(group, program, hw.arch)
     if program.unit.takes_fragments:
         return lower_contraction_mma(group, program, hw)
     if program.unit.kind is UnitKind.WGMMA:

@@ -24,7 +24,9 @@ from roller_svc.ir.hopper_nodes import (
     FenceWarpgroup,
     HopperNode,
     InitBarrier,
+    RegisterMatrix,
     SetRegisters,
+    SharedMatrix,
     StoreMatrix,
     WarpBarrier,
     WarpgroupMma,
@@ -62,15 +64,15 @@ class AsyncOrder:
     barriers: dict[str, _Barrier] = field(default_factory=dict)
     unfenced: set[str] = field(default_factory=set)  # shared rooms that threads wrote, unseen by the async proxy
     begun: set[str] = field(default_factory=set)  # registers of products that no group has yet
-    committed: set[str] = field(default_factory=set)  # and those of groups that are not awaited
+    committed: list[frozenset[str]] = field(default_factory=list)  # and those of groups that are not awaited
     stores: set[str] = field(default_factory=set)  # rooms of bulk stores that no group has yet
     stored: set[str] = field(default_factory=set)
     registers_fenced: bool = False
 
     @property
     def in_flight(self) -> set[str]:
-        """Registers that products may still write."""
-        return self.begun | self.committed
+        """Registers that products may still write, or read."""
+        return self.begun.union(*self.committed)
 
     def node(self, node: HopperNode) -> None:
         """Raises ScheduleError where it comes too early."""
@@ -90,12 +92,14 @@ class AsyncOrder:
             case FenceWarpgroup():
                 self.registers_fenced = True
             case WarpgroupMma(tensor=tensor, a=a, b=b):
-                self._product(tensor, (a.tensor, b.tensor))
+                self._product(tensor, tuple(side.tensor for side in (a, b) if isinstance(side, SharedMatrix)))
+                if isinstance(a, RegisterMatrix):
+                    self.begun.add(a.tensor)
             case CommitWarpgroup():
-                self.committed |= self.begun
+                self.committed.append(frozenset(self.begun))
                 self.begun.clear()
-            case AwaitWarpgroup(pending=0):
-                self.committed.clear()
+            case AwaitWarpgroup(pending=pending):
+                del self.committed[: max(0, len(self.committed) - pending)]
             case BulkStore(tensor=tensor):
                 self._seen(tensor)
                 self.stores.add(tensor)
@@ -131,6 +135,11 @@ class AsyncOrder:
                 hint="await the copies, then let all threads of the block meet",
             )  # fmt: skip
 
+    def changed(self, registers: str) -> None:
+        """Raises ScheduleError where a product may still write or read them."""
+        if registers in self.in_flight:
+            raise ScheduleError(f"{registers} is written while products on it are under way", code="schedule-order")
+
     def written(self, room: str) -> None:
         """A thread has written to a shared room."""
         self.unfenced.add(room)
@@ -161,7 +170,7 @@ class AsyncOrder:
             if known is state:
                 self.barriers[barrier] = _Barrier(state + 1)
 
-    def _product(self, tensor: str, rooms: tuple[str, str]) -> None:
+    def _product(self, tensor: str, rooms: tuple[str, ...]) -> None:
         for room in rooms:
             self._seen(room)
         if not self.registers_fenced:

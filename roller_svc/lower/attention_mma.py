@@ -14,21 +14,18 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.attention import Attention
-from roller_svc.ir.build import add, both, ceil_div, div, equal, less, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, both, div, equal, less, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, substitute
+from roller_svc.ir.expr import Const, Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, Factors, KernelGroup
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    AnyThread,
     AwaitCopies,
     Barrier,
     Branch,
     CommitCopies,
     Compute,
-    LaneReduce,
     Let,
     LoadMatrix,
     Loop,
@@ -62,7 +59,6 @@ from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.lower.ring import Ring, Steps
 from roller_svc.lower.rows import register, wrapped
 from roller_svc.lower.staging import THREAD, Staging
-from roller_svc.perf.attention_mask import VANISHING
 from roller_svc.perf.attention_tile import AttentionTile, attended, attention_tile, partial_results
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 
@@ -70,6 +66,7 @@ VALUES = ".v_shared"
 WEIGHTS = ".weights"  # a fragment
 PAIR = 2 * COLUMNS  # columns that one load of fragments brings
 _F32 = DType.FLOAT32
+RESULT = (ref("m.fragment"), ref("n.fragment"), word())
 
 
 def lower_attention_mma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
@@ -126,7 +123,9 @@ class _Kernel:
             group, space.role(AxisRole.BATCH), m, n, keys, Factors(attention.q, attention.v), space.compute_dtype
         )
         steps = KeySteps(tile, m, keys, found.bounds)
-        return cls(view, attention, tile, steps, Softmax(attention, tile, m, keys), q, Ring(tile.stages, (k, v)))
+        return cls(
+            view, attention, tile, steps, Softmax(attention, tile, m, keys, RESULT), q, Ring(tile.stages, (k, v))
+        )
 
     # the launch -----------------------------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
@@ -137,23 +136,7 @@ class _Kernel:
             register(TOTAL, _F32, rows, 2),
         ]  # fmt: skip
         nodes = wrapped(storages, (*cleared(self.softmax), *self._weighed_sums(), *self._left()))
-        return self._blocks(self.steps.around(self._threads(nodes)))
-
-    def _blocks(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Blocks that share keys and values follow each other; of those under a mask, the ones with most keys first."""
-        tile, view = self.tile, self.view
-        count = ceil_div(view.m.extent, tile.m)
-        if self.steps.bounds.uppers:
-            nodes = (Let("m.block", sub(num(count - 1), ref("m.turn")), nodes),)
-            nodes = (Loop("m.turn", count, LoopKind.BLOCK, nodes),)
-        else:
-            nodes = (Loop("m.block", count, LoopKind.BLOCK, nodes),)
-        nodes = (Loop("n.block", ceil_div(view.n.extent, tile.n), LoopKind.BLOCK, nodes),)
-        if tile.parts > 1:
-            nodes = (Loop(PART, tile.parts, LoopKind.BLOCK, nodes),)
-        for batch in reversed(view.batch):
-            nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
-        return nodes
+        return self.steps.blocks(self.view, self.steps.around(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         warp = add(mul(ref("m.warp"), num(self.tile.key_warps)), ref("k.warp"))
@@ -169,38 +152,13 @@ class _Kernel:
         tile, steps = self.tile, self.steps
         load = self.q.copies(num(0), num(0)) if self.q.is_async else self.q.moves(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CommitCopies())
-        if steps.comes_back:
-            nodes += (Loop(".pass", 2, LoopKind.SERIAL, self._again()),)
-        else:
-            nodes += self._pass(steps.seen)
+        counts = self.softmax.counts_beyond(steps.bounds.beyond or 0.0)
+        nodes += steps.passes(counts, lambda seen, _: self._pass(seen))
         nodes += (AwaitCopies(0),)  # of queries, where there was no key to be multiplied with
         kept = tile.feature_steps if tile.holds_queries else 1
         nodes = (Storage(A, DType.UINT32, (kept, tile.row_fragments, 4), Scope.REGISTER, nodes),)
         nodes = self.ring.rooms(nodes)
         return Ring(1, (self.q,)).rooms(nodes)
-
-    def _again(self) -> tuple[Node, ...]:
-        """A second time for the keys that the mask leaves out, if some row has no score that makes theirs vanish."""
-        steps, first = self.steps, equal(ref(".pass"), num(0))
-        seen, beyond = steps.seen, steps.beyond
-        begin = Select(first, seen.first, beyond.first, DType.INT32)
-        count = Select(first, seen.count, mul(ref(".again"), beyond.count), DType.INT32)
-        nodes = self._pass(Steps(ref(".begin"), ref(".count"), steps.share))
-        nodes = (Let(".begin", begin, (Let(".count", count, nodes),)),)
-        return (AnyThread(".again", self._counts_beyond(), nodes),)
-
-    def _counts_beyond(self) -> Expr:
-        """Whether scores under the mask are not so far below the maximum of a row of this thread that they vanish."""
-        filled = Const(self.steps.bounds.beyond or 0.0, _F32)
-        found: Expr | None = None
-        for row in range(2 * self.tile.row_fragments):
-            maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
-            above = Op(OpKind.SUB, (maximum, filled), _F32)
-            vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
-            counts = Op(OpKind.LNOT, (vanish,), DType.INT8)
-            found = counts if found is None else Op(OpKind.LOR, (found, counts), DType.INT8)
-        assert found is not None, "a thread has rows"
-        return found
 
     def _pass(self, steps: Steps) -> tuple[Node, ...]:
         work = (Let(KEY_STEP, steps.number, self._step()),)
@@ -229,7 +187,7 @@ class _Kernel:
             *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
             register(B, DType.UINT32, 2, 2), register(WEIGHTS, DType.UINT32, rows, 4),
         ]  # fmt: skip
-        return wrapped(storages, (*self._products(), *self.softmax.nodes(), *self._mixed()))
+        return wrapped(storages, (*self._products(), *self.softmax.weights(), self.softmax.rescaled(), *self._mixed()))
 
     def _products(self) -> tuple[Node, ...]:
         """Queries times keys, features step by step."""
@@ -281,13 +239,10 @@ class _Kernel:
     # results --------------------------------------------------------------------------------------------------------
     def _left(self) -> tuple[Node, ...]:
         """Sums of rows, and what becomes of them."""
-        joined = self.softmax.each_row((LaneReduce(TOTAL, ROW, Combine.SUM, QUAD),))
         if self.tile.pieces > 1:
-            return (joined, *self._pieces())
-        share = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
-        inverse = self.softmax.each_row((Compute(TOTAL, ROW, share),))
-        divide = self.softmax.over_results(lambda result: Op(OpKind.MUL, (result, Load(TOTAL, ROW, _F32)), _F32))
-        return (joined, inverse, divide, Barrier(), *Epilogue(self.view, self.tile.result).nodes())
+            return (self.softmax.joined(), *self._pieces())
+        divided = (self.softmax.joined(), *self.softmax.divided())
+        return (*divided, Barrier(), *Epilogue(self.view, self.tile.result).nodes())
 
     def _pieces(self) -> tuple[Node, ...]:
         """A warp's part of the sums over keys, into memory."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from roller_svc.ir.attention import Attention
+from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.build import add, both, less, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.program import Combine, identity
-from roller_svc.ir.schedule import Compute, Exp2, LaneReduce, Let, Loop, LoopKind, Node
+from roller_svc.ir.schedule import Branch, Compute, Exp2, LaneReduce, Let, Loop, LoopKind, Node
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.mma_epilogue import column_of_word, row_of_word, word
 from roller_svc.lower.mma_pipeline import ACC
-from roller_svc.perf.attention_tile import AttentionTile
+from roller_svc.perf.attention_mask import VANISHING
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 
 KEY_STEP = ".key_step"  # number of the step along all keys
@@ -31,16 +32,71 @@ _F32 = DType.FLOAT32
 _MINUS_INFINITY = identity(Combine.MAX, _F32)
 
 
+class WarpTile(Protocol):
+    """What a warp has of a block's rows and keys, in fragments of 16 x 8."""
+
+    @property
+    def m(self) -> int: ...
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def warp_m(self) -> int: ...
+
+    @property
+    def warp_keys(self) -> int: ...
+
+    @property
+    def row_fragments(self) -> int: ...
+
+    @property
+    def key_fragments(self) -> int: ...
+
+    @property
+    def fragments(self) -> int:
+        """Of results, along n."""
+
+
 @dataclass(frozen=True, slots=True)
 class Softmax:
+    """`result`: where among the registers of results the word of a fragment is."""
+
     attention: Attention
-    tile: AttentionTile
+    tile: WarpTile
     rows: TileAxis
     keys: TileAxis
+    result: tuple[Expr, ...]
 
-    def nodes(self) -> tuple[Node, ...]:
-        """Scores become weights; maxima, sums and results follow."""
-        return (*self._scored(), *self._raised(), *self._weighed(), self._rescaled())
+    def weights(self, whole: Expr | None = None) -> tuple[Node, ...]:
+        """Scores become weights; maxima and sums follow. `whole`: whether no row leaves out any key of the step."""
+        return (*self._scored(whole), *self._raised(), *self._weighed())
+
+    def rescaled(self) -> Node:
+        """Results so far, below the new maxima."""
+        return self.over_results(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
+
+    def divided(self) -> tuple[Node, ...]:
+        """Results over the sums of exponentials, once lanes have joined these."""
+        share = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
+        inverse = self.each_row((Compute(TOTAL, ROW, share),))
+        return (inverse, self.over_results(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
+
+    def joined(self) -> Node:
+        """Sums of exponentials of whole rows, in each of their lanes."""
+        return self.each_row((LaneReduce(TOTAL, ROW, Combine.SUM, QUAD),))
+
+    def counts_beyond(self, filled: float) -> Expr:
+        """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
+        found: Expr | None = None
+        for row in range(2 * self.tile.row_fragments):
+            maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
+            above = Op(OpKind.SUB, (maximum, Const(filled, _F32)), _F32)
+            vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
+            counts = Op(OpKind.LNOT, (vanish,), DType.INT8)
+            found = counts if found is None else Op(OpKind.LOR, (found, counts), DType.INT8)
+        assert found is not None, "a thread has rows"
+        return found
 
     # each row of a lane ---------------------------------------------------------------------------------------------
     def each_row(self, nodes: tuple[Node, ...]) -> Node:
@@ -63,28 +119,42 @@ class Softmax:
         return (ref("m.fragment"), ref("key.fragment"), word())
 
     # steps ----------------------------------------------------------------------------------------------------------
-    def _scored(self) -> tuple[Node, ...]:
+    def _scored(self, whole: Expr | None) -> tuple[Node, ...]:
         """Products become scores, of which the greatest is noted."""
+        start = Compute(PEAK, ROW, Load(MAXIMUM, ROW, _F32))
+        scored = self.each_row(self.placed_row((start, self._noted(self._value(self.attention.score)))))
+        if whole is None:
+            return (scored,)
+        plain = self._of_rows(self._placed_product(unmasked(self.attention)), None)
+        return (Branch(whole, (self.each_row(self.placed_row((start, self._noted(plain)))),), (scored,)),)
+
+    def _noted(self, value: Expr) -> Node:
+        """Scores of a row that are that value."""
         (key,) = self.keys.members
-        score = Compute(SCORES, self._score, self._value())
+        score = Compute(SCORES, self._score, value)
         here = Load(SCORES, self._score, _F32)
         noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), here), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.keys)), mul(ref("k.warp"), num(self.tile.warp_keys)))
         place = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
-        each = self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
-        start = Compute(PEAK, ROW, Load(MAXIMUM, ROW, _F32))
-        return (self.each_row(self.placed_row((start, each))),)
+        return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
 
-    def _value(self) -> Expr:
-        """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
+    def _placed_product(self, score: Expr) -> Expr:
+        """The score of what is in registers."""
         product = self.attention.product.tensor
 
         def change(node: Expr) -> Expr:
             is_product = isinstance(node, Load) and node.tensor == product
             return Load(SCORES, self._score, node.dtype) if is_product else node
 
-        value = rewrite(self.attention.score, change)
+        return rewrite(score, change)
+
+    def _value(self, score: Expr) -> Expr:
+        """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
+        value = self._placed_product(score)
         inside = less(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.keys else None
+        return self._of_rows(value, inside)
+
+    def _of_rows(self, value: Expr, inside: Expr | None) -> Expr:
         reads = any(load.tensor != SCORES for load in loads_of(value))
         if reads and self.rows.extent % self.tile.m:
             inside = both(less(ref("m.place"), num(self.rows.extent)), inside)
@@ -123,14 +193,9 @@ class Softmax:
         ))  # fmt: skip
         return (self.each_row((each,)),)
 
-    def _rescaled(self) -> Node:
-        """Results so far, below the new maxima."""
-        return self.over_results(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
-
     def over_results(self, changed: Callable[[Load], Expr]) -> Node:
         """All results of a lane, changed."""
-        index = (ref("m.fragment"), ref("n.fragment"), word())
-        change = Compute(ACC, index, changed(Load(ACC, index, _F32)))
+        change = Compute(ACC, self.result, changed(Load(ACC, self.result, _F32)))
         pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
         return self.each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
 

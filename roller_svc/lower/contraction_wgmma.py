@@ -101,7 +101,7 @@ class _Contraction:
         if ring.readers:
             nodes += (meet,)  # no block ends while others still arrive at its barriers
         nodes = visits.in_block(ring.rooms(self.results.rooms(nodes)))
-        nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile, nodes)),)
+        nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile.consumers, nodes)),)
         return ScheduleTree(self.name, nodes, maps=self.maps, cluster=math.prod(tile.cluster))
 
     def whole_or_left(self, partial: str, work: Stream) -> tuple[Node, ...]:

@@ -216,7 +216,7 @@ class _Checker:
         if isinstance(node, JoinLanes):
             self._compute(Compute(node.tensor, node.index, node.first))
             return
-        self._barrier_like("block")
+        self._barrier_like("warp")
         self.scopes.in_scope(node.tensor)
         if self.scopes.room(node.tensor)[1] is not Scope.REGISTER:
             raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
@@ -248,9 +248,12 @@ class _Checker:
         self.nodes(nodes)
 
     def _any_thread(self, node: AnyThread) -> None:
-        """All threads of the block come to see the same value."""
+        """All threads of the block come to see the same value; roles meet warp by warp."""
         self.scopes.reads(node.cond)
-        self._barrier()
+        if node.threads is None:
+            self._barrier()
+        else:
+            self._barrier_like("warp")
         with self.scopes.bound(node.var, Value.of_loop(node.var)):
             self.nodes(node.body)
 
@@ -311,7 +314,8 @@ class _Checker:
                 self.scopes.read(Load(tensor, index, DType.UINT32))
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 for side in (a, b):
-                    self.scopes.read(Load(side.tensor, side.index, side.dtype))
+                    if side.tensor not in self.scopes.order.in_flight:  # several products may read the same registers
+                        self.scopes.read(Load(side.tensor, side.index, side.dtype))
                 self.scopes.in_scope(tensor)
                 if self.scopes.room(tensor)[1] is not Scope.REGISTER:
                     raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
@@ -337,6 +341,7 @@ class _Checker:
         self.scopes.written.add(node.tensor)
         if self.scopes.room(node.tensor)[1] is Scope.SHARED:
             self.scopes.order.written(node.tensor)
+        self.scopes.order.changed(node.tensor)
         if node.tensor in self.scopes.rooms and not node.value.dtype.is_float:
             known = self.scopes.variables.contents.get(node.tensor, frozenset())
             self.scopes.variables.contents[node.tensor] = known | self.scopes.variables.followed(node.value)[0]

@@ -247,10 +247,10 @@ class Ring:
         return (SetRegisters(count, increase),) if self.tile.consumers > 1 else ()
 
 
-def threads(tile: WgmmaTile, body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The warpgroups, warps and lanes of a block."""
+def threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The warpgroups, warps and lanes of a block: so many consumers and the producer."""
     body = (Let(THREAD, add(mul(ref(WARP), num(WARP_THREADS)), ref(LANE)), body),)
-    for var, extent in ((LANE, WARP_THREADS), (WARP, WARPS), (GROUP, tile.consumers + 1)):
+    for var, extent in ((LANE, WARP_THREADS), (WARP, WARPS), (GROUP, consumers + 1)):
         body = (Loop(var, extent, LoopKind.THREAD, body),)
     return body
 

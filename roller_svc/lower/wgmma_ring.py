@@ -20,6 +20,7 @@ from roller_svc.perf.tma_feed import PATTERN_ROWS, TmaTile
 from roller_svc.perf.wgmma_tile import ROOM_BYTES, STEP_BYTES, WgmmaOperand
 
 SLOT = ".slot"
+SLOT_HERE = ref(SLOT)
 FULL, EMPTY = ".full", ".empty"  # barriers of each slot
 _IN_ROW, _IN_BATCH = ".k_in_row", ".in_batch"
 # Items of a thread whose loads are under way together: 32 registers of wide loads; of single ones, whose addresses take
@@ -124,7 +125,7 @@ class HalfStaging(RingStaging):
 class BulkFeed:
     """An operand that bulk copies bring: `tile` of each slot, or of the part of it that is this block's to bring for
     all blocks of the cluster that share it. `first`: where its tile begins along m or n, and its part within that.
-    `begins`: where along m or n in the room the tile does."""
+    `begins`: where along m or n in the room the tile does. `full`: the barriers on which its bytes count."""
 
     room: str
     map: str
@@ -133,6 +134,7 @@ class BulkFeed:
     part: Expr
     mask: Expr | None = None
     begins: int = 0
+    full: str = FULL
 
     def loads(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
         """The copies of one slot."""
@@ -144,7 +146,7 @@ class BulkFeed:
             index = (slot, num(box.panel), add(own, num(box.row)), num(0))
             if not self.tile.along_k:
                 index = (slot, add(div(own, self.tile.panel), num(box.panel)), num(box.row), num(0))
-            nodes += (BulkLoad(self.room, index, self.map, coordinates, offsets, FULL, (slot,), self.mask),)
+            nodes += (BulkLoad(self.room, index, self.map, coordinates, offsets, self.full, (slot,), self.mask),)
         return nodes
 
 
@@ -161,7 +163,9 @@ def staged(operand: WgmmaOperand) -> StagedOperand:
     return StagedOperand(operand.dtype, operand.along_k, operand.rows, row, pad=0, swizzled=True)
 
 
-def matrix(name: str, operand: WgmmaOperand, first: Expr, ahead: int, k_step: int) -> SharedMatrix:
+def matrix(
+    name: str, operand: WgmmaOperand, first: Expr, ahead: int, k_step: int, slot: Expr = SLOT_HERE
+) -> SharedMatrix:  # fmt: skip
     """What one product reads: from `first` + `ahead` on along m or n, the 32 bytes of k with that number."""
     atom, rows, size = operand.atom_bytes, operand.rows, operand.dtype.bytes
     panel_bytes = rows * atom
@@ -174,5 +178,5 @@ def matrix(name: str, operand: WgmmaOperand, first: Expr, ahead: int, k_step: in
         elements = atom // size
         place = (div(first, elements), num(0))
         advance = ahead // elements * panel_bytes + k_step * STEP_BYTES // size * atom
-    index = (ref(SLOT), *place, num(0))
+    index = (slot, *place, num(0))
     return SharedMatrix(name, index, operand.dtype, operand.along_k, atom, panel_bytes, PATTERN_ROWS * atom, advance)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.perf.attention_mask import seen_keys
 from roller_svc.perf.attention_tile import Attended, AttentionTile, attended, thread_registers, tile_of
 from roller_svc.perf.footprint import Footprints, Tile
@@ -34,6 +34,7 @@ from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.wgmma_attention_tile import AttentionGroupTile, grouped_attention
 
 WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
 ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
@@ -52,8 +53,9 @@ def attention_problem(
     p = problem(group.space, hw, unit, None, footprints)
     ((features,),) = (group.space.role(AxisRole.INNER),)
     rows = p.outer_points // p.extent(p.n)
-    p = replace(p, attention=found)
-    seen = _share_seen(p, found, 1)
+    grouped = grouped_attention(group, unit, hw.arch) if unit.kind is UnitKind.WGMMA else None
+    p = replace(p, attention=found, attention_groups=grouped)
+    seen = share_seen(p, found, 1)
     both = features.extent + p.extent(p.n)
     return replace(p, operations=round(2 * rows * p.extent(p.k) * both * seen))
 
@@ -64,8 +66,8 @@ def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
     tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
     needs = BlockNeeds(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    steps = max(1.0, _share_seen(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
-    dram_bytes = _dram_bytes(p, launch, resident * mach.cores)
+    steps = max(1.0, share_seen(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
+    dram_bytes = attended_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
     step = replace(cost.step, dram=dram)
@@ -103,7 +105,7 @@ def attention_block(p: Problem, found: Attended, block: Tile, warp: Tile, pipeli
     return tile_of(extents, (at(warp, p.m), at(warp, p.k)), *pipeline, found)
 
 
-def _share_seen(p: Problem, found: Attended, rows: int) -> float:
+def share_seen(p: Problem, found: Attended, rows: int) -> float:
     """Of all steps over keys, those that blocks of so many rows make under the mask."""
     if not found.bounds.uppers and not found.bounds.lowers:
         return 1.0
@@ -136,7 +138,7 @@ def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cos
     read += 0 if tile.holds_queries else warps * tile.warp_m * tile.features * size
     products = tile.row_fragments * (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps)
     instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
-    weighing = _weighing_slots(tile, found)
+    weighing = weighing_slots(tile, found)
     loads = (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps) / 2
     loads += 0 if tile.holds_queries else tile.row_fragments * tile.feature_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
@@ -158,14 +160,14 @@ def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cos
     return _Cost(step, issue, exponentials)
 
 
-def _weighing_slots(tile: AttentionTile, found: Attended) -> float:
+def weighing_slots(tile: AttentionTile | AttentionGroupTile, found: Attended) -> float:
     """Of a warp, from products to weights, and for the results so far."""
     scores = tile.row_fragments * tile.key_fragments * 4
     results = tile.row_fragments * tile.fragments * 4
     return scores * (WEIGHT_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
 
 
-def _dram_bytes(p: Problem, launch: Launch, at_once: int) -> float:
+def attended_bytes(p: Problem, launch: Launch, at_once: int) -> float:
     """Keys and values once for every wave of blocks that share them, less what the last cache still holds."""
     grid_m = -(-p.extent(p.m) // at(launch.block, p.m))
     batches = max(1, tile_count(p, launch.block) // (grid_m * -(-p.extent(p.n) // at(launch.block, p.n))))

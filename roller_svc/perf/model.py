@@ -34,6 +34,7 @@ from roller_svc.perf.simt_reduction import simt_reduction
 from roller_svc.perf.simt_window import simt_window
 from roller_svc.perf.terms import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.uncertainty import uncertainty
+from roller_svc.perf.wgmma_attention import wgmma_attention
 from roller_svc.perf.wgmma_contraction import wgmma_contraction
 
 Factors = tuple[Operand, ...]
@@ -138,6 +139,8 @@ def estimate(program: RProgram, hw: HardwareSpec, factors: Factors | None = None
 
 
 def _costs(p: Problem, launch: Launch) -> Costs:
+    if p.attention_groups is not None:
+        return wgmma_attention(p, p.attention_groups, launch)
     if p.attention is not None:
         return mma_attention(p, p.attention, launch)
     if p.machine.unit.takes_fragments:

@@ -24,6 +24,7 @@ from roller_svc.perf.row_space import RowSpace, row_space
 from roller_svc.perf.simt_step import Step as SimtStep
 from roller_svc.perf.simt_step import ThreadRegisters
 from roller_svc.perf.simt_tile import SimtFeeds, simt_feeds
+from roller_svc.perf.wgmma_attention_tile import GroupedAttention
 from roller_svc.perf.wgmma_step import WgmmaBlock
 from roller_svc.perf.wgmma_tile import WgmmaFeeds, wgmma_feeds
 from roller_svc.perf.window_tile import WindowSpace, window_space
@@ -96,6 +97,7 @@ class Problem:
     simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
     map: MapSpace | None = None  # of a map on a SIMT machine
     attention: Attended | None = None
+    attention_groups: GroupedAttention | None = None  # the same for a unit that warpgroups drive
     windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
     rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
     image: ImageSpace | None = None  # of a contraction that is seen as a convolution

@@ -212,14 +212,14 @@ def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, turns: _Turn
     alone, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
     begin = step.latency + min(alone, loads)  # of all steps the longer of both is counted
     results = turns.together * epilogue_memory_cycles(p, launch)
-    handing = turns.together * _handing_cycles(p, tile)
+    handing = turns.together * handing_cycles(p, tile)
     if not (launch.blocks or launch.stream_k):
         return (begin + handing + results) * (1 + turns.again)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
     return begin + handing + results + turns.again * max(0.0, handing - won)
 
 
-def _handing_cycles(p: Problem, tile: WgmmaTile) -> float:
+def handing_cycles(p: Problem, tile: WgmmaTile) -> float:
     """Sums through each warp's room, then the epilogue's instructions."""
     mach = p.machine
     points = tile.m * tile.n

@@ -203,7 +203,7 @@ class WgmmaTile:
 
     @property
     def ring_bytes(self) -> int:
-        return _rooms(self.stages * self.a.bytes) + _rooms(self.stages * self.b.bytes)
+        return room_bytes(self.stages * self.a.bytes) + room_bytes(self.stages * self.b.bytes)
 
     @property
     def epilogue_columns(self) -> int:
@@ -379,5 +379,6 @@ def launched_registers(threads: int) -> int:
     return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
 
 
-def _rooms(size: int) -> int:
+def room_bytes(size: int) -> int:
+    """What rooms of the ring take, each beginning as it must."""
     return -(-size // ROOM_BYTES) * ROOM_BYTES

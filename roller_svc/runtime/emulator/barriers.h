@@ -57,7 +57,7 @@ struct Phased {
 
 struct Named {
   unsigned count, arrived;
-  int line;
+  int line, any, found;  // whether any of those who came says so; what those who met before said
   Waiters waiters;
   Known known;
 };
@@ -222,9 +222,17 @@ void emulator::named_barrier(unsigned int id, unsigned int count, int line) {
     wait_in(own.waiters, line);
   } else {
     own.arrived = 0;
+    own.found = own.any;
+    own.any = 0;
     end_phase(own.known);
     wake(own.waiters);
     if (count == threads) barriers_met(running);
   }
   take_over(own.known);
+}
+
+int emulator::named_any(unsigned int id, unsigned int count, int cond, int line) {
+  if (id < MOST_NAMED) named[running][id].any |= cond != 0;
+  named_barrier(id, count, line);
+  return named[running][id].found;
 }

@@ -21,6 +21,7 @@ void barrier_arrive(void *at, unsigned int bytes, int line);
 void barrier_arrive_remote(void *at, unsigned int rank, int line);
 void barrier_wait(void *at, unsigned int parity, int line);
 void named_barrier(unsigned int id, unsigned int threads, int line);
+int named_any(unsigned int id, unsigned int threads, int cond, int line);
 
 void load(void *shared, unsigned long room, void *barrier, const BulkLoad &load, int line);
 void store(const TensorMap *map, const void *shared, unsigned long room, int rank, const int *at, int line);
@@ -71,6 +72,9 @@ inline void barrier_wait(unsigned long long *barrier, unsigned int parity, EMULA
 }
 inline void named_barrier(unsigned int id, unsigned int threads, EMULATOR_LINE) {
   emulator::named_barrier(id, threads, line);
+}
+inline int named_any(unsigned int id, unsigned int threads, int cond, EMULATOR_LINE) {
+  return emulator::named_any(id, threads, cond, line);
 }
 
 // bulk copies ---------------------------------------------------------------------------------------------------------

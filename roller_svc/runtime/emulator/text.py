@@ -33,7 +33,7 @@ TWINS = frozenset({
     *(f"mma_m16n8k32_{types}" for types in _FLOAT8),
     *(f"mfma_16x16x{types}" for types in ("16_f16", "16_bf16", "4_f32", "16_s8", "32_s8")),
     "barrier_init", "barrier_arrive", "barrier_arrive_remote", "barrier_expect", "barrier_wait", "fence_barrier_init",
-    "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "named_barrier",
+    "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read", "prefetch_map", "named_barrier", "named_any",
     *(f"tma_load_{rank}d{suffix}" for rank in range(1, 6) for suffix in ("", "_multicast")),
     *(f"tma_load_im2col_{rank}d{suffix}" for rank in range(3, 6) for suffix in ("", "_multicast")),
     *(f"tma_store_{rank}d" for rank in range(1, 6)),
