@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
-from roller_svc.construct.cpu_tasks import TASKS_PER_CORE, task_counts
+from roller_svc.construct.cpu_tasks import MOST_PER_CORE, task_counts
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.cpu_window import staged_bytes, tap_cycles, vector_registers
@@ -117,7 +117,7 @@ class CpuWindow:
             return (extent,)
         whole = padded(extent, unit)
         if axis < self.planes.first:
-            cuts = {padded(-(-extent // cut), unit) for cut in (*CUTS, p.machine.cores * TASKS_PER_CORE)}
+            cuts = {padded(-(-extent // cut), unit) for cut in (*CUTS, p.machine.cores * MOST_PER_CORE)}
             return tuple(sorted({1, whole} | cuts))
         bands = {padded(-(-extent // cut), unit) for cut in CUTS if extent >= 2 * cut * unit}
         if axis == self._last:
