@@ -71,9 +71,9 @@ _PLAIN = {
     # whether it is so in any of the threads that meet
     "named_any": f"""{_F} int named_any(unsigned int id, unsigned int threads, int cond) {{
   int any;
-  asm volatile("{{\\n.reg .pred own, found;\\nsetp.ne.b32 own, %3, 0;\\n"
-               "bar.red.or.pred found, %1, %2, own;\\nselp.b32 %0, 1, 0, found;\\n}}"
-               : "=r"(any) : "r"(id), "r"(threads), "r"(cond) : "memory");
+  asm volatile("{{\\n.reg .pred own, found;\\nsetp.ne.b32 own, %1, 0;\\n"
+               "bar.red.or.pred found, %2, %3, own;\\nselp.b32 %0, 1, 0, found;\\n}}"
+               : "=r"(any) : "r"(cond), "r"(id), "r"(threads) : "memory");
   return any;
 }}""",
     "cluster_sync": f"""{_F} void cluster_sync() {{
