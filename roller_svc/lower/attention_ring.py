@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roller_svc.errors import InvariantError, existing
 from roller_svc.ir.build import add, div, equal, less, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
@@ -36,6 +37,7 @@ from roller_svc.lower.wgmma_pipeline import GROUP, TURN
 from roller_svc.lower.wgmma_ring import SLOT, BulkFeed, RingStaging, room, staged
 from roller_svc.lower.wgmma_visits import VISIT, over_steps
 from roller_svc.perf.k_walk import Walk
+from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.mma_tile import Feed
 from roller_svc.perf.tma_feed import TmaTile
 from roller_svc.perf.wgmma_attention_tile import AttentionGroupTile, GroupedAttention
@@ -74,11 +76,15 @@ class Supply:
     def is_bulk(self) -> bool:
         return isinstance(self.feed, BulkFeed)
 
-    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Slots and barriers around the nodes that use them."""
+    def with_slots(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Around the nodes that use them."""
+        return (room(self.room, self.operand, self.slots, body),)
+
+    def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Around the nodes that use them."""
         for name in (self.empty, self.full):
             body = (Storage(name, DType.UINT64, (self.slots,), Scope.SHARED, body),)
-        return (room(self.room, self.operand, self.slots, body),)
+        return body
 
     def filled(self, slot: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot: one thread asks for boxes, or all threads copy."""
@@ -101,9 +107,17 @@ class AttentionRing:
     maps: tuple[TensorMap, ...]
     is_persistent: bool
 
-    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """All slots and barriers around the nodes that use them."""
-        return self.q.rooms(self.k.rooms(self.v.rooms(body)))
+    def with_slots(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """All slots around the nodes that use them."""
+        for supply in (self.v, self.k, self.q):
+            body = supply.with_slots(body)
+        return body
+
+    def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """All barriers around the nodes that use them: inside of all rooms, for these begin at larger multiples."""
+        for supply in (self.v, self.k, self.q):
+            body = supply.with_barriers(body)
+        return body
 
     def initialised(self) -> Node:
         """One thread says how many arrivals barriers wait for."""
@@ -188,7 +202,13 @@ def parity(tile: AttentionGroupTile) -> Expr:
 def attention_ring(
     tile: AttentionGroupTile, known: GroupedAttention, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
 ) -> AttentionRing:
-    """`axes`: rows and columns of the results; a block that `is_persistent` computes several tiles."""
+    """`axes`: rows and columns of the results; a block that `is_persistent` computes several tiles.
+
+    InvariantError for one stage: what threads copy to a slot arrives when copies to the next have begun, which wait for
+    that slot to be left.
+    """
+    if tile.stages < LEAST_STAGES:
+        raise InvariantError(f"rings of keys and values have {LEAST_STAGES} stages or more, not {tile.stages}")
     m, n = axes
     along = Walk.linear(known.features.extent, tile.features)
     over_keys = Walk.linear(known.keys.extent, tile.keys)
@@ -235,8 +255,8 @@ class _Side:
         """The tensor map of its bulk copies."""
         boxes, source = self.operand.feed, self.factor.operand.source
         if isinstance(boxes, TmaTile):
-            assert source is not None, "what bulk copies bring has a source"
-            yield boxes.tensor_map(self._map, source.tensor, Swizzle(self.operand.atom_bytes))
+            tensor = existing(source, "source of what bulk copies bring").tensor
+            yield boxes.tensor_map(self._map, tensor, Swizzle(self.operand.atom_bytes))
 
     @property
     def _map(self) -> str:

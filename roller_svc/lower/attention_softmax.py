@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from roller_svc.errors import existing
 from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.build import add, both, less, mul, num, ref
 from roller_svc.ir.dtype import DType
@@ -95,8 +96,7 @@ class Softmax:
             vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
             counts = Op(OpKind.LNOT, (vanish,), DType.INT8)
             found = counts if found is None else Op(OpKind.LOR, (found, counts), DType.INT8)
-        assert found is not None, "a thread has rows"
-        return found
+        return existing(found, "row of a thread")
 
     # each row of a lane ---------------------------------------------------------------------------------------------
     def each_row(self, nodes: tuple[Node, ...]) -> Node:

@@ -114,7 +114,8 @@ class _Kernel:
         nodes: tuple[Node, ...] = (
             self.ring.initialised(), Barrier(), Branch(is_producer, self._filled(), self._attended()),
         )  # fmt: skip
-        nodes = threads(tile.consumers, self.ring.rooms(results.rooms(nodes)))
+        nodes = self.ring.with_slots(results.rooms(self.ring.with_barriers(nodes)))
+        nodes = threads(tile.consumers, nodes)
         if self.blocks:
             nodes = (Loop(BLOCK, self.blocks, LoopKind.BLOCK, nodes),)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
+from roller_svc.errors import InvariantError, existing
 from roller_svc.ir.build import add, div, equal, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
@@ -158,8 +158,8 @@ class _Sides:
         boxes, _, _ = self._boxes(side, operand, operand.extent // operand.parts)
         maps: tuple[TensorMap, ...] = ()
         for name, tile, factor in zip(MAPS[side], boxes, self._factors(side), strict=False):
-            assert factor.source is not None, "what bulk copies bring has a source"
-            maps += (tile.tensor_map(name, factor.source.tensor, Swizzle(operand.atom_bytes)),)
+            tensor = existing(factor.source, "source of what bulk copies bring").tensor
+            maps += (tile.tensor_map(name, tensor, Swizzle(operand.atom_bytes)),)
         return maps
 
     def _factors(self, side: int) -> tuple[Operand, ...]:

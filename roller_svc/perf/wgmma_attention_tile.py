@@ -19,7 +19,6 @@ from roller_svc.perf.mma_tile import COLUMNS, Feed
 from roller_svc.perf.tma_feed import TmaFeed, tma_feed
 from roller_svc.perf.wgmma_tile import (
     ATOMS,
-    BARRIER_BYTES,
     MOST_REGISTERS,
     ROWS,
     STEP_BYTES,
@@ -27,6 +26,7 @@ from roller_svc.perf.wgmma_tile import (
     WARPS,
     WgmmaOperand,
     WgmmaTile,
+    barrier_bytes,
     launched_registers,
     room_bytes,
 )
@@ -149,9 +149,10 @@ class AttentionGroupTile:
 
     @property
     def shared_bytes(self) -> int:
-        rooms = room_bytes(self.q.bytes) + room_bytes(self.stages * self.k.bytes)
-        barriers = (1 + 4 * self.stages) * BARRIER_BYTES
-        return rooms + room_bytes(self.stages * self.v.bytes) + self.result.epilogue_bytes + barriers
+        """Rooms of queries, keys and values, of results, then all barriers."""
+        slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
+        rooms = sum(room_bytes(count * room.bytes) for count, room in slots)
+        return rooms + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
 
 
 def grouped_attention(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> GroupedAttention:

@@ -15,6 +15,7 @@ from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.operand import Operand, staged_dtype
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
+from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
 from roller_svc.ir.tensor_map import MapMode
 from roller_svc.perf.k_walk import Walk
 from roller_svc.perf.mma_tile import (
@@ -222,8 +223,7 @@ class WgmmaTile:
 
     @property
     def barrier_bytes(self) -> int:
-        """`full` and `empty` of each stage."""
-        return 2 * self.stages * BARRIER_BYTES
+        return barrier_bytes(self.stages)
 
     @property
     def shared_bytes(self) -> int:
@@ -382,3 +382,8 @@ def launched_registers(threads: int) -> int:
 def room_bytes(size: int) -> int:
     """What rooms of the ring take, each beginning as it must."""
     return -(-size // ROOM_BYTES) * ROOM_BYTES
+
+
+def barrier_bytes(slots: int) -> int:
+    """What `full` and `empty` of so many slots take: two rooms, behind all that begin at larger multiples."""
+    return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
