@@ -66,13 +66,14 @@ _PLAIN = {
     "wgmma_wait": _counted("wgmma_wait", "wgmma.wait_group.sync.aligned %0;"),
     "registers_decrease": _counted("registers_decrease", "setmaxnreg.dec.sync.aligned.u32 %0;"),
     "registers_increase": _counted("registers_increase", "setmaxnreg.inc.sync.aligned.u32 %0;"),
-    "named_barrier": _plain("void named_barrier(unsigned int id, unsigned int threads)", "bar.sync %0, %1;",
+    "named_barrier": _plain("void named_barrier(unsigned int id, unsigned int threads)", "barrier.sync %0, %1;",
                             '"r"(id), "r"(threads) '),
-    # whether it is so in any of the threads that meet
+    # whether it is so in any of the threads that meet. `bar` is `barrier.aligned`, for warps that are known not to have
+    # parted (PTX ISA, "barrier"): those of a role come here from loops and from what one of their lanes did alone
     "named_any": f"""{_F} int named_any(unsigned int id, unsigned int threads, int cond) {{
   int any;
   asm volatile("{{\\n.reg .pred own, found;\\nsetp.ne.b32 own, %1, 0;\\n"
-               "bar.red.or.pred found, %2, %3, own;\\nselp.b32 %0, 1, 0, found;\\n}}"
+               "barrier.red.or.pred found, %2, %3, own;\\nselp.b32 %0, 1, 0, found;\\n}}"
                : "=r"(any) : "r"(cond), "r"(id), "r"(threads) : "memory");
   return any;
 }}""",
