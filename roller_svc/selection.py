@@ -159,6 +159,7 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
             results = call.finish() if results is None else results
         except BuildError as failure:
             failures[i] = failure
+            times.pop(i, None)  # of one whose results failed when it had been timed
             continue
         calls[i] = call
         close_s = CLOSE * min(t.min_s for t in times.values())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from roller_svc.bench.trial_plans import trial_plans
+from roller_svc.errors import LaunchError
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel
@@ -27,6 +29,7 @@ class MadeUpCall:
 
     cold_s: float
     warm_s: float
+    fails: bool = False  # where results are asked for
     min_sample_s: float = 20e-6
     calls: int = 0
 
@@ -43,6 +46,8 @@ class MadeUpCall:
         return "made up"
 
     def finish(self) -> dict[str, object]:
+        if self.fails:
+            raise LaunchError("results are lost")
         return {}
 
 
@@ -51,6 +56,7 @@ class MadeUpBackend:
     """Kernels that take those seconds, cold and warm, in the order in which they are loaded."""
 
     seconds: tuple[tuple[float, float], ...]
+    failing: int | None
     loaded: list[MadeUpCall] = field(default_factory=list)
 
     def place(self, arrays: Mapping[str, object]) -> Mapping[str, object]:
@@ -60,17 +66,18 @@ class MadeUpBackend:
         return self
 
     def bound(self, arrays: object, results: object) -> MadeUpCall:
-        self.loaded.append(MadeUpCall(*self.seconds[len(self.loaded)]))
+        number = len(self.loaded)
+        self.loaded.append(MadeUpCall(*self.seconds[number], fails=number == self.failing))
         return self.loaded[-1]
 
 
-def chosen(*seconds: tuple[float, float]) -> tuple[int, MadeUpBackend]:
-    """Which of kernels that take those seconds, cold and warm, is chosen."""
+def chosen(*seconds: tuple[float, float], failing: int | None = None) -> tuple[int, MadeUpBackend]:
+    """Which of kernels that take those seconds, cold and warm, is chosen; `failing`: whose results do not come."""
     plans = trial_plans(PROGRAM, HW, len(seconds), 0, "").plans
     assert len(plans) == len(seconds)
-    compiled: Any = object()
+    compiled: Any = SimpleNamespace(resources=())
     attempts = tuple(Attempt(plan, (), None, compiled, None, None) for plan in plans)
-    backend: Any = MadeUpBackend(seconds)
+    backend: Any = MadeUpBackend(seconds, failing)
     best = best_first(measured(attempts, PROGRAM, backend))[0]
     return [id(plan) for plan in plans].index(id(best.plan)), backend
 
@@ -86,3 +93,9 @@ def test_what_is_far_off_is_called_once() -> None:
     number, backend = chosen((0.012, 0.010), (0.5, 0.4))
     assert number == 0
     assert [call.calls for call in backend.loaded][1] == 1
+
+
+def test_one_whose_results_fail_when_it_has_been_timed_is_no_finalist() -> None:
+    number, backend = chosen((0.010, 0.010), (0.011, 0.011), (0.0105, 0.0105), failing=0)
+    assert number == 2
+    assert [call.calls > 0 for call in backend.loaded] == [True] * 3
