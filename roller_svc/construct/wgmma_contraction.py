@@ -44,7 +44,7 @@ from roller_svc.perf.wgmma_tile import (
     ROWS,
     THREAD_REGISTERS,
     TRANSPOSABLE_BYTES,
-    sets_of_sums,
+    held_sums,
 )
 
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is read anew for each, so that more save no reads of shared memory
@@ -155,7 +155,7 @@ class WgmmaContraction:
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
         p = self.problem
         m, n = at(group, p.m), columns(p, group)
-        sums = m * n // WARPGROUP * sets_of_sums(wgmma_feeds_of(p).a.dtype)
+        sums = m * n // WARPGROUP * held_sums(wgmma_feeds_of(p).chain)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
         return Look(m * n * WORD_BYTES, size / ROWS + size / n, rule)

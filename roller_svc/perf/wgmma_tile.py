@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
+from roller_svc.ir.matrix_sums import matrix_sums
 from roller_svc.ir.operand import Operand, staged_dtype
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
@@ -125,7 +127,8 @@ class WgmmaTile:
     """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k.
 
     `n` and `group_n` count columns of sums. Where there are two `sums` at a point, the first half of a warpgroup's
-    columns has the first of all its points, the other half the second.
+    columns has the first of all its points, the other half the second. `chain`: products along k that a sum may take in
+    before it is added up in registers of its own (ir/matrix_sums.py), a step's at most; None: all of them.
     """
 
     m: int
@@ -139,6 +142,7 @@ class WgmmaTile:
     b: WgmmaOperand
     walk: Walk
     sums: int = 1
+    chain: int | None = None
 
     @property
     def columns(self) -> int:
@@ -176,7 +180,7 @@ class WgmmaTile:
     @property
     def adds_up(self) -> bool:
         """Whether the sums of a step's products are added up in registers of their own."""
-        return are_short(self.a.dtype)
+        return self.chain is not None
 
     @property
     def results(self) -> int:
@@ -186,7 +190,7 @@ class WgmmaTile:
     @property
     def accumulators(self) -> int:
         """Registers of a consumer's thread that hold sums."""
-        return self.results * sets_of_sums(self.a.dtype)
+        return self.results * held_sums(self.chain)
 
     @property
     def producer_registers(self) -> int:
@@ -251,12 +255,13 @@ class WgmmaFeed:
 @dataclass(frozen=True, slots=True)
 class WgmmaFeeds:
     """Those of both operands, which agree on the walk of `k`; what they found is remembered. `second`: of what stands
-    for b in a second sum."""
+    for b in a second sum. `chain`: as `WgmmaTile` has it."""
 
     a: WgmmaFeed
     b: WgmmaFeed
     k: TileAxis
     second: WgmmaFeed | None = None
+    chain: int | None = None
     _walks: dict[int, Walk] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
 
@@ -285,10 +290,14 @@ class WgmmaFeeds:
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
              cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
-        """Of a block of m x n points in steps of k, and a warpgroup's m x n."""
+        """Of a block of m x n points in steps of k, and a warpgroup's m x n; InvariantError for steps longer than sums
+        may be."""
         (m, n, k), (group_m, group_n), sums = block, group, self.sums
+        if self.chain is not None and k > self.chain:
+            raise InvariantError(f"sums of {self.a.dtype.value} take in {self.chain} products, not {k}")
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
-        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.walk(k), sums)
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.walk(k), sums,
+                         self.chain)  # fmt: skip
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """The tile of a (side 0) or b (1), `extent` points of m or n, by TMA where it comes in boxes."""
@@ -348,7 +357,9 @@ def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...
         return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
 
     a, b, *second = factors
-    return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None)
+    added = matrix_sums(unit, arch)
+    chain = None if added is None else added.chain
+    return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
 
 
 def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> WgmmaFeed:
@@ -363,15 +374,9 @@ def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> 
     return WgmmaFeed(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaFeed(threads, by_tma, "")
 
 
-def are_short(dtype: DType) -> bool:
-    """Whether the instruction's sums of such operands are shorter than float32 (ir/matrix_sums.py): those of one step,
-    of at most 128 bytes along k and so no more than SHORT_CHAIN products, are then added up by the threads."""
-    return dtype.is_float and dtype.bytes == 1
-
-
-def sets_of_sums(dtype: DType) -> int:
-    """How many sums a consumer holds of each of its results."""
-    return 2 if are_short(dtype) else 1
+def held_sums(chain: int | None) -> int:
+    """How many a consumer holds of each of its results: where a step's are added up, those of all steps too."""
+    return 1 if chain is None else 2
 
 
 def launched_registers(threads: int) -> int:

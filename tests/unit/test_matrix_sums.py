@@ -18,12 +18,15 @@ from test_emulator_warpgroups import ROOM, laid_out, results, strides, text_of
 from roller_svc import hardware
 from roller_svc.codegen.hopper_instructions import warpgroup_product
 from roller_svc.construct.units import units_for
+from roller_svc.errors import InvariantError
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
 from roller_svc.ir.matrix_sums import MatrixSums, coarsest, matrix_sums
+from roller_svc.ir.operand import operands
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import evaluate
+from roller_svc.perf.wgmma_tile import wgmma_feeds
 from tests.unit.scheduling import program
 
 H200, B200, A100 = (hardware.load(f"nvidia-{name}") for name in ("h200-sxm", "b200", "a100-sxm-80gb"))
@@ -80,6 +83,23 @@ def test_float8_runs_where_its_sums_are_long_enough(
     found = units_for(group, hw, Demands(allow_tf32=tf32))
     assert [u.name for u in found.taken if u.is_matrix] == taken
     assert [text for text in found.refusals if "its sums" in text][:1] == ([refused] if refused else [])
+
+
+@pytest.mark.parametrize("name", ["wgmma_e4m3", "wgmma_f16"])
+def test_short_sums_of_a_step_are_added_up_and_steps_no_longer_than_they_may_be(name: str) -> None:
+    on = unit(H200, name)
+    group = matmul(256, 256, 512, on.in_dtype.value, layout="nt", hw=H200)
+    feeds = wgmma_feeds(group.space, on, operands(group), H200.arch)
+    tile = feeds.tile((64, 64, 128), (64, 64), 2)
+    added = matrix_sums(on, H200.arch)
+    assert added is not None
+    assert tile.adds_up == added.is_short
+    assert tile.accumulators == (1 + added.is_short) * tile.results
+    if added.is_short:
+        with pytest.raises(InvariantError, match="take in 128 products, not 256"):
+            feeds.tile((64, 64, 256), (64, 64), 2)
+    else:
+        assert feeds.tile((64, 64, 256), (64, 64), 2).k == 256
 
 
 # in the emulator ------------------------------------------------------------------------------------------------------
