@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
-from roller_svc.errors import existing
 from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.build import add, both, less, mul, num, ref
 from roller_svc.ir.dtype import DType
@@ -89,14 +89,15 @@ class Softmax:
 
     def counts_beyond(self, filled: float) -> Expr:
         """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
-        found: Expr | None = None
-        for row in range(2 * self.tile.row_fragments):
+
+        def of_row(row: int) -> Op:
             maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
             above = Op(OpKind.SUB, (maximum, Const(filled, _F32)), _F32)
             vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
-            counts = Op(OpKind.LNOT, (vanish,), DType.INT8)
-            found = counts if found is None else Op(OpKind.LOR, (found, counts), DType.INT8)
-        return existing(found, "row of a thread")
+            return Op(OpKind.LNOT, (vanish,), DType.INT8)
+
+        rows = map(of_row, range(2 * self.tile.row_fragments))
+        return reduce(lambda one, other: Op(OpKind.LOR, (one, other), DType.INT8), rows)
 
     # each row of a lane ---------------------------------------------------------------------------------------------
     def each_row(self, nodes: tuple[Node, ...]) -> Node:
