@@ -9,7 +9,7 @@ from emulated import wrappers
 from handwritten import tensor
 
 from roller_svc import toolchain
-from roller_svc.codegen.hopper_instructions import warpgroup_product, wgmma_wrapper
+from roller_svc.codegen.hopper_instructions import hopper_instruction, warpgroup_product, wgmma_wrapper
 from roller_svc.codegen.instructions import instruction
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -101,6 +101,16 @@ def test_barriers() -> None:
     for expected in ("SYNCS.EXCH", "SYNCS.ARRIVE.TRANS64", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "UCGABAR_ARV",
                      "UCGABAR_WAIT", "UTMACCTL.PF", "BAR.SYNC"):  # fmt: skip
         assert expected in code, expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("named_barrier", "barrier.sync"), ("named_any", "barrier.red.or.pred")]
+)
+def test_lanes_of_a_warp_may_have_parted_before_they_meet(name: str, expected: str) -> None:
+    """No `bar`, which is `barrier.aligned` (PTX ISA): ptxas 13.0 makes the same of both, which it need not."""
+    found = hopper_instruction(name)
+    assert found is not None
+    assert re.findall(r"\bbar(?:rier)?\.[\w.]+", found.text) == [expected]
 
 
 def test_registers_are_moved_between_warpgroups() -> None:
