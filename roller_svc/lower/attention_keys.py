@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.build import (
@@ -32,32 +31,18 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.ring import Steps
 from roller_svc.lower.wgmma_visits import BLOCK, TILE, VISIT
 from roller_svc.perf.attention_mask import KeyBounds, negative
+from roller_svc.perf.attention_tile import Room, TiledAttention
 
 PART = "k.part"
 PASS, AGAIN = ".pass", ".again"
 FIRST, SEEN, LAST = ".first_step", ".seen_steps", ".last_step"
 
 
-class BlockTile(Protocol):
-    @property
-    def m(self) -> int: ...
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def keys(self) -> int: ...
-
-    @property
-    def parts(self) -> int:
-        """Blocks that share the keys."""
-
-
 @dataclass(frozen=True, slots=True)
 class KeySteps:
     """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
 
-    tile: BlockTile
+    tile: TiledAttention[Room]
     rows: TileAxis
     keys: TileAxis
     bounds: KeyBounds

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol
 
 from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.build import add, both, less, mul, num, ref
@@ -23,6 +22,7 @@ from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.mma_epilogue import column_of_word, row_of_word, word
 from roller_svc.lower.mma_pipeline import ACC
 from roller_svc.perf.attention_mask import VANISHING
+from roller_svc.perf.attention_tile import Room, TiledAttention
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 
 KEY_STEP = ".key_step"  # number of the step along all keys
@@ -33,38 +33,12 @@ _F32 = DType.FLOAT32
 _MINUS_INFINITY = identity(Combine.MAX, _F32)
 
 
-class WarpTile(Protocol):
-    """What a warp has of a block's rows and keys, in fragments of 16 x 8."""
-
-    @property
-    def m(self) -> int: ...
-
-    @property
-    def keys(self) -> int: ...
-
-    @property
-    def warp_m(self) -> int: ...
-
-    @property
-    def warp_keys(self) -> int: ...
-
-    @property
-    def row_fragments(self) -> int: ...
-
-    @property
-    def key_fragments(self) -> int: ...
-
-    @property
-    def fragments(self) -> int:
-        """Of results, along n."""
-
-
 @dataclass(frozen=True, slots=True)
 class Softmax:
     """`result`: where among the registers of results the word of a fragment is."""
 
     attention: Attention
-    tile: WarpTile
+    tile: TiledAttention[Room]
     rows: TileAxis
     keys: TileAxis
     result: tuple[Expr, ...]

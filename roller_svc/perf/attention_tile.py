@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Op, walk
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit
@@ -58,12 +60,22 @@ def attended(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> Attended:
     return Attended(q, k, v, key_bounds(group), operations)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTile:
-    """A block's rows `m`, columns `n` of the result, keys of a step, features; a warp's rows and keys.
+class Room(Protocol):
+    """A factor's tile of one stage, in the way in which a unit has it staged."""
 
-    Rows are shared out to warps, and keys where a block's rows are all in one warp: each then has maxima and sums of
-    its own. `n` and `features` are whole instructions.
+    @property
+    def dtype(self) -> DType: ...
+
+
+Staged = TypeVar("Staged", bound=Room, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledAttention(Generic[Staged]):
+    """A block's rows `m`, columns `n` of the result, keys of a step, features; of these a warp's rows and keys.
+
+    A warp has all columns and features, and they are whole instructions. Its fragments are of 16 x 8, on every kind of
+    unit.
     """
 
     m: int
@@ -74,9 +86,38 @@ class AttentionTile:
     warp_keys: int
     stages: int
     parts: int  # blocks that share the keys
-    q: StagedOperand
-    k: StagedOperand
-    v: StagedOperand
+    q: Staged
+    k: Staged
+    v: Staged
+
+    @property
+    def row_fragments(self) -> int:
+        return self.warp_m // ROWS
+
+    @property
+    def key_fragments(self) -> int:
+        return self.warp_keys // COLUMNS
+
+    @property
+    def fragments(self) -> int:
+        """Of the result, along n."""
+        return self.n // COLUMNS
+
+    @property
+    def feature_steps(self) -> int:
+        """Instructions of the first contraction along the features."""
+        return self.features * self.q.dtype.bytes // STEP_BYTES
+
+    @property
+    def key_steps(self) -> int:
+        """Instructions of the second contraction along a warp's keys of one step."""
+        return self.warp_keys * self.v.dtype.bytes // STEP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile(TiledAttention[StagedOperand]):
+    """Rows are shared out to warps, and keys where a block's rows are all in one warp: each then has maxima and sums of
+    its own."""
 
     @property
     def row_warps(self) -> int:
@@ -94,28 +135,6 @@ class AttentionTile:
     def pieces(self) -> int:
         """Into how many sums the keys of a row are cut, each by a warp of its own; 1: none is left to be joined."""
         return self.parts * self.key_warps
-
-    @property
-    def row_fragments(self) -> int:
-        return self.warp_m // ROWS
-
-    @property
-    def key_fragments(self) -> int:
-        return self.warp_keys // COLUMNS
-
-    @property
-    def fragments(self) -> int:
-        """Of the result, along n."""
-        return self.n // COLUMNS
-
-    @property
-    def feature_steps(self) -> int:
-        return self.features * self.q.dtype.bytes // STEP_BYTES
-
-    @property
-    def key_steps(self) -> int:
-        """Instructions of the second contraction along a warp's keys."""
-        return self.warp_keys * self.v.dtype.bytes // STEP_BYTES
 
     @property
     def holds_queries(self) -> bool:

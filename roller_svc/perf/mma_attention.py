@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.perf.attention_mask import seen_keys
-from roller_svc.perf.attention_tile import Attended, AttentionTile, attended, thread_registers, tile_of
+from roller_svc.perf.attention_tile import (
+    Attended,
+    AttentionTile,
+    Room,
+    TiledAttention,
+    attended,
+    thread_registers,
+    tile_of,
+)
 from roller_svc.perf.footprint import Footprints, Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
 from roller_svc.perf.matrix_terms import (
@@ -34,7 +42,7 @@ from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
-from roller_svc.perf.wgmma_attention_tile import AttentionGroupTile, grouped_attention
+from roller_svc.perf.wgmma_attention_tile import grouped_attention
 
 WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
 ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
@@ -160,7 +168,7 @@ def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cos
     return _Cost(step, issue, exponentials)
 
 
-def weighing_slots(tile: AttentionTile | AttentionGroupTile, found: Attended) -> float:
+def weighing_slots(tile: TiledAttention[Room], found: Attended) -> float:
     """Of a warp, from products to weights, and for the results so far."""
     scores = tile.row_fragments * tile.key_fragments * 4
     results = tile.row_fragments * tile.fragments * 4

@@ -13,15 +13,14 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
-from roller_svc.perf.attention_tile import Attended, attended
+from roller_svc.perf.attention_tile import Attended, TiledAttention, attended
 from roller_svc.perf.k_walk import Walk
-from roller_svc.perf.mma_tile import COLUMNS, Feed
+from roller_svc.perf.mma_tile import Feed
 from roller_svc.perf.tma_feed import TmaFeed, tma_feed
 from roller_svc.perf.wgmma_tile import (
     ATOMS,
     MOST_REGISTERS,
     ROWS,
-    STEP_BYTES,
     THREAD_REGISTERS,
     WARPS,
     WgmmaOperand,
@@ -57,26 +56,17 @@ class GroupedAttention:
     def _tile(self, block: tuple[int, int, int, int], stages: int) -> AttentionGroupTile:
         m, n, keys, features = block
         along = Walk.linear(self.features.extent, features)
+        # keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit
         return AttentionGroupTile(
-            m, n, keys, features, stages, _staged(self.found.q, self.q, m, along),
+            m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.found.q, self.q, m, along),
             _staged(self.found.k, self.k, keys, along),
             _staged(self.found.v, self.v, n, Walk.linear(self.keys.extent, keys)),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGroupTile:
-    """A block's rows `m`, 64 of each consumer, columns `n` of the result, keys of a step, features: the last three are
-    whole instructions. `stages`: of keys and of values."""
-
-    m: int
-    n: int
-    keys: int
-    features: int
-    stages: int
-    q: WgmmaOperand
-    k: WgmmaOperand
-    v: WgmmaOperand
+class AttentionGroupTile(TiledAttention[WgmmaOperand]):
+    """A block has 64 rows of each consumer. `stages`: of keys and of values."""
 
     @property
     def consumers(self) -> int:
@@ -85,43 +75,6 @@ class AttentionGroupTile:
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
-
-    # what each of a consumer's warps has
-    @property
-    def warp_m(self) -> int:
-        return WARP_ROWS
-
-    @property
-    def warp_keys(self) -> int:
-        return self.keys
-
-    @property
-    def row_fragments(self) -> int:
-        return 1
-
-    @property
-    def key_fragments(self) -> int:
-        return self.keys // COLUMNS
-
-    @property
-    def fragments(self) -> int:
-        """Of the result, along n."""
-        return self.n // COLUMNS
-
-    @property
-    def feature_steps(self) -> int:
-        """Instructions of the first contraction."""
-        return self.features * self.q.dtype.bytes // STEP_BYTES
-
-    @property
-    def key_steps(self) -> int:
-        """Instructions of the second contraction in one step."""
-        return self.keys * self.v.dtype.bytes // STEP_BYTES
-
-    @property
-    def parts(self) -> int:
-        """Keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit."""
-        return 1
 
     @property
     def result(self) -> WgmmaTile:
