@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Op, OpKind
@@ -86,6 +88,12 @@ def greatest(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MAX, (a, b), DType.INT32)
 
 
+@overload
+def both(a: Expr, b: Expr | None) -> Expr: ...
+@overload
+def both(a: Expr | None, b: Expr) -> Expr: ...
+@overload
+def both(a: Expr | None, b: Expr | None) -> Expr | None: ...
 def both(a: Expr | None, b: Expr | None) -> Expr | None:
     """Both hold; None holds always."""
     if a is None or b is None:

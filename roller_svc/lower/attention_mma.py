@@ -257,7 +257,6 @@ class _Kernel:
         )
         columns = equal(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
         first = both(equal(mod(ref(LANE), QUAD), num(0)), columns)
-        assert first is not None, "it is said which lane"
         nodes: tuple[Node, ...] = (self._piece_of_row((results, part)), Branch(first, ends))
         if rows.extent % self.tile.m:
             nodes = (Branch(less(ref("m.place"), num(rows.extent)), nodes),)

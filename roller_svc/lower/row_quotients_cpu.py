@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.ir.build import both, given, less_equal
+from roller_svc.ir.build import both, less_equal
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, loads_of
 
@@ -36,8 +36,7 @@ class RowQuotient:
     def is_safe(self) -> Expr:
         least = 2.0 ** _LEAST_EXPONENT[self.dtype]
         size = Op(OpKind.ABS, (self.divisor,), self.dtype)
-        inside = both(less_equal(Const(least, self.dtype), size), less_equal(size, Const(1 / least, self.dtype)))
-        return given(inside, "condition of two")
+        return both(less_equal(Const(least, self.dtype), size), less_equal(size, Const(1 / least, self.dtype)))
 
 
 def row_quotient(body: Expr, inner: frozenset[str], reciprocal: str) -> RowQuotient | None:

@@ -7,9 +7,8 @@ adds them up, always in the same order: nothing spins, and results do not depend
 
 from __future__ import annotations
 
-from roller_svc.ir.build import add, ceil_div, div, equal, greatest, least, less, mod, mul, num, ref, sub
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, Op, OpKind
+from roller_svc.ir.build import add, both, ceil_div, div, equal, greatest, least, less, mod, mul, num, ref, sub
+from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -43,7 +42,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     start = mul(ref(TILE), num(work.steps))
     first = greatest(sub(ref(".begin"), start), num(0))
     last = least(sub(ref(".end"), start), num(work.steps))
-    whole = _both(equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps)))
+    whole = both(equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps)))
     nodes: tuple[Node, ...] = (
         Barrier(),  # the tile before may still be read
         *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.steps)),
@@ -120,7 +119,3 @@ def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
     nodes = tile_axes(view, work, nodes)
     nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
     return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)
-
-
-def _both(a: Expr, b: Expr) -> Expr:
-    return Op(OpKind.LAND, (a, b), DType.INT8)
