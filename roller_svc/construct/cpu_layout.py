@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.cpu_tasks import task_counts
-from roller_svc.construct.rules import Base, Pipeline, axis_names, fills_waves, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.rules import Base, Pipeline, axis_names, replaced
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.task_rules import TaskRules
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
 from roller_svc.perf.problem import Problem
@@ -21,11 +22,8 @@ MAX_BASES = 14
 
 
 @dataclass(frozen=True, slots=True)
-class CpuLayout:
-    problem: Problem
+class CpuLayout(TaskRules):
     layout: LayoutSpace
-    fewest_tasks: int
-    most_tasks: int
 
     def lane_choices(self) -> tuple[int, ...]:
         return (1,)
@@ -55,27 +53,6 @@ class CpuLayout:
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Those with the longest runs in memory first."""
         return sorted(grown.large, key=lambda t: -math.prod(t))[:MAX_BASES]
-
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
-            rank=tuple([len(p.extents) - i for i in range(len(p.extents))]),
-            look=lambda t: self.look(t, base),
-            saturates=lambda _tile: True,
-        )
-
-    def look(self, block: Tile, base: Base) -> Look:
-        """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
-        tasks, cores = spatial_grid(self.problem, block), self.problem.machine.cores
-        if tasks < self.fewest_tasks:
-            return self._measured(block, "parallelism")
-        if tasks > self.most_tasks:
-            return self._measured(block, "", "task size")
-        balanced = tasks == 1 or fills_waves(tasks, cores)
-        return self._measured(block, "", "" if balanced else "execution unit")
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Past the caches too, where they would not hold what is written."""
@@ -121,12 +98,8 @@ class CpuLayout:
         cuts = {cut for c in CUTS for cut in (c, c * cores)}
         return tuple(sorted({-(-tiles // cut) * unit for cut in cuts if cut <= tiles}))
 
-    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
-        return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
-
 
 def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:
     """The rules of one group. One core has one task: cuts gain it nothing."""
     fewest, most = (1, 1) if p.machine.cores == 1 else task_counts(p)
-    return CpuLayout(p, layout, fewest, most)
+    return CpuLayout(p, fewest, most, layout)

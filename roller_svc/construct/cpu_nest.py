@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.cpu_tasks import task_counts
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, fills_waves, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
+from roller_svc.construct.scale_up import Grown, Stage
+from roller_svc.construct.task_rules import TaskRules
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.problem import Problem
@@ -20,11 +21,8 @@ MAX_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CpuNest:
-    problem: Problem
+class CpuNest(TaskRules):
     serial: bool  # a scatter: its writes may meet, so one task does them in order
-    fewest_tasks: int
-    most_tasks: int
 
     def lane_choices(self) -> tuple[int, ...]:
         """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
@@ -61,27 +59,6 @@ class CpuNest:
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         return grown.large
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
-            rank=tuple([-1 if i == p.vector else len(p.extents) - i for i in range(len(p.extents))]),
-            look=lambda t: self.look(t, base),
-            saturates=lambda _tile: True,
-        )
-
-    def look(self, block: Tile, base: Base) -> Look:
-        """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
-        tasks, cores = spatial_grid(self.problem, block), self.problem.machine.cores
-        if tasks < self.fewest_tasks:
-            return self._measured(block, "parallelism")
-        if tasks > self.most_tasks:
-            return self._measured(block, "", "task size")
-        balanced = tasks == 1 or fills_waves(tasks, cores)
-        return self._measured(block, "", "" if balanced else "execution unit")
-
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Past the caches too, where a map's results are more than the last one holds."""
         p = self.problem
@@ -109,19 +86,17 @@ class CpuNest:
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
         return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector else tuple(sorted(sizes))
 
+    def _block_rank(self) -> Tile:
+        """Vectors first."""
+        count = len(self.problem.extents)
+        return tuple([-1 if i == self.problem.vector else count - i for i in range(count)])
+
     def _cuts(self) -> tuple[int, ...]:
         cores = self.problem.machine.cores
         return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
-
-    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
-        points = 1
-        for i in self.problem.spatial:
-            points *= tile[i]
-        return Look(footprint_bytes, moved / points, too_large, misaligned)
 
 
 def cpu_nest(p: Problem, *, serial: bool) -> CpuNest:
     """The rules of one nest."""
     fewest, most = (1, 1) if serial else task_counts(p)
-    return CpuNest(p, serial, fewest, most)
+    return CpuNest(p, fewest, most, serial)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.cpu_tasks import MOST_PER_CORE, task_counts
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, fills_waves, replaced, spatial_grid
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, replaced
 from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.task_rules import TaskRules
 from roller_svc.perf.cpu_window import staged_bytes, tap_cycles, vector_registers
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.plane_layout import layout
@@ -24,11 +24,8 @@ STAGED_SHARE = 2  # a task's staged planes take so much of the second cache: a h
 
 
 @dataclass(frozen=True, slots=True)
-class CpuWindow:
-    problem: Problem
+class CpuWindow(TaskRules):
     planes: PlaneSpace
-    fewest_tasks: int
-    most_tasks: int
 
     @property
     def _last(self) -> int:
@@ -62,30 +59,12 @@ class CpuWindow:
 
         return sorted(grown.large, key=cycles)[:MAX_BASES]
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
-        return Stage(
-            level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
-            # the last axis of planes first, then the other ones, then planes
-            rank=tuple([len(p.extents) - i for i in range(len(p.extents))]),
-            look=lambda t: self.look(t, base),
-            saturates=lambda _tile: True,
-        )
-
     def look(self, block: Tile, base: Base) -> Look:
         """Staged planes stay in a private cache, and a task leaves work for the other cores."""
-        p = self.problem
-        tasks, cores = spatial_grid(p, block), p.machine.cores
-        if staged_bytes(self.planes, block, base.thread) * STAGED_SHARE > p.machine.hw.limits.shared_bytes_per_core:
+        private_bytes = self.problem.machine.hw.limits.shared_bytes_per_core
+        if staged_bytes(self.planes, block, base.thread) * STAGED_SHARE > private_bytes:
             return self._measured(block, "private cache")
-        if tasks < self.fewest_tasks:
-            return self._measured(block, "parallelism")
-        if tasks > self.most_tasks and not self._is_banded(block):
-            return self._measured(block, "", "task size")
-        balanced = tasks == 1 or fills_waves(tasks, cores)
-        return self._measured(block, "", "" if balanced else "execution unit")
+        return TaskRules.look(self, block, base)
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         return (PLAIN,)
@@ -99,7 +78,7 @@ class CpuWindow:
         return [(replaced(one, self._last, size), Base(thread)) for size in (whole, min(whole, 64 * width), width)]
 
     def _is_banded(self, block: Tile) -> bool:
-        """Whether planes are cut: more tasks then may be what fits a cache."""
+        """Whether planes are cut."""
         return any(block[self.planes.first + i] < a.extent for i, a in enumerate(self.planes.axes))
 
     def _thread_look(self, thread: Tile) -> Look:
@@ -125,13 +104,8 @@ class CpuWindow:
             bands |= {u for u in (64 * unit, 256 * unit) if u < whole}
         return tuple(sorted({whole} | bands))
 
-    def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
-        points = math.prod([tile[i] for i in self.problem.spatial])
-        return Look(footprint_bytes, moved / points, too_large, misaligned)
-
 
 def cpu_window(p: Problem, planes: PlaneSpace) -> CpuWindow:
     """The rules of one group."""
     fewest, most = task_counts(p)
-    return CpuWindow(p, planes, fewest, most)
+    return CpuWindow(p, fewest, most, planes)
