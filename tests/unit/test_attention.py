@@ -35,6 +35,7 @@ from roller_svc.ranking import best_plans, estimate_program, ranked_groups
 
 Inputs = Mapping[str, str]
 Arrays = dict[str, np.ndarray[Any, Any]]
+Change = Callable[[Arrays], None]  # of the inputs, in place
 
 SOFTMAX = (
     "s[b, h, i, j] +=! q[b, h, i, d] * k[b, h{group}, j, d]; p[b, h, i, j] = {score};"
@@ -214,11 +215,12 @@ def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, Kerne
     return compute, generate(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
 
 
-def judge(
-    case: tuple[str, Inputs], tiles: Tiles, change: Callable[[Arrays], None] = lambda _: None, *, races: bool = False
-) -> Arrays:
+def judge(case: tuple[str, Inputs], tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
+    return judged(*kernel(case, tiles), change, races=races)
+
+
+def judged(compute: TensorProgram, source: KernelSource, change: Change, *, races: bool) -> Arrays:
     """The kernel's results, once they agree with the interpreter's."""
-    compute, source = kernel(case, tiles)
     arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
     change(arrays)
     got = emulated(CompiledKernel(source, b"", "", ()), 1, races=races).run(arrays)
@@ -267,27 +269,39 @@ def test_nothing_races(name: str) -> None:
 MASKED = operator("1, 1", "40, 90", "32, 32", mask="40 90")
 
 
-@pytest.mark.emulator
-@pytest.mark.parametrize("parts", [1, 3])
-def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:
+def check_rows_without_a_finite_score(judge: Callable[[Change], Arrays]) -> None:
+    """`judge`: results for MASKED."""
+
     def change(arrays: Arrays) -> None:
         arrays["m"][:, :40] = -math.inf
         arrays["m"][3, :] = -math.inf
 
-    got = judge(MASKED, Tiles(parts=parts), change)["o"].astype(np.float32)
+    got = judge(change)["o"].astype(np.float32)
     assert np.isnan(got[:, :, 3]).all()
     assert not np.isnan(np.delete(got, 3, axis=2)).any()
+
+
+def check_a_score_of(value: float, judge: Callable[[Change], Arrays]) -> None:
+    """`judge`: results for MASKED."""
+
+    def change(arrays: Arrays) -> None:
+        arrays["m"][5, 70] = value
+
+    got = judge(change)["o"].astype(np.float32)
+    assert np.isnan(got[:, :, 5]).all()
+    assert not np.isnan(np.delete(got, 5, axis=2)).any()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change))
 
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
-    def change(arrays: Arrays) -> None:
-        arrays["m"][5, 70] = value
-
-    got = judge(MASKED, Tiles(), change)["o"].astype(np.float32)
-    assert np.isnan(got[:, :, 5]).all()
-    assert not np.isnan(np.delete(got, 5, axis=2)).any()
+    check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
 
 
 @pytest.mark.emulator

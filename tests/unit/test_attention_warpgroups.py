@@ -4,10 +4,8 @@ the kernel computes in the emulator."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from matrixcases import chosen, unit
 from test_attention import (
@@ -19,8 +17,12 @@ from test_attention import (
     NORMALISED,
     SCALED_BELOW,
     Arrays,
+    Change,
     Inputs,
+    check_a_score_of,
+    check_rows_without_a_finite_score,
     flat,
+    judged,
     operator,
     program,
     written,
@@ -28,7 +30,6 @@ from test_attention import (
 from test_mma_lowering import changed, without
 
 from roller_svc import hardware
-from roller_svc.backends import emulated
 from roller_svc.codegen.ranges import fold
 from roller_svc.construct.partition import partition
 from roller_svc.construct.rprograms import construct, prepared, rank_units
@@ -53,15 +54,12 @@ from roller_svc.ir.hopper_nodes import (
     RegisterMatrix,
     WarpgroupMma,
 )
-from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import AwaitCopies, Copy, Node, PackFragment, ScheduleTree, descend
 from roller_svc.ir.schedule_text import render
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.lower.attention_keys import KeySteps
 from roller_svc.lower.legality import check
@@ -123,18 +121,8 @@ def tree(case: Case, tiles: Tiles) -> ScheduleTree:
     return found
 
 
-def judge(
-    case: Case, tiles: Tiles, change: Callable[[Arrays], None] = lambda _: None, *, races: bool = False
-) -> Arrays:
-    """The kernel's results, once they agree with the interpreter's."""
-    compute, source = kernel(case, tiles)
-    arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
-    change(arrays)
-    got = emulated(CompiledKernel(source, b"", "", ()), 1, races=races).run(arrays)
-    with np.errstate(all="ignore"):
-        agreement = agrees(compute, got, evaluate(compute, arrays))
-    assert agreement.ok, agreement.detail
-    return got
+def judge(case: Case, tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
+    return judged(*kernel(case, tiles), change, races=races)
 
 
 def narrow(case: Case) -> Case:
@@ -192,24 +180,13 @@ def test_nothing_races(name: str) -> None:
 
 @pytest.mark.emulator
 def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not() -> None:
-    def change(arrays: Arrays) -> None:
-        arrays["m"][:, :40] = -math.inf
-        arrays["m"][3, :] = -math.inf
-
-    got = judge(MASKED, Tiles(), change)["o"].astype(np.float32)
-    assert np.isnan(got[:, :, 3]).all()
-    assert not np.isnan(np.delete(got, 3, axis=2)).any()
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(), change))
 
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
-    def change(arrays: Arrays) -> None:
-        arrays["m"][5, 70] = value
-
-    got = judge(MASKED, Tiles(), change)["o"].astype(np.float32)
-    assert np.isnan(got[:, :, 5]).all()
-    assert not np.isnan(np.delete(got, 5, axis=2)).any()
+    check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
 
 
 # trees ----------------------------------------------------------------------------------------------------------------

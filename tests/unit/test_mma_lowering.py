@@ -122,8 +122,9 @@ def epilogue_inside_the_pipeline(nodes: Nodes) -> Nodes:
     nodes = changed(nodes, lambda node: () if node is late else None)
 
     def opened(node: Node) -> Nodes | None:
-        inside = isinstance(node, Storage) and node.tensor == SHARED_A
-        return (replace(node, body=(*node.body, late)),) if inside else None  # type: ignore[type-var]
+        if isinstance(node, Storage) and node.tensor == SHARED_A:
+            return (replace(node, body=(*node.body, late)),)
+        return None
 
     return changed(nodes, opened)
 
