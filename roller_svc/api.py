@@ -216,7 +216,7 @@ class _Held:
         return {**arrays, **self.constants}
 
 
-def compile(  # noqa: PLR0913 - the name and the options that interface.md gives it
+def compile(  # a name and options, as docs/api.md has them
     expression: str,
     inputs: Inputs | None = None,
     *,

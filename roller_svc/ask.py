@@ -19,7 +19,7 @@ TOP_K_MOST = 100
 E = TypeVar("E", bound=Enum)
 
 
-def build_request(  # noqa: PLR0913 - the options of a build, spelled out as interface.md has them
+def build_request(  # the options of a build, spelled out as docs/api.md has them
     expression: object,
     inputs: object,
     *,

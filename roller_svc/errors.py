@@ -49,7 +49,7 @@ class InputError(RollerError):
 
     default_code = "invalid-input"
 
-    def __init__(  # noqa: PLR0913 - a span is four fields, and spelled out is how callers read it
+    def __init__(  # a span is four fields, and spelled out is how callers read it
         self,
         message: str,
         *,

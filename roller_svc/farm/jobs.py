@@ -69,7 +69,7 @@ class _Job:
 class JobQueue:
     """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one."""
 
-    def __init__(  # noqa: PLR0913 - two verbs, a store and two limits
+    def __init__(  # two verbs, a store and two limits
         self,
         store: Store,
         build: Callable[[BuildRequest], Artifact],

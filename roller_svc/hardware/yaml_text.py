@@ -21,8 +21,11 @@ _BaseLoader: Any = yaml.CSafeLoader if _LIBYAML else yaml.SafeLoader
 class _Loader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at import
     """safe_load without duplicate keys, which YAML would silently let the last one win."""
 
-    # PyYAML calls it with `deep` by position
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002 - PyYAML calls it by position
+    ) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
