@@ -232,7 +232,9 @@ def emit_function(
     bounds = f"__launch_bounds__({threads}, {_least_resident(tree.resident, threads, dialect)})"
     text = (
         f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({", ".join(parameters)}) {{\n'
-        + "".join(f"  {line}\n" for line in shared) + "\n".join(walker.lines) + "\n}\n"
+        + "".join(f"  {line}\n" for line in shared)
+        + "\n".join(walker.lines)
+        + "\n}\n"
     )
     return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,
                     tuple(scalar.checks[first_check:]), maps)  # fmt: skip
@@ -317,16 +319,12 @@ def _shared_declarations(rooms: list[Room], static_bytes: int) -> tuple[list[str
     total = max((room.end for room in rooms), default=0)
     if total <= static_bytes and not any(room.over for room in rooms):
         return [
-            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];"
-            for room in rooms
+            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];" for room in rooms
         ], 0
     static = total <= static_bytes
     size = str(total) if static else ""
     alignment = max(room.alignment for room in rooms)
-    lines = [
-        f"{'' if static else 'extern '}__shared__ __align__({alignment}) "
-        f"unsigned char shared_memory[{size}];"
-    ]
+    lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     lines += [
         f"{room.type_} *const {room.identifier} = ({room.type_} *)(shared_memory + {room.offset});" for room in rooms
     ]
