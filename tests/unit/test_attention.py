@@ -343,7 +343,9 @@ def test_a_demanded_share_of_the_keys_is_given() -> None:
     assert groups[0].attention is not None
     assert ranked[0][0].program.split_k == 2
     with pytest.raises(NoCandidateError):
-        ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(KernelFamily.MMA, tiles=(("split_k", 10**6),)))
+        ranked_groups(
+            program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(family=KernelFamily.MMA, tiles=(("split_k", 10**6),))
+        )
 
 
 def test_a_mask_makes_it_faster_and_no_estimate_is_below_its_roofline() -> None:
