@@ -172,7 +172,7 @@ def reading(group: KernelGroup, program: RProgram) -> str:
 def step_json(step: TraceStep) -> Json:
     return {
         "level": step.level,
-        "tile": dict(step.tile),
+        "tile": dict(zip(step.names, step.extents, strict=True)),
         "footprint_bytes": step.footprint_bytes,
         "reuse": step.reuse,
         "outcome": step.outcome,

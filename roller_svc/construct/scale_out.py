@@ -32,9 +32,7 @@ def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Ti
             return
         _, block, base = min(smaller, key=lambda s: s[0])
         log.visited += 1
-        names = [a.name for a in p.space.axes]
-        tile = tuple(zip(names, block, strict=True))
-        log.steps.append(TraceStep("device", tile, p.touched.bytes(block), 0.0, "shrunk"))
+        log.steps.append(TraceStep("device", p.touched.names, block, p.touched.bytes(block), 0.0, "shrunk"))
         yield block, base
 
 

@@ -140,5 +140,5 @@ class _Search:
         self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1
 
     def _trace(self, tile: Tile, look: Look, reuse: float, outcome: str) -> None:
-        named = tuple(zip(self.stage.names, tile))  # noqa: B905 - hot, and a tile has as many extents as a space axes
-        self.log.steps.append(TraceStep(self.stage.level, named, look.footprint_bytes, reuse, outcome))
+        stage = self.stage
+        self.log.steps.append(TraceStep(stage.level, stage.names, tile, look.footprint_bytes, reuse, outcome))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller_svc.ir.rprogram import RProgram
 
@@ -70,13 +71,13 @@ class Candidate:
         return self.estimate.seconds * self.handicap
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStep:
+class TraceStep(NamedTuple):
     """One step of construction: the tile looked at, at which level, its footprint and data-reuse score, and what
-    became of it ('grown m', 'accepted', or the rule that rejected it)."""
+    became of it ('grown m', 'accepted', or the rule that rejected it). `extents` are those of the axes `names`."""
 
     level: str
-    tile: tuple[tuple[str, int], ...]
+    names: tuple[str, ...]
+    extents: tuple[int, ...]
     footprint_bytes: int
     reuse: float
     outcome: str

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roller_svc.errors import ArgumentError, CompileError
 from roller_svc.ir.canonical import canonical_text, digest, from_json, to_json
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.estimate import Estimate, StageCost, TraceStep
+from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.hardware import Arch, ComputeUnit, MemoryLevel, Scope, UnitKind
 from roller_svc.ir.kernel import (
@@ -99,7 +99,6 @@ kernels = st.builds(
 )  # fmt: skip
 nouns = st.one_of(
     programs, levels, units, estimates, kernels, st.builds(RTile, tiles),
-    st.builds(TraceStep, names, tiles, counts, seconds, st.text(max_size=10)),
     st.builds(Measurement, seconds, seconds, counts, names, st.none() | seconds),
 )  # fmt: skip
 

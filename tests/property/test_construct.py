@@ -292,7 +292,7 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
     stage = rules.block_stage(Base((1, 4, 4, 1)), epsilon)
     log = Log(budget=10_000)
     grown = scale_up(stage, log, 10_000)
-    first, *others = (tuple(extent for _, extent in step.tile) for step in log.steps)
+    first, *others = (step.extents for step in log.steps)
     assert first == tuple(steps[0] for steps in stage.steps)
     earlier = [first]
     for tile in others:
