@@ -158,12 +158,14 @@ class Measured:
 
 def covers(pattern: str, path: str) -> bool:
     """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
-    return _pattern(pattern).match(path) is not None
+    return _any_of((pattern,)).match(path) is not None
 
 
 @lru_cache(maxsize=1024)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\.|$)")
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """What matches a figure that one of them stands for."""
+    tried = "|".join(re.escape(pattern).replace(r"\*", "[^.]*") for pattern in patterns)
+    return re.compile(rf"(?:{tried})(?:\.|$)" if patterns else "(?!)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class HardwareSpec:
 
     def is_assumed(self, figure: str) -> bool:
         """Whether nobody measured or published a figure; the first source that stands for it says, as in all specs."""
-        found = next((s for s in self.sources if any(covers(pattern, figure) for pattern in s.fields)), None)
+        found = next((s for s in self.sources if _any_of(s.fields).match(figure)), None)
         return found is None or found.assumed
 
     @property
