@@ -97,18 +97,17 @@ def _in_runs(p: Problem, block: Tile, split: int) -> bool:
 
 
 def _part_length(p: Problem, block: Tile, split: int) -> int:
-    steps = {axis.name: extent for axis, extent in zip(p.space.axes, block, strict=True)}
+    steps = dict(zip(p.touched.names, block, strict=True))
     return piece_length(p.space, p.machine.unit, steps, split)
 
 
 def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
     """The longest reduced axis is the one that is cut: no part of it may be left without work."""
-    longest = max(m.extent for i in p.reduced for m in p.space.axes[i].members)
-    if (split - 1) * _part_length(p, block, split) >= longest:
+    points, least = (p.inner_points, MIN_INNER) if p.k is None else (p.extents[p.k], MIN_STEPS * block[p.k])
+    if points // split < least:
         return False
-    if p.k is None:
-        return p.inner_points // split >= MIN_INNER
-    return p.extents[p.k] // split >= MIN_STEPS * block[p.k]
+    longest = max([m.extent for i in p.reduced for m in p.space.axes[i].members])
+    return (split - 1) * _part_length(p, block, split) < longest
 
 
 def _with(tile: Tile, axis: int, extent: int) -> Tile:

@@ -56,9 +56,10 @@ def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
     Where that axis is the innermost one, in whole steps of a matrix unit (where it is one of several, in whole runs),
     or whole runs of a nest: then neighbours lie in each piece as they do in the whole, and move together as before.
     """
-    longest = max((m for axis in space.reduced for m in axis.members), key=lambda m: m.extent)
+    reduced = space.reduced
+    longest = max([m for axis in reduced for m in axis.members], key=lambda m: m.extent)
     length = ceil_div(longest.extent, split_k)
-    inner = space.reduced[-1]
+    inner = reduced[-1]
     if inner.members[-1] != longest:
         return length
     alone = all(m.extent == 1 for m in inner.members[:-1])

@@ -192,11 +192,11 @@ class TileSpace:
 
     @property
     def spatial(self) -> tuple[TileAxis, ...]:
-        return tuple(a for a in self.axes if a.kind is AxisKind.SPATIAL)
+        return tuple([a for a in self.axes if a.role not in _REDUCED])
 
     @property
     def reduced(self) -> tuple[TileAxis, ...]:
-        return tuple(a for a in self.axes if a.kind is AxisKind.REDUCE)
+        return tuple([a for a in self.axes if a.role in _REDUCED])
 
     @property
     def walks_rows(self) -> bool:
