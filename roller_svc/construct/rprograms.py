@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
+from typing import NamedTuple
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.convolution import convolution_spaces
@@ -65,8 +66,7 @@ RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages to
 TIE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The tiles of an rProgram before they have names."""
 
     block: Tile

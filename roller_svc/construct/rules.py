@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
@@ -16,16 +15,14 @@ MAX_GRID = 2**31 - 1  # blocks of one launch (CUDA programming guide, technical 
 BALANCE = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """A thread's tile, and how many lanes share its reduction: what a block is built from."""
 
     thread: Tile
     lanes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(NamedTuple):
     """How the blocks of one tile run: the fields of an RProgram of the same names."""
 
     stages: int = 1

@@ -78,7 +78,7 @@ def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
     dram_bytes = attended_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
-    step = replace(cost.step, dram=dram)
+    step = cost.step._replace(dram=dram)
     ahead = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
     at_once = resident * mach.cores
 

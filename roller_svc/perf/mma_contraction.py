@@ -55,9 +55,8 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     steps = block_steps(p, launch)
     dram_bytes = operand_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
-    step = replace(
-        block_step(p, launch.block, launch.thread), dram=dram, latency=latency_cycles(p, launch, dram_bytes, steps)
-    )
+    step = block_step(p, launch.block, launch.thread)
+    step = step._replace(dram=dram, latency=latency_cycles(p, launch, dram_bytes, steps))
     ahead = steps_ahead(p, launch.stages)
     at_once = resident * mach.cores
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.mma_tile import MmaTile
@@ -20,8 +21,7 @@ class MmaBlock:
     registers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One staged step of one block, in cycles of a core.
 
     `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every

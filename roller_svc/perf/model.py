@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.group import TileSpace
@@ -42,8 +43,7 @@ Factors = tuple[Operand, ...]
 OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """What the model found for an rProgram: its seconds, and the costs from which the whole `estimate` follows.
 
     `launching_s`: of starting it; `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of
@@ -113,7 +113,7 @@ class Model:
         launch = _launch(p, program)
         if compiled is not None:
             needs = BlockNeeds(launch.threads, compiled.registers_per_thread, compiled.shared_bytes)
-            launch = replace(launch, compiled=needs)
+            launch = launch._replace(compiled=needs)
         mach = p.machine
         costs = _costs(p, launch)
         body = costs.core_s if costs.core_stage is None else _overlapped(costs)

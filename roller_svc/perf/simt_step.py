@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller_svc.perf.machine import SCHEDULERS
 
@@ -13,8 +14,7 @@ LEAK = 0.08
 BARRIER_CYCLES = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One staged step of one block, in cycles of a core that runs nothing else.
 
     `latency`: from asking for a step's tiles to having them. `turn`: what passes between the last product of a step and

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockNeeds
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """An rProgram as the cost functions read it: tiles as tuples in the order of the space's axes.
 
     `compiled`: what a block really takes, once a compiler has said so, in place of what the model assumes.
@@ -34,8 +33,7 @@ class Launch:
     compiled: BlockNeeds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it or, where no
     `core_stage` names it, are contained in it (a CPU's add up, a matrix unit's overlap step by step).
     `needs`: what the model assumes that a block takes of a SIMT core."""

@@ -7,7 +7,6 @@ between beside these and beside other warpgroups' products (FlashAttention-3: Sh
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.group import AxisRole
@@ -66,7 +65,7 @@ def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Cost
     at_once = resident * mach.cores
     dram_bytes = attended_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
-    step = replace(_step(p, known, tile, launch.block), dram=dram)
+    step = _step(p, known, tile, launch.block)._replace(dram=dram)
 
     def block_cycles(blocks: float) -> float:
         full = blocks == resident and launch.grid >= at_once
@@ -82,7 +81,7 @@ def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Cost
     edges = step.chain / tile.consumers + together * results
     cycles += arriving + edges + (edges + arriving * (not launch.blocks)) * (waves - 1) / resident
     each = launch.grid * steps
-    parts = alone(p, replace(step, mma=_product_cycles(p, tile)), round(each), dram_bytes)
+    parts = alone(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append(("latency", seconds - max(s for _, s in parts)))

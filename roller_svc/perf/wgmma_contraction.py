@@ -77,10 +77,8 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
     at_once = resident * mach.cores
     dram_bytes = operand_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
-    step = replace(
-        shared_step(p, known, launch.cluster), dram=dram,
-        latency=_waiting(known, latency_cycles(p, launch, dram_bytes, steps), launch.cluster),
-    )  # fmt: skip
+    waiting = _waiting(known, latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
+    step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
     waves = -(-launch.grid // at_once)
     at_start = _requested_at_start(known, launch, steps) / (waves if launch.blocks else 1)
 
@@ -141,7 +139,7 @@ def shared_step(p: Problem, block: WgmmaBlock, cluster: tuple[int, int]) -> Step
     if along_m == along_n == 1:
         return block.step
     a, b = block.moved
-    return replace(block.step, last_cache=(a / along_n + b / along_m) / last_cache_share(p.machine))
+    return block.step._replace(last_cache=(a / along_n + b / along_m) / last_cache_share(p.machine))
 
 
 def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
