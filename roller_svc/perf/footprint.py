@@ -47,10 +47,15 @@ class DimFootprint:
 
     dim: Dim
     walks: tuple[tuple[int, int], ...] | None
+    alone: tuple[int, int] | None  # the only walk, of an index that is one axis with nothing but an offset
     _seen: dict[Tile, tuple[int, int, int]] = field(default_factory=dict)
 
     def measure(self, reaches: list[tuple[int, ...]]) -> tuple[int, int, int]:
         """Values that the index takes, how many of them follow each other without a gap, from first to last."""
+        if self.alone is not None:
+            axis, member = self.alone
+            count = min(self.dim.size, reaches[axis][member])
+            return count, count, count
         if self.walks is None:
             return self.dim.size, self.dim.size, self.dim.size
         key = tuple([reaches[axis][member] for axis, member in self.walks])
@@ -92,10 +97,10 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points = 1
+        points, reaches = 1, []
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
-        reaches = [table[extent] for extent, table in zip(key, self.tables, strict=True)]
+            reaches.append(table[extent])
         # row: elements up to the innermost dimension that is not touched whole; span: how far they reach
         elements = run = row = span = 1
         size, inner = self.elem_bytes, self.elem_bytes
@@ -115,9 +120,10 @@ class AccessFootprint:
         # a box around an unaligned run of a fused axis holds more points than the run
         inside = min(points, elements) if self.all_known else elements
         rows = inside / row
-        moved, asked = [
-            rows * line * min(row / run * -(-run * size // line), -(-span * size // line)) for line in self.lines
-        ]
+        line, cache_line = self.lines
+        moved = asked = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
+        if cache_line != line:
+            asked = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
         return inside, run, moved, asked, stretch
 
     def elements(self, tile: Tile) -> int:
@@ -215,7 +221,7 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -
     return AccessFootprint(
         access=access,
         tables=used,
-        dims=tuple(DimFootprint(dim, _walks(dim, place)) for dim in reversed(access.dims)),
+        dims=tuple(_dim_footprint(dim, place) for dim in reversed(access.dims)),
         all_known=walked <= place.keys(),
         walks_reduced=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
         axes=axes,
@@ -226,8 +232,12 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -
     )
 
 
-def _walks(dim: Dim, place: Mapping[str, tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:
-    return tuple(place[name] for name, _ in dim.coeffs) if all(name in place for name, _ in dim.coeffs) else None
+def _dim_footprint(dim: Dim, place: Mapping[str, tuple[int, int]]) -> DimFootprint:
+    if any(name not in place for name, _ in dim.coeffs):
+        return DimFootprint(dim, None, None)
+    walks = tuple(place[name] for name, _ in dim.coeffs)
+    is_plain = len(walks) == 1 and abs(dim.coeffs[0][1]) == 1 and not dim.opaque
+    return DimFootprint(dim, walks, walks[0] if is_plain else None)
 
 
 def _strides(access: TileAccess, axes: Tile, tables: tuple[ReachTable, ...]) -> dict[int, int]:
