@@ -73,10 +73,14 @@ def scale_up(stage: Stage, log: Log, most_visits: int, looks: dict[Tile, Look] |
     `looks`: what is known of tiles from stages with the same `look`; grows.
     """
     search = _Search(stage, log, min(log.visited + most_visits, log.budget), {} if looks is None else looks)
-    search.visit(tuple([steps[0] for steps in stage.steps]))
+    base = tuple([steps[0] for steps in stage.steps])
+    search.visit(base, search.look(base))
     by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
-    large = tuple([t for t in by_traffic if stage.saturates(t)])
-    return Grown(large, tuple([t for t in by_traffic if t not in large]))
+    large: list[Tile] = []
+    border: list[Tile] = []
+    for tile in by_traffic:
+        (large if stage.saturates(tile) else border).append(tile)
+    return Grown(tuple(large), tuple(border))
 
 
 class _Search:
@@ -93,12 +97,11 @@ class _Search:
             (axis, dict(pairwise(steps)), stage.rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
         ]
 
-    def visit(self, tile: Tile) -> None:
-        """Look at a tile, then at those one step larger."""
+    def visit(self, tile: Tile, look: Look) -> None:
+        """Judge a tile by its look, then those one step larger."""
         log = self.log
         self.visited.add(tile)
         log.visited += 1
-        look = self._look(tile)
         if look.too_large:
             self._reject(look.too_large)
             self._trace(tile, look, 0.0, look.too_large)
@@ -116,21 +119,22 @@ class _Search:
             if log.visited >= self.last_visit:
                 return
             if larger not in self.visited:
-                self.visit(larger)
+                self.visit(larger, self.looks[larger])
 
     def _growths(self, tile: Tile, look: Look) -> list[tuple[float, int, int, Tile]]:
         """(-reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
-        found, looks = [], self.looks
+        found, looks, look_at = [], self.looks, self.look
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
             if extent is not None:
                 larger = (*tile[:axis], extent, *tile[axis + 1 :])
-                grown = looks.get(larger) or self._look(larger)
+                grown = looks.get(larger) or look_at(larger)
                 found.append((-reuse_score(look, grown), place, axis, larger))
         found.sort()
         return found
 
-    def _look(self, tile: Tile) -> Look:
+    def look(self, tile: Tile) -> Look:
+        """What is known of the tile, remembered."""
         known = self.looks.get(tile)
         if known is None:
             known = self.looks[tile] = self.stage.look(tile)

@@ -195,7 +195,7 @@ class _Block:
         staged = k * (self._row(m) + self._row(n))
         threads = (m // self.thread_m) * (n // self.thread_n)
         too_large = self._capacity_rule(threads, staged)
-        misaligned = "" if too_large else self._alignment_rule(block, threads)
+        misaligned = "" if too_large else self._alignment_rule(block, threads, k / threads)
         traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
         return Look(staged, traffic, too_large, misaligned)
 
@@ -205,12 +205,12 @@ class _Block:
         fits = staged_bytes <= self.problem.machine.hw.limits.shared_bytes_per_block
         return "" if fits else "shared memory"
 
-    def _alignment_rule(self, block: Tile, threads: int) -> str:
-        """What a thread stages shrinks as blocks grow along m and n, and grows with the step along k."""
+    def _alignment_rule(self, block: Tile, threads: int, each: float) -> str:
+        """What a thread stages, `each` of a row or column of the block, shrinks as blocks grow along m and n, and grows
+        with the step along k."""
         limits = self.problem.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
-        each = at(block, self.problem.k) / threads
         registers = self.registers.of(at(block, self.problem.m) * each, at(block, self.problem.n) * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"

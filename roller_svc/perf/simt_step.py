@@ -35,11 +35,12 @@ class Step(NamedTuple):
     def cycles(self, blocks: float, warps: int, ahead: int) -> float:
         """t_k (§5 of the design notes): of so many blocks of a core, each loading `ahead` steps before their use."""
         # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
-        alone = SCHEDULERS / min(SCHEDULERS, warps) * self.busy
+        busy = self.busy
+        alone = SCHEDULERS / min(SCHEDULERS, warps) * busy
         if ahead == 0:
             # a single buffer: a block's own load and compute do not overlap, other blocks' do
-            return max(blocks * self.busy, alone + self.latency + self.turn + BARRIER_CYCLES)
-        return max(blocks * self.busy, alone + self.turn, (self.latency + self.turn) / ahead)
+            return max(blocks * busy, alone + self.latency + self.turn + BARRIER_CYCLES)
+        return max(blocks * busy, alone + self.turn, (self.latency + self.turn) / ahead)
 
 
 @dataclass(frozen=True, slots=True)
