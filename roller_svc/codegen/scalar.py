@@ -78,7 +78,7 @@ class Scalar:
 
     @staticmethod
     def _comes_from_data(expr: Expr) -> bool:
-        """Whether it reads a tensor; the tables of axis values that lowering makes (`n.of`) are none."""
+        """Whether it reads a tensor; the tables that lowering makes (`n.of`) are none."""
         return not all(load.tensor.endswith(".of") for load in loads_of(expr))
 
     def _keeps(self, cast: Cast) -> bool:

@@ -8,6 +8,7 @@ from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.functions import LIBRARY, OURS
 from roller_svc.codegen.literals import is_beyond
 from roller_svc.codegen.place import Place
+from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.vector_helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED
 from roller_svc.codegen.vector_math import has_function
 from roller_svc.codegen.vector_places import NotVectorError, Piece, Places
@@ -238,8 +239,8 @@ class Vector(Places):
             case OpKind.FMA:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
                 return self._joined(Op(OpKind.ADD, (product, op.args[2]), op.dtype))
-            case OpKind.SHL | OpKind.SHR as kind if _is_within(op.args[1], 0, dtype.bits - 1):
-                sign, by = kind.value, int(_number(op.args[1]))
+            case OpKind.SHL | OpKind.SHR as kind if _is_within(self._folded(op.args[1]), 0, dtype.bits - 1):
+                sign, by = kind.value, int(_number(self._folded(op.args[1])))
                 return Piece(f"({self.piece(op.args[0]).text} {sign} {by})", dtype, wide=True)
             case OpKind.FLOORDIV | OpKind.MOD as kind if _is_power_of_two(op.args[1]):
                 by = int(_number(op.args[1]))
@@ -251,6 +252,10 @@ class Vector(Places):
                 return self._named(kind.value, dtype, op.args)
             case _:
                 return self._each(op)
+
+    def _folded(self, expr: Expr) -> Expr:
+        """What is unrolled is a number by now."""
+        return fold(expr, self.scalar.values)
 
     def _joined(self, op: Op) -> Piece:
         a, b = (self.piece(arg) for arg in op.args)

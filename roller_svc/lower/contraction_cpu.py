@@ -267,9 +267,9 @@ class _Blocked:
         """The rows of C that this tile will join or become, on their way while it is summed."""
         statement = self.view.group.statements[0]
         vector = mul(ref(".vector"), num(self.lanes))
-        line = Prefetch(statement.output, self._output(ref(".row"), vector), 0, for_write=True)
+        line = Prefetch(statement.output, self._output(ref("m.row"), vector), 0, for_write=True)
         lines = Loop(".vector", width // self.lanes, LoopKind.UNROLL, (line,))
-        return (Loop(".row", height, LoopKind.UNROLL, (lines,)),)
+        return (Loop("m.row", height, LoopKind.SERIAL, (lines,)),)
 
     def _edge_stored(self, height: int, width: int, fresh: Expr) -> tuple[Node, ...]:
         statement, row = self.view.group.statements[0], ref("m.row")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.build import add, ceil_div, div, less, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.schedule import (
     Branch,
@@ -35,7 +35,7 @@ from roller_svc.perf.cpu_tile import CpuOperand, Lie
 K_ROW, K_COUNT, K_FIRST = "k.row", "k.count", "k.first"
 LINE_BYTES = 64  # of the caches
 PAGE_BYTES = 4096  # what a core's own prefetchers stay within
-_K_CHUNK, _PANEL_ROW = "k.chunk", ".panel.row"
+_K_CHUNK, _PANEL_ROW, _VECTOR, _PLACES = "k.chunk", ".panel.row", ".vector", "place.of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,41 @@ class Packing:
         def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             return (self._rows(self._row(panels, at, count)),)
 
-        return panels.cut(in_panel(panels, rows, panels.size), in_panel(panels, rows, panels.tail))
+        def cut(count: int) -> tuple[Node, ...]:
+            gathered = self._gathered(panels, count)
+            return in_panel(panels, rows, count) if gathered is None else beside_or(panels, rows, count, gathered)
+
+        return panels.cut(cut(panels.size), cut(panels.tail))
+
+    def _gathered(self, panels: Panels, count: int) -> tuple[Node, ...] | None:
+        """Rows whose elements lie anywhere, each at a place of its own from where the row's k begins: one table instead
+        of one per member leaves a third of the compiler's work. None for what is no plain load of a sum of axes."""
+        source, strides = self.factor, self.operand.member_strides
+        if not isinstance(source, Load) or any(source.checked) or not strides:
+            return None
+        members = panels.axis.members
+        *outer, last = (substitute(i, {member.name: num(0) for member in members}) for i in source.index)
+        values = member_values(panels.axis, add(panels.place, ref(LANE)))
+        place: Expr = Const(0, DType.INT64)
+        for member, stride in zip(members, strides, strict=True):  # not add and mul: they count in 32 bits
+            moved = Op(OpKind.MUL, (Cast(values[member.name], DType.INT64), Const(stride, DType.INT64)), DType.INT64)
+            place = Op(OpKind.ADD, (place, moved), DType.INT64)
+
+        def row(first: Expr, lanes: int) -> Node:
+            lane = add(first, ref(LANE))
+            there = (*outer, add(last, Load(_PLACES, (lane,), DType.INT64)))
+            value = Cast(Load(source.tensor, there, source.dtype), self.dtype, implicit=True)
+            return Loop(LANE, lanes, LoopKind.VECTOR, (Compute(self.packed, (panels.room, ref(K_ROW), lane), value),))
+
+        vectors, rest = divmod(count, self.lanes)
+        nodes = self._filled(panels, count)
+        if rest:
+            nodes = (row(num(vectors * self.lanes), rest), *nodes)
+        if vectors:
+            each = row(mul(ref(_VECTOR), num(self.lanes)), self.lanes)
+            nodes = (Loop(_VECTOR, vectors, LoopKind.SERIAL, (each,)), *nodes)
+        fill = Loop(LANE, count, LoopKind.SERIAL, (Compute(_PLACES, (ref(LANE),), place),))
+        return (Storage(_PLACES, DType.INT64, (count,), Scope.STACK, (fill, self._rows(nodes))),)
 
 
 def _routine(nodes: tuple[Node, ...]) -> Node:
@@ -222,8 +256,14 @@ def in_panel(panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node,
 
     A whole panel inside one row of the innermost member axis has neighbours in memory for neighbours.
     """
+    return beside_or(panels, lanes, count, _with_coordinates(panels, count, lanes(_coordinates(panels), count)))
+
+
+def beside_or(
+    panels: Panels, lanes: Callable[[dict[str, Expr], int], tuple[Node, ...]], count: int, nodes: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """`lanes` of the panel at `place` where its elements are neighbours along the innermost member, else the nodes."""
     axis, size = panels.axis, panels.size
-    nodes = _with_coordinates(panels, count, lanes(_coordinates(panels), count))
     innermost = axis.members[-1]
     if count < size or len(axis.members) == 1 or innermost.extent < size:
         return nodes

@@ -44,7 +44,8 @@ class Lie(Enum):
 class CpuOperand:
     """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
     `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones. `constant`: packed
-    once for all calls. `tensor_bytes`: of all of the tensor, of plain ones."""
+    once for all calls. `tensor_bytes`: of all of the tensor, of plain ones. `member_strides`: elements from one value
+    of each member of a fused axis to the next; empty where addresses are no such sums."""
 
     lie: Lie
     plain: bool
@@ -52,6 +53,7 @@ class CpuOperand:
     k_stride: int
     constant: bool = False
     tensor_bytes: int = 0
+    member_strides: tuple[int, ...] = ()
 
 
 def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
@@ -71,9 +73,10 @@ def _cpu_operand(
 ) -> CpuOperand:
     axis, k = axes
     source = operand.source
+    address = None if source is None else _address(source.index, types[source.tensor].shape)
     if source is None or len(axis.members) > 1:
-        return CpuOperand(Lie.APART, plain=False, panel_stride=0, k_stride=0)
-    address = _address(source.index, types[source.tensor].shape)
+        strides = tuple(address.coeff(member.name) for member in axis.members) if address is not None else ()
+        return CpuOperand(Lie.APART, plain=False, panel_stride=0, k_stride=0, member_strides=strides)
     moved = 0 if address is None else address.coeff(axis.members[0].name)
     plain = address is not None and operand.guard is None and operand.stored is dtype and len(k.members) == 1
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0

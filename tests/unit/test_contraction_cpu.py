@@ -258,3 +258,11 @@ def test_long_sums_are_formed_of_short_ones(a: str, b: str, m: int, n: int) -> N
     wide = [np.float64(arrays[x] if where.startswith(first) else arrays[x].T)
             for x, where, first in (("A", a, "[m"), ("B", b, "[k"))]  # fmt: skip
     assert np.abs(kernel(**arrays)["C"] / (wide[0] @ wide[1]) - 1).max() < 4e-6
+
+
+def test_elements_that_lie_anywhere_are_gathered_by_one_table_of_places() -> None:
+    """A strided 1 x 1 convolution over several images: panels of pixels that are no neighbours."""
+    text = "y[N, F, HO, WO] +=! x[N, C, HO * 2, WO * 2] * w[F, C] where HO in 7, WO in 7"
+    case = cpu_case(text, {"x": ("float32", (3, 19, 14, 14)), "w": ("float32", (21, 19))}, AVX2)
+    assert any(" place_of[" in case.source(candidate).text for candidate in case.ranked)
+    case.check_some(6)

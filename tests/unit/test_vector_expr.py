@@ -208,3 +208,18 @@ def test_halves_round_as_numpy_does() -> None:
             kernel = roller_svc.compile(f"y[n] = x[n].cast(`{name}`)", inputs, select="model", top_k=1)
             want = x.astype(type_)
             np.testing.assert_array_equal(kernel(x=x)["y"].astype(np.float32), want.astype(np.float32))
+
+
+@TARGETS
+def test_shifts_by_what_is_unrolled_are_shifts_of_vectors(target: str) -> None:
+    """Eight weights of four bits in a word, as quantised layers keep them."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(64).astype(np.float32)
+    q = rng.integers(-(2**31), 2**31, (8, 96), dtype=np.int64).astype(np.int32)
+    kernel = roller_svc.compile(
+        "y[N] +=! x[S] * bitwise_and(q[S // 8, N] >> S % 8 * 4, 15).cast(`float32`) where S in 64",
+        {"x": ("float32", x.shape), "q": ("int32", q.shape)}, select="model", top_k=1, target=target,
+    )  # fmt: skip
+    assert "shr_i32(" not in kernel.source
+    weights = (q[np.arange(64) // 8] >> (np.arange(64) % 8 * 4)[:, None]) & 15
+    np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-5, atol=1e-4)
