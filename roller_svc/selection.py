@@ -32,7 +32,7 @@ FINALISTS = 4
 CLOSE = 1.1
 ROUNDS = 5
 ROUND_S = 0.02
-ROUNDS_S = 0.3  # no other round begins once the finalists have had so long: calls of many milliseconds need fewer
+ROUNDS_S = 0.2  # no other round begins once the finalists have had so long: calls of many milliseconds need fewer
 # Of a large array so many random values, repeated: a prime, so that no two rows of a tensor are alike. Drawing takes
 # five times as long as reading them from memory would.
 DISTINCT_VALUES = 1_048_573

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import is_
 
 from roller_svc.ir.build import add, num
 from roller_svc.ir.dtype import DType
@@ -89,8 +90,7 @@ def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
                 return Const(result, expr.dtype)
         if (operand := _identity(expr.kind, x, y)) is not None:
             return operand
-    same = all(a is b for a, b in zip(new, expr.args, strict=True))
-    return expr if same else Op(expr.kind, new, expr.dtype)
+    return expr if all(map(is_, new, expr.args)) else Op(expr.kind, new, expr.dtype)
 
 
 def _value(kind: OpKind, a: int, b: int) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute, walk
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, descend
 
 # A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
@@ -138,4 +138,10 @@ def tensors_read(node: Node) -> set[str]:
     """Tensors that a statement reads; none of other nodes."""
     if not isinstance(node, Compute):
         return set()
-    return {x.tensor for e in (node.value, *node.index) for x in walk(e) if isinstance(x, Load)}
+    names, stack = set[str](), [node.value, *node.index]
+    while stack:  # without walk's generator: printers ask this of every statement, again and again
+        expr = stack.pop()
+        if isinstance(expr, Load):
+            names.add(expr.tensor)
+        stack += children(expr)
+    return names

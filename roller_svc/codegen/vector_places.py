@@ -95,9 +95,10 @@ class Places:
 
     def _step(self, index: Expr) -> int | None:
         """How much an index grows from each lane to the next; what does not move may be any sum of remainders."""
-        if not self.moves(index):
+        known = affine(index)
+        if known is None and not self.moves(index):
             return 0
-        known = affine(index) or affine(fold(index, self.scalar.values))  # what is unrolled is a number by now
+        known = known or affine(fold(index, self.scalar.values))  # what is unrolled is a number by now
         if known is not None:
             return known.coeff(self.var)
         if isinstance(index, Op) and index.kind is OpKind.ADD:

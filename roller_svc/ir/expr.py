@@ -8,9 +8,9 @@ caller, or a store, rounds; an `implicit` Cast converts the value and need not r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 from roller_svc.ir.dtype import DType
@@ -193,11 +193,11 @@ def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
     """The same node over other operands (as many as `children` gives)."""
     match expr:
         case Op():
-            return replace(expr, args=new)
+            return Op(expr.kind, new, expr.dtype)
         case Load():
-            return replace(expr, index=new)
+            return Load(expr.tensor, new, expr.dtype, expr.checked)
         case Cast():
-            return replace(expr, arg=new[0])
+            return Cast(new[0], expr.dtype, expr.implicit)
         case Select():
             return Select(new[0], new[1], new[2], expr.dtype)
         case _:
@@ -208,8 +208,8 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """Bottom-up: each node, its operands already rewritten, is replaced by change(node)."""
     operands = children(expr)
     if operands:
-        new = tuple(rewrite(child, change) for child in operands)
-        if any(a is not b for a, b in zip(new, operands, strict=True)):
+        new = tuple([rewrite(child, change) for child in operands])
+        if not all(map(is_, new, operands)):
             expr = with_children(expr, new)
     return change(expr)
 
@@ -217,10 +217,11 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """Every AxisRef whose name is in `values`, replaced."""
 
-    def change(node: Expr) -> Expr:
-        return values.get(node.name, node) if isinstance(node, AxisRef) else node
-
-    return rewrite(expr, change)
+    if isinstance(expr, AxisRef):
+        return values.get(expr.name, expr)
+    operands = children(expr)
+    new = tuple([substitute(child, values) for child in operands])
+    return expr if all(map(is_, new, operands)) else with_children(expr, new)
 
 
 def axes_of(expr: Expr) -> frozenset[str]:
