@@ -216,7 +216,6 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """Every AxisRef whose name is in `values`, replaced."""
-
     if isinstance(expr, AxisRef):
         return values.get(expr.name, expr)
     operands = children(expr)
