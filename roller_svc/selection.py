@@ -24,10 +24,11 @@ from roller_svc.toolchain import availability, compile_source
 
 # Every candidate is looked at; the few that lie within a noisy look's error of the best are then measured in turns.
 LOOK_S = 0.03
-# A first call that takes so many times the best time is not looked at again, once it has been forgiven the time in
-# which its memory came: all threads' rooms of a text with several plans are cleared then. 80 MB took 62 ms beside 36 ms
-# of work, by which the first plan had won before the others were looked at.
-FAR, CLEARING_S = 1.5, 0.1
+# A first call that takes so many times the best time is not looked at again; of calls that take longer than a look,
+# which what is not yet in caches slows down little, so many. The first of a text with several plans is forgiven the
+# time in which its memory came: all threads' rooms are cleared then. 80 MB took 62 ms beside 36 ms of work, by which
+# the first plan had won before the others were looked at.
+FAR, FAR_WHEN_LONG, CLEARING_S = 1.5, 1.2, 0.1
 FINALISTS = 4
 CLOSE = 1.1
 ROUNDS = 5
@@ -147,6 +148,7 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
     arrays = backend.place(random_inputs(program, seed=0, distinct=DISTINCT_VALUES))
     results = None
     calls: dict[int, Call] = {}
+    texts = set[bytes]()
     times: dict[int, Measurement] = {}
     failures: dict[int, BuildError] = {}
     for i, attempt in enumerate(attempts):
@@ -155,13 +157,14 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
         best_s = min((t.min_s for t in times.values()), default=None)
         try:
             call = backend.load(attempt.compiled).bound(arrays, results)
-            times[i] = _look(call, best_s)
+            times[i] = _look(call, best_s, 0.0 if attempt.compiled.binary in texts else CLEARING_S)
             results = call.finish() if results is None else results
         except BuildError as failure:
             failures[i] = failure
             times.pop(i, None)  # of one whose results failed when it had been timed
             continue
         calls[i] = call
+        texts.add(attempt.compiled.binary)
         close_s = CLOSE * min(t.min_s for t in times.values())
         calls = {j: kept for j, kept in calls.items() if times[j].min_s <= close_s}  # lets go of the others' memory
     _take_turns(_finalists(times), calls, times)
@@ -171,10 +174,10 @@ def measured(attempts: tuple[Attempt, ...], program: TensorProgram, backend: Bac
     )
 
 
-def _look(call: Call, best_s: float | None) -> Measurement:
+def _look(call: Call, best_s: float | None, forgiven_s: float) -> Measurement:
     """A few samples after a first call, which is cold: it is the measurement only where it is far from the best."""
     cold = measure(call, 0.0)
-    if best_s is not None and cold.min_s > FAR * best_s + CLEARING_S:
+    if best_s is not None and cold.min_s > (FAR if best_s < LOOK_S else FAR_WHEN_LONG) * best_s + forgiven_s:
         return cold
     return measure(call, max(0.0, LOOK_S - cold.min_s), best_s=best_s)
 

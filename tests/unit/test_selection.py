@@ -71,12 +71,18 @@ class MadeUpBackend:
         return self.loaded[-1]
 
 
-def chosen(*seconds: tuple[float, float], failing: int | None = None) -> tuple[int, MadeUpBackend]:
+def chosen(
+    *seconds: tuple[float, float], failing: int | None = None, one_text: bool = False
+) -> tuple[int, MadeUpBackend]:
     """Which of kernels that take those seconds, cold and warm, is chosen; `failing`: whose results do not come."""
     plans = trial_plans(PROGRAM, HW, len(seconds), 0, "").plans
     assert len(plans) == len(seconds)
-    compiled: Any = SimpleNamespace(resources=())
-    attempts = tuple(Attempt(plan, (), None, compiled, None, None) for plan in plans)
+    binaries: list[Any] = [
+        SimpleNamespace(resources=(), binary=bytes([0 if one_text else i])) for i, _ in enumerate(plans)
+    ]
+    attempts = tuple(
+        Attempt(plan, (), None, compiled, None, None) for plan, compiled in zip(plans, binaries, strict=True)
+    )
     backend: Any = MadeUpBackend(seconds, failing)
     best = best_first(measured(attempts, PROGRAM, backend))[0]
     return [id(plan) for plan in plans].index(id(best.plan)), backend
@@ -93,6 +99,13 @@ def test_what_is_far_off_is_called_once() -> None:
     number, backend = chosen((0.012, 0.010), (0.5, 0.4))
     assert number == 0
     assert [call.calls for call in backend.loaded][1] == 1
+
+
+@pytest.mark.parametrize(("one_text", "calls"), [(True, 1), (False, 2)])
+def test_of_long_calls_only_the_first_of_a_text_is_forgiven_that_its_memory_comes(one_text: bool, calls: int) -> None:
+    number, backend = chosen((0.09, 0.040), (0.06, 0.059), one_text=one_text)
+    assert number == 0
+    assert backend.loaded[1].calls == calls
 
 
 def test_one_whose_results_fail_when_it_has_been_timed_is_no_finalist() -> None:
