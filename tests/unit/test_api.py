@@ -165,12 +165,12 @@ def test_errors_point_into_the_text() -> None:
 
 def test_what_no_signature_has_is_refused(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
     calls: list[Callable[[], object]] = [
-        lambda: roller_svc.compile(MATMUL, TYPES, tops=3),  # type: ignore[arg-type]  # what is refused
+        lambda: roller_svc.compile(MATMUL, TYPES, tops=3),
         lambda: kernel(*arrays.values()),
-        lambda: kernel.run(list(arrays)),  # type: ignore[arg-type]  # what is refused
-        lambda: kernel.save(3),  # type: ignore[arg-type]  # what is refused
-        lambda: roller_svc.load(3),  # type: ignore[arg-type]  # what is refused
-        lambda: roller_svc.reference(MATMUL, TYPES, 3),  # type: ignore[arg-type]  # what is refused
+        lambda: kernel.run(list(arrays)),
+        lambda: kernel.save(3),
+        lambda: roller_svc.load(3),
+        lambda: roller_svc.reference(MATMUL, TYPES, 3),
     ]
     for call in calls:
         with pytest.raises(ArgumentError):

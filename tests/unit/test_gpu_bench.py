@@ -254,7 +254,7 @@ def doubling(name: str) -> FakeCupy:
     fake = FakeCupy({name: work}, "90")
     fake.cuda.runtime.getDeviceProperties = lambda _: {"l2CacheSize": 256}
     pool = types.SimpleNamespace(free_all_blocks=lambda: None)
-    fake.get_default_memory_pool = lambda: pool  # type: ignore[attr-defined] # the part of CuPy that it stands for
+    fake.get_default_memory_pool = lambda: pool
     return fake
 
 
