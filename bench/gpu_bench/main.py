@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpu_bench.samples import TimedCase, references, sampled_cases
 from gpu_bench.sanitized import sample
 from gpu_bench.session import MOST_JOBS_ON_DEVICE, SHARES, Options, Session
 from roller_svc import hardware
-from roller_svc.errors import RollerError
+from roller_svc.errors import RollerError, UnknownHardwareError
 from roller_svc.farm.lanes import Lane
 
 Json = dict[str, Any]
@@ -145,4 +146,8 @@ def parsed(words: Sequence[str] | None = None) -> Options:
 
 
 def main() -> int:
-    return run(parsed())
+    try:
+        return run(parsed())
+    except UnknownHardwareError as unknown:
+        print(f"error: {unknown}", file=sys.stderr)
+        return 2
