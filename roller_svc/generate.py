@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from roller_svc.codegen.kernel import Part, Program, emit_together, tensors_in_memory, with_program_indices
 from roller_svc.construct import rank
@@ -44,7 +45,9 @@ def generate_together(
     """
     types = stored_types(program)
     types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # aligned copies
-    workspace: list[tuple[str, TensorType]] = []
+    # In the order of the groups, not of the plans that first choose a tile: so a function takes its arguments in the
+    # same order in every text.
+    workspaces: dict[str, list[tuple[str, TensorType]]] = {group.name: [] for group in groups}
     made: dict[tuple[str, RProgram], tuple[Part, ...]] = {}
 
     def parts(group: KernelGroup, tiles: RProgram) -> tuple[Part, ...]:
@@ -54,7 +57,8 @@ def generate_together(
             for piece, its_tiles, extra in _pieces(named, tiles, hw):
                 part, rooms = _part(_with_constants(piece, named, program), its_tiles, program, hw)
                 found.append(part)
-                workspace.extend((*((t, types[t]) for t, _ in part.views if t in types), *extra, *rooms))
+                seen = ((t, types[t]) for t, _ in part.views if t in types)
+                workspaces[group.name].extend((*seen, *extra, *rooms))
             made[group.name, tiles] = tuple(found)
         return made[group.name, tiles]
 
@@ -65,7 +69,7 @@ def generate_together(
         )
         for number, plan in enumerate(plans)
     )
-    buffers = tensors_in_memory(program, types, workspace)
+    buffers = tensors_in_memory(program, types, chain.from_iterable(workspaces.values()))
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
     whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
     whole = replace(whole, constants=program.constants)

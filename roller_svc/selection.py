@@ -20,7 +20,7 @@ from roller_svc.ir.report import Attempt, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.runtime.measure import measure
-from roller_svc.toolchain import availability, compile_source
+from roller_svc.toolchain import availability, compile_source, compile_together, link_alone
 
 # Every candidate is looked at; the few that lie within a noisy look's error of the best are then measured in turns.
 LOOK_S = 0.03
@@ -118,7 +118,7 @@ def _built_from_one_text(plans: tuple[GroupedPlan, ...], sources: tuple[KernelSo
     if len(plans) == 1:
         return (_compiled(plans[0], sources[0]),)
     try:
-        first = compile_source(sources[0])
+        first = compile_together(sources[0])
     except BuildError:
         return ()
     return tuple(
@@ -211,11 +211,22 @@ def settled(attempts: tuple[Attempt, ...], program: TensorProgram, hw: HardwareS
         best, *others = best_first(attempts)
         if best.error is not None or best.source is None or id(best.plan) in alone:
             return (best, *others)
-        source = generate(best.plan, program, best.groups, hw)
-        if source != best.source:
-            best = replace(_compiled(GroupedPlan(best.plan, best.groups), source), measurement=best.measurement)
+        best = _alone(best, generate(best.plan, program, best.groups, hw))
         alone.add(id(best.plan))
         attempts = (best, *others)
+
+
+def _alone(attempt: Attempt, source: KernelSource) -> Attempt:
+    """The attempt with a text that holds no other plan: the functions that were measured, where these can be linked."""
+    if attempt.compiled is None or source == attempt.source:
+        return attempt
+    try:
+        linked = link_alone(attempt.compiled, source)
+    except BuildError as failure:
+        return replace(attempt, source=source, compiled=None, error=failure)
+    if linked is not None:
+        return replace(attempt, source=linked.source, compiled=linked)
+    return replace(_compiled(GroupedPlan(attempt.plan, attempt.groups), source), measurement=attempt.measurement)
 
 
 def best_first(attempts: tuple[Attempt, ...], plans: tuple[GroupedPlan, ...] = ()) -> tuple[Attempt, ...]:

@@ -9,7 +9,7 @@ from roller_svc.codegen import c, cuda, threads
 from roller_svc.codegen.c_walk import Setting
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.preamble import Function, preamble
+from roller_svc.codegen.preamble import SHARED_ROOMS, Function, preamble, private_rooms
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of, walk
@@ -140,7 +140,9 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
             launches.append(LaunchSpec(program.name, tuple(a.symbol for a in args)))
     launches = [*(replace(launch, prepares=True) for launch in once.values()), *launches]
     functions += preparing
-    text = f"{_comment(comment)}{preamble(tuple(functions))}" + "\n".join(texts)
+    rooms = private_rooms(functions)
+    linkage = SHARED_ROOMS if len(programs) > 1 else "static"
+    text = f"{_comment(comment)}{preamble(tuple(functions), rooms and f'{linkage} {rooms}')}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
@@ -148,7 +150,7 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
-    return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options)
+    return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, rooms=rooms)
 
 
 def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
@@ -24,6 +25,8 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 ROUTINE = "static __attribute__((noinline, noclone)) void"
 
 PRIVATE_ROOMS = "private_rooms"
+# A text with several programs is linked once for all, and once more for one of them, whose rooms then take precedence.
+SHARED_ROOMS = '__attribute__((weak, visibility("hidden")))'
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Function:
     routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
 
 
-def preamble(functions: tuple[Function, ...]) -> str:
-    """Prototypes, vector types, helpers, private storage and routines that the functions use."""
+def preamble(functions: tuple[Function, ...], rooms: str) -> str:
+    """Prototypes, vector types, helpers, private storage (a definition) and routines that the functions use."""
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
     parts += _prototypes(library)
@@ -59,18 +62,20 @@ def preamble(functions: tuple[Function, ...]) -> str:
         parts.append(CHECKED)
     if any(f.parallel for f in functions):
         parts.append(THREADS)
-    parts += _private_rooms([f.private_rooms for f in functions if f.private_rooms])
+    if rooms:
+        parts.append(rooms)
     parts += routines
     return "\n".join(parts) + ("\n\n" if parts else "")
 
 
-def _private_rooms(of_functions: list[tuple[str, ...]]) -> list[str]:
-    """The rooms of all functions in one place: a thread is in one function at a time, and finds nothing there that
-    another one left. Candidates in one text would else cost the pages of all of them, cleared as the first one runs."""
-    if not of_functions:
-        return []
-    members = (f"  struct {{ {' '.join(rooms)} }};" for rooms in of_functions)
-    return ["\n".join(("static _Thread_local union {", *members, f"}} {PRIVATE_ROOMS};"))]
+def private_rooms(functions: Iterable[Function]) -> str:
+    """The rooms of all functions in one place, a definition without its linkage; empty where none has any.
+
+    A thread is in one function at a time, and finds nothing there that another one left. Candidates in one text would
+    else cost the pages of all of them, cleared as the first one runs.
+    """
+    members = [f"  struct {{ {' '.join(f.private_rooms)} }};" for f in functions if f.private_rooms]
+    return "\n".join(("_Thread_local union {", *members, f"}} {PRIVATE_ROOMS};")) if members else ""
 
 
 def _helper_text(name: str) -> str:

@@ -96,7 +96,8 @@ class LaunchSpec:
 @dataclass(frozen=True, slots=True)
 class KernelSource:
     """Kernel text and all that decides its binary. `options` are flags for the compiler beyond the toolchain's own.
-    `constants` are names of inputs that stay the same from call to call."""
+    `constants` are names of inputs that stay the same from call to call. `rooms`: of C text, the definition in it of
+    what each thread has for itself, without its linkage."""
 
     name: str
     language: Language
@@ -107,6 +108,7 @@ class KernelSource:
     checks: tuple[RuntimeCheck, ...] = ()
     options: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    rooms: str = ""
 
     @property
     def key(self) -> str:
@@ -169,13 +171,15 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A binary for the device: a shared object for a CPU, one cubin with all launches for CUDA."""
+    """A binary for the device: a shared object for a CPU, one cubin with all launches for CUDA. `unlinked`: of a C text
+    with several programs the object that the shared object of one of them can be linked from."""
 
     source: KernelSource
     binary: bytes
     log: str
     resources: tuple[Resources, ...]  # one a launch
     compile_seconds: float = 0.0
+    unlinked: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.cxx import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.linked import compile_together, link_alone
 from roller_svc.toolchain.sass import sass_text
 
 __all__ = [
-    "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "ptx", "sass_text",
-    "tool_version", "versions",
+    "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "compile_together",
+    "link_alone", "ptx", "sass_text", "tool_version", "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx

@@ -46,11 +46,7 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
-    if refused := REFUSED_OPTIONS.intersection(source.options):
-        raise InvariantError(f"{source.name}: options {sorted(refused)} change the caller's floating-point state")
-    compiler = compiler_for(source.arch, cc)
-    own = () if "clang" in Path(compiler[0]).resolve().name else GCC_FLAGS
-    command = [*compiler, *COMMON_FLAGS, *own, *_arch_flags(source.arch), *source.options]
+    command = c_command(source, cc)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
         directory = Path(folder)
@@ -62,6 +58,15 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
         binary = output.read_bytes()
     seconds = time.perf_counter() - start
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
+
+
+def c_command(source: KernelSource, cc: str | None = None) -> list[str]:
+    """The compiler that is found, or `cc`, with its flags; raises ToolchainMissingError."""
+    if refused := REFUSED_OPTIONS.intersection(source.options):
+        raise InvariantError(f"{source.name}: options {sorted(refused)} change the caller's floating-point state")
+    compiler = compiler_for(source.arch, cc)
+    own = () if "clang" in Path(compiler[0]).resolve().name else GCC_FLAGS
+    return [*compiler, *COMMON_FLAGS, *own, *_arch_flags(source.arch), *source.options]
 
 
 def compiler_for(arch: Arch, cc: str | None = None) -> list[str]:
