@@ -49,10 +49,10 @@ def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
     start = time.perf_counter()
     every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))
     found = sampled(every, seconds - (time.perf_counter() - start))
-    all_cores = {one.name for one in found if one.cores == hw.num_cores}
+    values = {one.name: one.quiet for one in sorted(found, key=lambda one: one.cores)}  # of all cores, where there is
+    cores = {one.name: one.cores for one in sorted(found, key=lambda one: one.cores)}
     return tuple(
-        replace(one, figure=figure_of(one.name, hw) if one.cores == hw.num_cores or one.name not in all_cores else None)
-        for one in found
+        replace(one, figure=figure_of(one.name, values, hw) if one.cores == cores[one.name] else None) for one in found
     )
 
 

@@ -11,8 +11,10 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source
 
 # The micro-benchmark of each level's bandwidth: what a good kernel does there. A core's own caches are read as panels
-# are by a micro-kernel; beyond them hints run ahead, as in generated kernels; DRAM is read and written, as in a map.
-BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_ahead_l3", "dram": "copy_ahead_dram"}
+# are by a micro-kernel; DRAM is read and written, as in a map. Beyond a core's own caches hints run ahead or do not,
+# whichever is faster, as in generated kernels.
+BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_l3", "dram": "copy_dram"}
+HINTED = {"l3": "read_ahead_l3", "dram": "copy_ahead_dram"}
 CLOCK, LAUNCH, STREAMED = "clock", "launch", "copy_streamed_dram"
 _FMA_LATENCY = f"{kernels.multiply_name(DType.FLOAT32)}_chain"
 _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
@@ -20,14 +22,15 @@ _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
 CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
 # What follows from several micro-benchmarks.
 DERIVED_FIGURES = (
-    "levels.dram.streamed_write_gain", "levels.register.bandwidth_bytes_per_s", "levels.register.latency_s",
+    "levels.dram.streamed_write_gain", "levels.dram.hinted_gain", "levels.l3.hinted_gain",
+    "levels.register.bandwidth_bytes_per_s", "levels.register.latency_s",
 )  # fmt: skip
 
 
-def figure_of(name: str, hw: HardwareSpec) -> str | None:
-    """The field of the spec that a micro-benchmark on all of its cores is taken for."""
+def figure_of(name: str, values: Mapping[str, float], hw: HardwareSpec) -> str | None:
+    """The field of the spec that a micro-benchmark on all of its cores is taken for, `values` being what all gave."""
     figures = {CLOCK: CLOCK_FIGURE, LAUNCH: LAUNCH_FIGURE}
-    figures |= {probe: f"levels.{level}.bandwidth_bytes_per_s" for level, probe in BANDWIDTH_OF.items()}
+    figures |= {_fastest(level, values): f"levels.{level}.bandwidth_bytes_per_s" for level in BANDWIDTH_OF}
     figures |= {f"latency_{level}": f"levels.{level}.latency_s" for level in BANDWIDTH_OF}
     figures |= {kernels.multiply_name(unit.in_dtype): f"units.{unit.name}.flops_per_s" for unit in hw.units}
     return figures.get(name)
@@ -54,18 +57,29 @@ def _level(level: MemoryLevel, values: Mapping[str, float]) -> MemoryLevel:
         rate = values[kernels.multiply_name(DType.FLOAT32)] / 2 * _OPERAND_BYTES
         latency = values[_FMA_LATENCY]
     else:
-        rate, latency = values[BANDWIDTH_OF[level.name]], values[f"latency_{level.name}"]
-    gain = streamed_write_gain(values) if level.name == "dram" else level.streamed_write_gain
-    return replace(
-        level, bandwidth_bytes_per_s=rate, latency_s=latency, peak_bandwidth_bytes_per_s=None, streamed_write_gain=gain
-    )
+        rate, latency = values[_fastest(level.name, values)], values[f"latency_{level.name}"]
+    found = replace(level, bandwidth_bytes_per_s=rate, latency_s=latency, peak_bandwidth_bytes_per_s=None)
+    if level.name in HINTED:
+        found = replace(found, hinted_gain=_within(values[HINTED[level.name]] / values[BANDWIDTH_OF[level.name]]))
+    return found if level.name != "dram" else replace(found, streamed_write_gain=streamed_write_gain(values))
+
+
+def _fastest(level: str, values: Mapping[str, float]) -> str:
+    """The micro-benchmark that the level's bandwidth is taken from."""
+    ways = (BANDWIDTH_OF[level], HINTED.get(level, BANDWIDTH_OF[level]))
+    return max(ways, key=lambda way: values.get(way, 0.0))
+
+
+def _within(gain: float) -> float:
+    """Rounded, and within what a spec may hold."""
+    return rounded(min(10.0, max(0.1, gain)))
 
 
 def streamed_write_gain(values: Mapping[str, float]) -> float:
     """What stores past the caches are faster than others by, from two copies, each of them half reads: their seconds
-    are (1 + 1 / gain) / 2 of each other. Within what a spec may hold."""
-    seconds = values[BANDWIDTH_OF["dram"]] / values[STREAMED]
-    return rounded(min(10.0, 1 / max(0.1, 2 * seconds - 1)))
+    are (1 + 1 / gain) / 2 of each other."""
+    seconds = values[_fastest("dram", values)] / values[STREAMED]
+    return _within(1 / max(0.1, 2 * seconds - 1))
 
 
 def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:

@@ -61,6 +61,7 @@ class MemoryLevel:
 
     `bandwidth_bytes_per_s` is the achievable rate, `peak_bandwidth_bytes_per_s` the vendor's (None: not stated).
     `streamed_write_gain`: what stores past all caches are faster than others by, where nothing holds the data.
+    `hinted_gain`: what a walk with hints ahead of it (prefetch instructions) is faster than one without by.
     """
 
     name: str
@@ -73,6 +74,7 @@ class MemoryLevel:
     bank_bytes: int = 4
     peak_bandwidth_bytes_per_s: float | None = None
     streamed_write_gain: float = 1.0
+    hinted_gain: float = 1.0
 
 
 class UnitKind(Enum):

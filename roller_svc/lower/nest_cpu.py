@@ -18,7 +18,7 @@ from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.kept_values_cpu import Kept, kept_values
 from roller_svc.lower.outer_loops_cpu import Together, outer_loops
 from roller_svc.lower.place_cpu import Placing, placed_joints
-from roller_svc.lower.prefetch_cpu import Stream, streams
+from roller_svc.lower.prefetch_cpu import Stream, hints_pay, streams
 from roller_svc.lower.row_quotients_cpu import row_quotient
 from roller_svc.lower.rows import (
     RowReads,
@@ -54,8 +54,8 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
         if not is_vector and width == 1:  # one row alone, in no loop over rows
             at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
-        line_bytes = hw.dram.transaction_bytes
-        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, line_bytes).nodes()
+        hint_bytes = hw.dram.transaction_bytes if hints_pay(group, program, hw) else None
+        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, hint_bytes).nodes()
 
     if side_by_side is None:
         return (ScheduleTree(group.name, outer_loops(group, program, None, rows)),)
@@ -90,7 +90,7 @@ class _Rows:
     native: int  # lanes of one vector register
     walked: dict[str, tuple[Stream, ...]]  # what each statement streams through, by its output
     kept: dict[str, Kept]  # what waits of each reduction, by its output
-    line_bytes: int
+    hint_bytes: int | None  # what one hint asks for; None: hints do not pay
 
     def nodes(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -276,11 +276,14 @@ class _Rows:
 
     def _pieces(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
         """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
-        reduction for all rows at hand, each with its own accumulators."""
+        reduction for all rows at hand, each with its own accumulators. Rows that come from beyond a core's own caches
+        are read one after the other: a walk in the order of memory is what prefetchers follow best, and a row's sums
+        do not wait for those of the row before."""
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
-        across = self._across if is_reduction(statement) else _alone
         walked = self._in_pieces(statement)
+        in_turn = is_reduction(statement) and bool(walked)
+        across = self._across if is_reduction(statement) and not in_turn else _alone
         nodes: list[Node] = []
         if full := last.extent // lanes:
             piece = ref(f"{last.name}.piece")
@@ -293,11 +296,14 @@ class _Rows:
             here = {**at, last.name: add(num(done), ref(LANE))}
             hints = self._ahead(walked, vectors, {**self.at, **here})
             nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *hints)
-        return self._around(rest, nodes)
+        around = self._around(rest, nodes)
+        return list(self._across(*around)) if in_turn and around else around
 
     def _ahead(self, walked: Iterable[Stream], lanes: int, at: dict[str, Expr]) -> list[Node]:
         """Hints for what is streamed through, as much of it as `lanes` neighbours take."""
-        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.line_bytes, at)]
+        if self.hint_bytes is None:
+            return []
+        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.hint_bytes, at)]
 
     def _in_pieces(self, statement: TensorExpr) -> list[Stream]:
         """What the pieces of a statement are the first to touch: of a reduction what it reads, and what waits."""

@@ -129,9 +129,17 @@ def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
     (tree,) = lower(case.group, first, AVX512)
     assert all(n.streamed for n in descend(tree.body) if isinstance(n, Compute))
     assert not any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
-    plain = next(c.program for c in case.ranked if not c.program.streamed)
-    (tree,) = lower(case.group, plain, AVX512)
-    assert any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
+
+
+@pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
+def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bool) -> None:
+    (dram, *levels) = AVX512.levels
+    hw = dataclasses.replace(AVX512, levels=(dataclasses.replace(dram, hinted_gain=gain), *levels))
+    case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
+    for streamed in (False, True):  # past the caches they pay on every machine
+        program = next(c.program for c in case.ranked if c.program.streamed == streamed)
+        (tree,) = lower(case.group, program, hw)
+        assert any(isinstance(n, Prefetch) for n in descend(tree.body)) == (streamed or hinted)
 
 
 def test_what_a_machine_loses_by_streaming_comes_second() -> None:
