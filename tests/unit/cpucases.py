@@ -29,6 +29,11 @@ AVX2 = hardware.load("cpu-x86-avx2")
 Types = dict[str, tuple[str, tuple[int, ...]]]
 
 
+def hinting(hw: HardwareSpec, gain: float = 1.4) -> HardwareSpec:
+    """The spec of a CPU whose walks through memory gain so much by prefetch instructions."""
+    return dataclasses.replace(hw, levels=tuple(dataclasses.replace(lv, hinted_gain=gain) for lv in hw.levels))
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuCase:
     """A program that is one kernel group, and its candidates best first."""

@@ -7,7 +7,7 @@ import itertools
 import re
 
 import pytest
-from cpucases import cpu_case
+from cpucases import cpu_case, hinting
 
 from roller_svc.hardware import load
 from roller_svc.ir.group import KernelGroup
@@ -133,8 +133,7 @@ def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
 
 @pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
 def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bool) -> None:
-    (dram, *levels) = AVX512.levels
-    hw = dataclasses.replace(AVX512, levels=(dataclasses.replace(dram, hinted_gain=gain), *levels))
+    hw = hinting(AVX512, gain)
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
     for streamed in (False, True):  # past the caches they pay on every machine
         program = next(c.program for c in case.ranked if c.program.streamed == streamed)

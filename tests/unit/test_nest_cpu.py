@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cpucases import hinting
 
 import roller_svc
 from roller_svc.construct import rank
@@ -17,7 +18,7 @@ from roller_svc.lang.parser import parse
 from roller_svc.lower import lower
 from roller_svc.lower.linear import simplified
 
-HW = load("cpu-x86-avx512")
+HW = hinting(load("cpu-x86-avx512"))
 TARGETS = ("local", "cpu-x86-avx2")
 
 

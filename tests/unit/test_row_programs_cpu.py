@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cpucases import hinting
 
 import roller_svc
 from roller_svc.construct import rank
@@ -16,7 +17,7 @@ from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefet
 from roller_svc.lang.parser import parse
 from roller_svc.lower import lower
 
-HW = load("cpu-x86-avx512")
+HW = hinting(load("cpu-x86-avx512"))
 TARGETS = ("local", "cpu-x86-avx2")
 SOFTMAX = "m[i] >=! x[i, j]; s[i] +=! exp(x[i, j] - m[i]); y[i, k] = exp(x[i, k] - m[i]) / s[i]"
 TOLERANCE = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
