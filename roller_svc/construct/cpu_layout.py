@@ -56,8 +56,9 @@ class CpuLayout(TaskRules):
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Past the caches too, where they would not hold what is written."""
-        held = self.problem.machine.hw.block_level.capacity_bytes
-        if self.layout.turn is Turn.WOVEN or self.problem.compulsory_bytes <= 2 * held:
+        last = self.problem.machine.last_cache
+        held = last is not None and self.problem.compulsory_bytes <= last.total_bytes // 2
+        if self.layout.turn is Turn.WOVEN or held:
             return (Pipeline(),)
         return (Pipeline(), Pipeline(streamed=True))
 

@@ -143,7 +143,8 @@ class Handicaps:
         return timed.seconds * self.of_unit[timed.program.unit.name]
 
     def fastest(self, count: int, timed: list[Timed]) -> list[Timed]:
-        return nsmallest(count, timed, key=self.ranked_s)
+        """Of those that the floor makes equal, what the model has below it decides."""
+        return nsmallest(count, timed, key=lambda one: (self.ranked_s(one), one.costs.core_s))
 
     def candidates(self, timed: list[Timed]) -> tuple[Candidate, ...]:
         return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)

@@ -169,16 +169,16 @@ def l2_bytes_per_cycle(mach: Machine) -> float:
 
 
 def _update(p: Problem, s: _Sizes) -> float:
-    """C, from registers to memory, a line's old contents coming first; between steps to the cache that holds the task's
-    tile and back."""
-    mach, exposed = p.machine, p.machine.costs.contraction.exposed
+    """C, from registers to memory, a line's old contents coming first, most of it beside the micro-kernel; between
+    steps to the cache that holds the task's tile and back."""
+    mach, costs = p.machine, p.machine.costs.contraction
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
-        return vectors + (exposed if _along_rows(p, s) or _packs_beside(p, s) else 1.0) * 2 * tile_bytes / all_of_it
+        return vectors + costs.results_exposed * 2 * tile_bytes / all_of_it
     between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # what a step walks through until the next one
-    return s.steps * (2 * vectors + exposed * 2 * tile_bytes / (bandwidth_held_at(mach, between) / mach.clock_hz))
+    return s.steps * (2 * vectors + costs.exposed * 2 * tile_bytes / (bandwidth_held_at(mach, between) / mach.clock_hz))
 
 
 def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:

@@ -91,7 +91,7 @@ def test_arithmetic_around_what_is_turned(text: str, types: dict[str, tuple[int,
 
 
 def test_large_results_may_go_past_the_caches() -> None:
-    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (1024, 1040))}, AVX512)
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (2048, 1040))}, AVX512)
     assert {c.program.streamed for c in case.ranked} == {False, True}
     streamed = next(c for c in case.ranked if c.program.streamed)
     (tree,) = lower(case.group, streamed.program, AVX512)
