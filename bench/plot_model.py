@@ -22,6 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from roller_svc.bench.model_cpu import measured_s
+
 Json = dict[str, Any]
 
 COLUMNS = 6  # of small plots
@@ -72,7 +74,7 @@ def times(document: Json) -> Figure:
 def points(document: Json, cls: str) -> list[tuple[float, float, bool]]:
     """(measured, predicted, whether the plan was drawn at random) of all timed plans of a class."""
     return [
-        (plan["min_s"], plan["fitted_s"], plan["drawn"])
+        (measured_s(plan), plan["fitted_s"], plan["drawn"])
         for row in document["cases"]
         if row["cls"] == cls and not row["error"]
         for plan in row["candidates"]

@@ -36,6 +36,7 @@ class KernelModel(_Read):
 class CandidateModel(_Read):
     error: str | None
     min_s: Annotated[float, Field(gt=0)] | None
+    quiet_s: Annotated[float, Field(gt=0)] | None = None  # earlier documents have none
     kernels: list[KernelModel]
 
     @model_validator(mode="after")

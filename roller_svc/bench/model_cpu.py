@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import pinned
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
@@ -29,7 +31,8 @@ Json = dict[str, Any]
 LEAST_ROUNDS, MOST_ROUNDS = 5, 20
 AGREE = 1.02
 # A case's samples take no longer than this, but for LEAST_ROUNDS.
-CASE_S = 6.0
+CASE_S = 9.0
+POLISHED = 5  # times that candidates and rounds are told apart: no more changes then
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
 SLOW, SLOW_ROUNDS = 3.0, 2
 # Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
@@ -110,9 +113,11 @@ def measured_case(case: BenchCase, settings: Settings, sample: int, hw: Hardware
     except RollerError as failure:
         return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
     rows = [
-        _candidate(plan, error, seconds) | {"drawn": number >= len(trial.ranked)}
+        _candidate(plan, error, seconds) | {"drawn": number >= len(trial.ranked), "quiet_s": quiet_s}
         | {"kernels": tiles_of(plan, trial.groups, hw)}
-        for number, (plan, error, seconds) in enumerate(zip(trial.plans, errors, turns.seconds, strict=True))
+        for number, (plan, error, seconds, quiet_s) in enumerate(
+            zip(trial.plans, errors, turns.seconds, in_quietest_round(turns.seconds), strict=True)
+        )
     ]  # fmt: skip
     return {"id": case.id, "cls": case.cls, "error": None, "build_s": build_s, "repeated": turns.repeated,
             "disturbed": turns.is_disturbed, "candidates": rows}  # fmt: skip
@@ -125,9 +130,14 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
     """
     groups = Shared(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
-    return FitCase(
-        case.id, case.cls, tuple(MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, c["min_s"]) for c in timed)
-    )
+    plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c)) for c in timed)
+    return FitCase(case.id, case.cls, tuple(plans))
+
+
+def measured_s(candidate: Json) -> float:
+    """What a candidate that was timed takes; in documents from before rounds were compared, its least sample."""
+    seconds: float = candidate.get("quiet_s") or candidate["min_s"]
+    return seconds
 
 
 def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> Turns:
@@ -149,6 +159,25 @@ def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float],
                 sample = take(i)
             seconds[i].append(sample.seconds)
     return Turns(tuple(tuple(taken) for taken in seconds), repeated)
+
+
+def in_quietest_round(seconds: Sequence[Sequence[float]]) -> list[float | None]:
+    """What each candidate takes when the machine is at its quietest; None without samples.
+
+    `seconds`: of each its samples, the i-th of round i. A candidate's least sample is as much luck as it is speed where
+    memory is now busy and now not: of samples within a round all met the same. So a sample is what its candidate takes
+    times what its round adds, both found as medians in turns (Tukey, Exploratory Data Analysis, 1977: median polish).
+    """
+    timed = [taken for taken in seconds if taken]
+    logs = np.full((len(timed), max(map(len, timed), default=0)), np.nan)
+    for row, taken in zip(logs, timed, strict=True):
+        row[: len(taken)] = np.log(taken)
+    rounds = np.zeros(logs.shape[1])
+    for _ in range(POLISHED if timed else 0):
+        own = np.nanmedian(logs - rounds, axis=1)
+        rounds = np.nanmedian(logs - own[:, None], axis=0)
+    found = iter(np.exp(own + rounds.min()).tolist() if timed else ())
+    return [next(found) if taken else None for taken in seconds]
 
 
 def _agree(taken: Sequence[float]) -> bool:
