@@ -8,7 +8,7 @@ from dataclasses import replace
 from roller_svc.calibration import kernels
 from roller_svc.calibration.samples import rounded
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source, UnitKind
 
 # The micro-benchmark of each level's bandwidth: what a good kernel does there. A core's own caches are read as panels
 # are by a micro-kernel; DRAM is read and written, as in a map. Beyond a core's own caches hints run ahead or do not,
@@ -83,7 +83,11 @@ def streamed_write_gain(values: Mapping[str, float]) -> float:
 
 
 def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
-    rate = values.get(kernels.multiply_name(unit.in_dtype))
+    """Of dot products as many instructions as multiply-adds."""
+    is_dot = unit.kind is UnitKind.DOT
+    rate = values.get(kernels.multiply_name(DType.FLOAT32 if is_dot else unit.in_dtype))
+    if is_dot and rate is not None:
+        rate *= unit.group
     return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None)
 
 

@@ -261,7 +261,7 @@ class CWalk(Walk):
         self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
 
     def transpose(self, node: Transpose) -> None:
-        dtype = as_bits(node.source.dtype)
+        dtype = as_bits(node.dtype or node.source.dtype)
         lanes = node.lanes or self.lanes(dtype)
         cast = "" if dtype is node.source.dtype else f"({self.dialect.storage_type(dtype)} *)"
         target = f"{cast}&{self.element(node.tensor, self.scalar.places[node.tensor], node.index)}"

@@ -184,6 +184,10 @@ class Vector(Places):
 
     # operators --------------------------------------------------------------------------------------------------------
     def _op(self, op: Op) -> Piece:
+        if op.kind is OpKind.WORD:
+            return self._word(op)
+        if op.kind is OpKind.DOT:
+            return self._named("dot", op.dtype, op.args)
         operand = op.args[0].dtype.compute
         if op.kind in (OpKind.FLOOR, OpKind.CEIL):
             whole = self._named("floor" if op.kind is OpKind.FLOOR else "ceil", operand, op.args)
@@ -252,6 +256,14 @@ class Vector(Places):
                 return self._named(kind.value, dtype, op.args)
             case _:
                 return self._each(op)
+
+    def _word(self, op: Op) -> Piece:
+        parts = []
+        for i, arg in enumerate(op.args):
+            bits = UNSIGNED[arg.dtype.bits]
+            wide = self.converted(Piece(f"(({self.type_of(bits)}){self.stored(arg, arg.dtype)})", bits, wide=True), DType.UINT32)
+            parts.append(f"({wide.text} << {i * bits.bits})" if i else wide.text)
+        return Piece(f"(({self.type_of(op.dtype)})({' | '.join(parts)}))", op.dtype, wide=True)
 
     def _folded(self, expr: Expr) -> Expr:
         """What is unrolled is a number by now."""

@@ -13,7 +13,7 @@ from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.streaming import stream_helper
 from roller_svc.codegen.vector import vector_header, vector_type
-from roller_svc.codegen.vector_instructions import instruction, where_available
+from roller_svc.codegen.vector_instructions import dot_text, instruction, where_available
 from roller_svc.codegen.vector_math import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.ir.dtype import DType
 
@@ -100,6 +100,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return _builtin(base, dtype, lanes)
     if base == "stream":
         return stream_helper(dtype, lanes)
+    if base == "dot":
+        return Helper(dot_text(dtype, lanes))
     if base == "even":
         return _every_second(dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)

@@ -49,3 +49,14 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
 def _masked(name: str, dtype: DType, a: str, b: str) -> str:
     zeros = f"(v{SHORT[dtype]}x{64 // dtype.bytes}){{0}}"
     return f"__builtin_ia32_{name}{_SUFFIX[dtype]}512_mask({a}, {b}, {zeros}, {_ALL_LANES})"
+
+
+def dot_text(dtype: DType, lanes: int) -> str:
+    """sum + the products of a's and b's elements: four bytes a lane, a's unsigned, or two of bfloat16. As text for the
+    assembler, which compilers agree on: of the builtins' operands they think differently."""
+    name = "vdpbf16ps" if dtype.is_float else "vpdpbusd"  # not vpdpbusds, which saturates
+    vector, words = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
+    return (
+        f"static inline {vector} dot_{vector}({vector} sum, {words} a, {words} b) {{\n"
+        f'  __asm__("{name} %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));\n  return sum;\n}}'
+    )

@@ -75,7 +75,7 @@ class CpuContraction:
         if p.m is not None:
             axes[p.m] = self._blocks(p.m, base, self._cuts())
         if p.n is not None:
-            room = int(self._block_of_b_bytes() / (depth * p.elem_bytes))
+            room = int(self._block_of_b_bytes() / (p.words(depth) * p.elem_bytes))
             fewest = -(-p.extent(p.n) // max(base.thread[p.n], room))
             depths = axes[p.k] if p.k is not None else (1,)
             near = [self._cuts_to_fit(room, deep, base) for deep in depths for room in self._near_rooms()]
@@ -103,7 +103,7 @@ class CpuContraction:
     def _capacity_rule(self, block: Tile, base: Base) -> str:
         p, mach = self.problem, self.problem.machine
         last = mach.caches[0]
-        if at(base.thread, p.n) * at(block, p.k) * p.elem_bytes > self._panel_bytes():
+        if at(base.thread, p.n) * p.words(at(block, p.k)) * p.elem_bytes > self._panel_bytes():
             return f"{mach.hw.block_level.name} panel"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
@@ -141,8 +141,9 @@ class CpuContraction:
         """One row, one vector, the shortest step along k."""
         p = self.problem
         one = tuple([1] * len(p.extents))
-        thread = replaced(one, p.n, p.machine.unit.shape[-1])
-        return [(replaced(thread, p.k, min(p.extent(p.k), depth)), Base(thread)) for depth in (K_STEPS[0], 8, 1)]
+        thread, group = replaced(one, p.n, p.machine.unit.shape[-1]), p.machine.unit.group
+        depths = [min(p.extent(p.k), depth * group) for depth in (K_STEPS[0], 8, 1)]
+        return [(replaced(thread, p.k, depth), Base(thread)) for depth in depths]
 
     def _register_rule(self, thread: Tile) -> str:
         fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
@@ -162,7 +163,7 @@ class CpuContraction:
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.problem
         m, n = at(thread, p.m), at(thread, p.n)
-        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.extent(p.k))
+        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.words(p.extent(p.k)))
         collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
         return cycles * (p.machine.costs.contraction.conflict if collides else 1.0), 1 / m + 1 / n
 
@@ -179,7 +180,7 @@ class CpuContraction:
     def _cuts_to_fit(self, room_bytes: float, depth: int, base: Base) -> int:
         """The fewest blocks of columns such that there is room for one."""
         p = self.problem
-        columns, unit = int(room_bytes / (depth * p.elem_bytes)), at(base.thread, p.n)
+        columns, unit = int(room_bytes / (p.words(depth) * p.elem_bytes)), at(base.thread, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
     def _blocks(self, axis: int, base: Base, cuts: Iterable[int]) -> Tile:
@@ -188,8 +189,13 @@ class CpuContraction:
         return tuple(sorted({padded(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 
     def _k_steps(self, base: Base) -> Tile:
+        """Whole words but for the last of all."""
+        extent, group = self.problem.extent(self.problem.k), self.problem.machine.unit.group
+        return tuple(min(extent, words * group) for words in self._word_steps(base))
+
+    def _word_steps(self, base: Base) -> Tile:
         p = self.problem
-        depth = p.extent(p.k)
+        depth = p.words(p.extent(p.k))
         room = int(self._panel_bytes() / (at(base.thread, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
         if depth <= LONGEST_K:
@@ -201,7 +207,7 @@ class CpuContraction:
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
-        return at(block, axis) * at(block, self.problem.k) * self.problem.elem_bytes
+        return at(block, axis) * self.problem.words(at(block, self.problem.k)) * self.problem.elem_bytes
 
     def _tile_bytes(self, block: Tile) -> int:
         return at(block, self.problem.m) * at(block, self.problem.n) * self.problem.elem_bytes

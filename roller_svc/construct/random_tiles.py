@@ -6,14 +6,13 @@ only where both are measured.
 
 from __future__ import annotations
 
-import itertools
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_convolution import CpuConvolution
-from roller_svc.construct.rprograms import MAX_VISITS, Shape, prepared, rprogram_of, rules_for, views
+from roller_svc.construct.rprograms import MAX_VISITS, Shape, prepared, readings, rprogram_of, rules_for
 from roller_svc.construct.rules import Base, Rules
 from roller_svc.construct.scale_out import splits
 from roller_svc.construct.scale_up import Log, scale_up
@@ -36,14 +35,14 @@ def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: rand
     is as likely as any other, however many blocks are built from it. A reading that no rules fit is left out; `rank`
     says why.
     """
-    readings: list[_Reading] = []
-    for unit, view in itertools.product(units_for(group, hw, NO_DEMANDS).taken, views(group, hw)):
+    drawable: list[_Reading] = []
+    for unit, view in readings(group, hw, units_for(group, hw, NO_DEMANDS)):
         with suppress(NoCandidateError):
-            readings.append(_Reading(view, rules_for(view, prepared(view, hw, unit))))
+            drawable.append(_Reading(view, rules_for(view, prepared(view, hw, unit))))
     found: dict[RProgram, None] = {}
-    for _ in range(TRIES * count if readings else 0):
+    for _ in range(TRIES * count if drawable else 0):
         if len(found) < count:
-            found.update(dict.fromkeys(rng.choice(readings).drawn(rng)))
+            found.update(dict.fromkeys(rng.choice(drawable).drawn(rng)))
     return tuple(found)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import NamedTuple
@@ -108,7 +107,7 @@ def rank_units(
     wanted: list[Demanded] = []
     failures: list[NoCandidateError] = []
     roofs: list[tuple[Roof, ...]] = []
-    for unit, view in itertools.product(units.taken, views(group, hw)):
+    for unit, view in readings(group, hw, units):
         p = prepared(view, hw, unit, footprints)
         roofs.append(roofline(p))
         least_s = p.floor_s + launching_s(p.machine, 1)
@@ -159,6 +158,13 @@ def _absent(heads: list[Timed], best: list[Timed], handicaps: Handicaps) -> list
     """The heads that are not among the best, best first; none where no more than the one best was asked for."""
     known = {id(t) for t in best}
     return handicaps.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
+
+
+def readings(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
+    """Each unit with the views that it computes: dot products are packed contractions'."""
+    for unit in units.taken:
+        for view in (group,) if unit.kind is UnitKind.DOT else views(group, hw):
+            yield unit, view
 
 
 def views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
@@ -265,7 +271,7 @@ def rules_for(group: KernelGroup, p: Problem, *, varied: bool = False) -> Rules:
         return MmaContraction(p, varied)
     if unit.kind is UnitKind.WGMMA and p.is_contraction:
         return WgmmaContraction(p, varied)
-    if unit.kind not in (UnitKind.FMA, UnitKind.VECTOR):
+    if unit.is_matrix:
         raise NoCandidateError(
             f"{unit.name} of {p.machine.hw.id}: no rules for a {group.kind.value} on units of kind {unit.kind.value}",
             rejections={"unit kind": 1},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.demands import Demands, KernelFamily
+from roller_svc.ir.dot import dot_operands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
@@ -39,7 +40,7 @@ def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
     if group.kind is not GroupKind.CONTRACTION or hw.family is Family.CPU:
         if demands.family is not None:
             raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
-        return Units((plain,))
+        return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
     if demands.family is KernelFamily.SIMT:
         return _on_lanes(group, plain)
     taken, refusals = _matrix_units(group, hw, demands)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec, MemoryLevel, Source
+from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec, MemoryLevel, Source, UnitKind
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -30,6 +30,12 @@ _ISA_OF_FLAG = {
     "amx_int8": "amx-int8", "amx_bf16": "amx-bf16", "asimd": "simd", "asimdhp": "fp16", "asimddp": "dotprod",
     "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2",
 }  # fmt: skip
+# Features with dot products, and these: name, what is multiplied, what is summed.
+_DOTS = {
+    "avx512vnni": ("dot_i8", DType.INT8, DType.INT32), "avx512bf16": ("dot_bf16", DType.BFLOAT16, DType.FLOAT32),
+}  # fmt: skip
+_DOT_BYTES = 64  # of their vectors
+_WORD_BYTES = 4  # of what each lane multiplies
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "hygon", "CentaurHauls": "zhaoxin"}
 
 _MHZ = re.compile(r"[1-9]\d{0,5}(\.\d+)?")
@@ -103,6 +109,7 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
     vector_bytes = base.vector_bytes if has_avx2 else 16
     ports = _fma_ports(base, machine)
     l2_bytes = machine.cache(2) or base.level("l2").capacity_bytes
+    units = tuple(_unit(unit, base, machine.cores * clock_hz, vector_bytes, ports) for unit in base.units)
     return replace(
         base,
         id="local",
@@ -117,7 +124,7 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
             *(_level(level, base, machine, clock_hz) for level in base.levels[:-1]),
             _registers(base, machine, clock_hz, vector_bytes),
         ),
-        units=tuple(_unit(unit, base, machine.cores * clock_hz, vector_bytes, ports) for unit in base.units),
+        units=(*units, *_dot_units(units, isa, vector_bytes)),
         limits=replace(base.limits, shared_bytes_per_core=l2_bytes, shared_bytes_per_block=l2_bytes * 3 // 4),
         sources=_sources(base, ports),
     )
@@ -176,6 +183,22 @@ def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_byt
     return replace(unit, shape=(lanes,), flops_per_s=peak * efficiency, peak_flops_per_s=peak)
 
 
+def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_bytes: int) -> tuple[ComputeUnit, ...]:
+    """Instructions that add several products to each of a vector's sums, as many a clock as multiply-adds: on Zen 4
+    3.6 of each kind a nanosecond."""
+    if vector_bytes != _DOT_BYTES:
+        return ()
+    fma = next(u for u in units if u.in_dtype is DType.FLOAT32)
+    return tuple(
+        ComputeUnit(
+            name, UnitKind.DOT, (_WORD_BYTES // taken.bytes, *fma.shape), taken, sums,
+            fma.flops_per_s * _WORD_BYTES // taken.bytes,
+            peak_flops_per_s=None if fma.peak_flops_per_s is None else fma.peak_flops_per_s * _WORD_BYTES // taken.bytes,
+        )
+        for feature, (name, taken, sums) in _DOTS.items() if feature in isa
+    )  # fmt: skip
+
+
 def _fma_ports(base: HardwareSpec, machine: Machine) -> int:
     """Vectors an FMA instruction can start on in one clock."""
     if base.id == AVX512_BASE:
@@ -194,7 +217,8 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
         Source(("clock_hz",), "This machine: cpufreq's maximum or /proc/cpuinfo's MHz, which a virtual machine may"
                " report lower than the cores run.", assumed=True),
         Source(("units.*",), f"Cores x clock x lanes x 2 x {ports} FMA ports, and {base.id}'s share of that peak; on a"
-               " shared machine a neighbour on the same physical core takes up to half.", assumed=True),
+               " shared machine a neighbour on the same physical core takes up to half. Dot products: as many"
+               " instructions a clock.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
                " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; on other vendors' CPUs stores past the caches"
                " as slow, and hints as much of use, as on Skylake-SP.", assumed=True),

@@ -34,6 +34,7 @@ PREFIXES_OF = {
     Family.IPU: ("ipu",),
 }
 MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
+_EXTENTS_OF = dict.fromkeys(MATRIX_KINDS, 3) | {UnitKind.DOT: 2}
 MOST_PATTERNS = 256  # each is matched against every figure
 _SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
 _MOST_BYTES_OF = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
@@ -61,7 +62,7 @@ class LevelModel(_Strict):
 
 class UnitModel(_Strict):
     name: Name
-    kind: Literal["fma", "vector", "mma", "wgmma", "mfma", "amp"]
+    kind: Literal["fma", "vector", "dot", "mma", "wgmma", "mfma", "amp"]
     shape: Extents
     max_shape: Annotated[list[Small], Field(max_length=4)] = []
     in_dtype: str
@@ -215,15 +216,16 @@ def _units(spec: SpecModel) -> list[Problem]:
         path = f"units.{index}"
         if unit.name in names[:index]:
             problems.append((f"{path}.name", f"{unit.name} is named twice"))
-        if len(unit.shape) != (3 if UnitKind(unit.kind) in MATRIX_KINDS else 1):
-            problems.append((f"{path}.shape", "must be [m, n, k] for a matrix unit, [lanes] for fma and vector"))
+        if len(unit.shape) != _EXTENTS_OF.get(UnitKind(unit.kind), 1):
+            wanted = "must be [m, n, k] for a matrix unit, [k, lanes] for dot, [lanes] for fma and vector"
+            problems.append((f"{path}.shape", wanted))
         if unit.max_shape and (
             len(unit.max_shape) != len(unit.shape)
             or any(most % least for most, least in zip(unit.max_shape, unit.shape, strict=True))
         ):
             problems.append((f"{path}.max_shape", "must be a multiple of shape in every extent"))
         problems += _below_peak(path, "flops_per_s", unit.flops_per_s, unit.peak_flops_per_s)
-    if not any(UnitKind(unit.kind) not in MATRIX_KINDS for unit in spec.units):
+    if not any(UnitKind(unit.kind) in (UnitKind.FMA, UnitKind.VECTOR) for unit in spec.units):
         problems.append(("units", "must hold an fma or vector unit"))
     return problems
 

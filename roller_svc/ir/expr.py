@@ -98,6 +98,11 @@ class OpKind(Enum):
     FMA = "fma"
     CLIP = "clip"  # min(max(x, lo), hi)
     TRUNC_DIV = "trunc_div"  # integers: truncates, by zero gives 0
+    # what lowering for CPUs makes of neighbours along k; no program has these
+    WORD = "word"  # elements of 8 or 16 bits side by side, the first in the lowest bits -> int32
+    # sum + the products of two words' elements: bytes, the first word's unsigned, the second's signed, for int32 sums,
+    # which wrap; bfloat16 for float32
+    DOT = "dot"
 
     __hash__ = object.__hash__
 

@@ -80,6 +80,7 @@ class MemoryLevel:
 class UnitKind(Enum):
     FMA = "fma"  # scalar lanes of a SIMT machine
     VECTOR = "vector"  # SIMD registers of a CPU
+    DOT = "dot"  # the same where an instruction adds several products to each lane's sum
     MMA = "mma"
     WGMMA = "wgmma"
     MFMA = "mfma"
@@ -88,7 +89,8 @@ class UnitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ComputeUnit:
-    """One kind of execution unit. `shape` is what one instruction computes: (m, n, k), or (lanes,).
+    """One kind of execution unit. `shape` is what one instruction computes: (m, n, k), (lanes,), or, of a dot product,
+    (k, lanes).
 
     Where an instruction comes in sizes (wgmma's n), `shape` is the smallest, the granule tiles align to, and
     `max_shape` the largest. float32 in a matrix unit of NVIDIA means tf32. `flops_per_s`: achievable rate of the
@@ -107,7 +109,12 @@ class ComputeUnit:
     @property
     def is_matrix(self) -> bool:
         """Whether one instruction multiplies matrices."""
-        return self.kind not in (UnitKind.FMA, UnitKind.VECTOR)
+        return self.kind not in (UnitKind.FMA, UnitKind.VECTOR, UnitKind.DOT)
+
+    @property
+    def group(self) -> int:
+        """Neighbours along k that a CPU's instruction multiplies at once in each lane: they are packed as one word."""
+        return self.shape[0] if self.kind is UnitKind.DOT else 1
 
     @property
     def takes_fragments(self) -> bool:

@@ -163,7 +163,7 @@ class Transpose:
     counted in elements. A CPU's; all of the block must exist on both sides. `lanes`: of the vectors (None: of the
     widest ones). The tensor lies in a storage node or, where `along` says which dimension j moves along while i moves
     along the last one, in memory. A few columns: the source has no gaps between rows. A few rows, in memory: the tensor
-    has none between columns.
+    has none between columns. `dtype`: of an element, where it is several neighbours of the source.
     """
 
     tensor: str
@@ -175,6 +175,7 @@ class Transpose:
     columns: int | None = None
     lanes: int | None = None
     along: int | None = None
+    dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)

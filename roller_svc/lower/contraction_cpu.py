@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, ceil_div, div, equal, least, mul, num, ref, sub
-from roller_svc.ir.expr import AxisRef, Expr, Load, substitute
+from roller_svc.ir.dot import WORD, DotOperands, dot_operands
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import Combine
@@ -35,6 +37,7 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
+from roller_svc.lower.word_packing_cpu import WordPacking
 from roller_svc.perf.cpu_tile import (
     CpuOperand,
     Lie,
@@ -46,13 +49,16 @@ from roller_svc.perf.cpu_tile import (
 )
 
 PACKED_A, PACKED_B, TILE_C, EDGE_C = ".a_packed", ".b_packed", ".c_tile", ".c_edge"
+FLIPPED = ".b_flipped"
 STEP, BLOCK = "k.step", "m.block"
 ROWS_AHEAD = 8  # of B, fetched while one is multiplied: between 4 and 16 nothing changes
 
 
 def lower_contraction_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, each a blocked contraction."""
-    return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, cpu_operands(group), hw).tasks()),)
+    dot = dot_operands(program.unit, group)
+    lies = cpu_operands(group, None if dot is None else (dot.a, dot.b))
+    return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, lies, hw, dot).tasks()),)
 
 
 def _begun(panels: Panels, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -71,6 +77,7 @@ class _Blocked:
     program: RProgram
     lies: tuple[CpuOperand, CpuOperand]
     hw: HardwareSpec
+    dot: DotOperands | None  # what a unit of dot products is given: then k is counted in words of several elements
 
     # tile sizes -----------------------------------------------------------------------------------------------------
     @property
@@ -103,17 +110,29 @@ class _Blocked:
         return Panels(n, self.program.block[n.name] // size, size, fill, self.packs_beside)
 
     @property
+    def depth(self) -> int:
+        """All of k."""
+        return self._in_words(self.view.k.extent)
+
+    @property
     def kc(self) -> int:
-        return min(self.program.block[self.view.k.name], self.view.k.extent)
+        return min(self._in_words(self.program.block[self.view.k.name]), self.depth)
+
+    def _in_words(self, elements: int) -> int:
+        return elements if self.dot is None else ceil_div(elements, self.dot.group)
 
     @property
     def steps(self) -> int:
-        return ceil_div(self.view.k.extent, self.kc)
+        return ceil_div(self.depth, self.kc)
+
+    @property
+    def packed_dtype(self) -> DType:
+        return self.view.dtype if self.dot is None else WORD
 
     @property
     def a_is_straight(self) -> bool:
         a, nc = self.lies[0], self.program.block[self.view.n.name]
-        if not a.plain or a.constant or a.lie is not Lie.ALONG_K:
+        if self.dot is not None or not a.plain or a.constant or a.lie is not Lie.ALONG_K:
             return False
         tile = (self.program.thread[self.view.m.name], self.program.thread[self.view.n.name], self.kc)
         size = self.view.dtype.bytes
@@ -152,9 +171,9 @@ class _Blocked:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
-        k_left = least(num(self.kc), sub(num(view.k.extent), ref(K_FIRST)))
+        k_left = least(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
         step: tuple[Node, ...] = (*self._packed_b(), *self._over_blocks())
-        step = (Let(K_COUNT, k_left if view.k.extent % self.kc else num(self.kc), step),)
+        step = (Let(K_COUNT, k_left if self.depth % self.kc else num(self.kc), step),)
         step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
         nodes: tuple[Node, ...] = (Loop(STEP, self.steps, LoopKind.SERIAL, step),)
         nodes = self._storages(nodes)
@@ -170,17 +189,19 @@ class _Blocked:
 
     def _storages(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         rows, columns = self.rows, self.columns
-        held = 1 if columns.one_room else columns.count
-        rooms: list[tuple[str, tuple[int, ...]]] = [(PACKED_B, (held, self.kc, columns.size))]
+        held, dtype, packed = 1 if columns.one_room else columns.count, self.view.dtype, self.packed_dtype
+        rooms: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (held, self.kc, columns.size))]
         if not self.a_is_straight:
-            rooms.append((PACKED_A, (rows.count, self.kc + self._gap, rows.size)))
+            rooms.append((PACKED_A, packed, (rows.count, self.kc + self._gap, rows.size)))
         if not self.in_place:
             panels = (self.blocks * rows.count, columns.count) if self.steps > 1 else (1, 1)
-            rooms.append((TILE_C, (*panels, rows.size, columns.size)))
+            rooms.append((TILE_C, dtype, (*panels, rows.size, columns.size)))
         elif columns.tail % self.lanes:
-            rooms.append((EDGE_C, (rows.size, columns.fill)))
-        for name, shape in rooms:
-            nodes = (Storage(name, self.view.dtype, shape, Scope.STACK, nodes),)
+            rooms.append((EDGE_C, dtype, (rows.size, columns.fill)))
+        if self._flips_a:
+            rooms.append((FLIPPED, dtype, (columns.count, columns.size)))
+        for name, of_type, shape in rooms:
+            nodes = (Storage(name, of_type, shape, Scope.STACK, nodes),)
         return nodes
 
     @property
@@ -190,17 +211,41 @@ class _Blocked:
         return ceil_div(LINE_BYTES, self.rows.size * self.view.dtype.bytes) if self.rows.count > 1 else 0
 
     def _packed_b(self) -> tuple[Node, ...]:
-        return () if self.packs_beside else self._packing_of_b.nodes(self.columns)
+        packed = () if self.packs_beside else self._packing_of_b.nodes(self.columns)
+        return (*packed, *self._flipped_sums()) if self._flips_a else packed
 
     @property
     def _packing_of_b(self) -> Packing:
         return self._packed(PACKED_B, self.view.factors.b, self.lies[1])
 
+    @property
+    def _flips_a(self) -> bool:
+        return self.dot is not None and self.dot.flips_a
+
+    def _flipped_sums(self) -> tuple[Node, ...]:
+        """What each column's sums become too large by where bytes of A are packed with their sign bits flipped: what a
+        row of A gives whose words are nothing but those bits."""
+        columns = self.columns
+        tile = Tile(FLIPPED, lambda _, column: (columns.panel, column))
+
+        def summed(width: int) -> tuple[Node, ...]:
+            kernel = replace(self._micro_kernel(1, width), a=self._flip, begins=None, beside=())
+            return kernel.nodes(tile)
+
+        return (columns.loop(columns.cut(summed(columns.size), summed(columns.tail))),)
+
+    def _flip(self, _: Expr) -> Expr:
+        return Const(0 if self.dot is None else self.dot.flip, WORD)
+
+    def _less_flipped(self, column: Expr) -> Expr:
+        flipped = Load(FLIPPED, (self.columns.panel, column), self.view.dtype)
+        return Op(OpKind.NEG, (flipped,), self.view.dtype)
+
     def _over_blocks(self) -> tuple[Node, ...]:
         """Block after block of A, packed and multiplied by all panels of B."""
         nodes, rows = self._multiply(), self.rows
         if not self.a_is_straight:
-            nodes = (*self._packed(PACKED_A, self.view.factors.a, self.lies[0]).nodes(rows), *nodes)
+            nodes = (*self._packing_of_a.nodes(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
         nodes = _begun(rows, add(task, block), sub(ref("m.all"), block), nodes)
@@ -209,8 +254,16 @@ class _Blocked:
         left = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
         return (Let("m.all", least(num(of_task), left), nodes),)
 
+    @property
+    def _packing_of_a(self) -> Packing:
+        return self._packed(PACKED_A, self.view.factors.a, self.lies[0])
+
     def _packed(self, room: str, factor: Expr, operand: CpuOperand) -> Packing:
-        return Packing(room, factor, operand, self.view.k, self.kc, self.lanes, self.view.dtype)
+        k, kc, lanes = self.view.k, self.kc, self.lanes
+        if self.dot is None:
+            return Packing(room, factor, operand, k, kc, lanes, self.view.dtype)
+        of_type, flip = (self.dot.a, self.dot.flip) if room == PACKED_A else (self.dot.b, 0)
+        return WordPacking(room, factor, operand, k, kc, lanes, WORD, of_type, self.dot.group, flip)
 
     # the micro-kernel -----------------------------------------------------------------------------------------------
     def _multiply(self) -> tuple[Node, ...]:
@@ -302,7 +355,7 @@ class _Blocked:
         return source
 
     def _packed_element_of_b(self, column: Expr) -> Load:
-        return Load(PACKED_B, (self.columns.room, ref(K_ROW), column), self.view.dtype)
+        return Load(PACKED_B, (self.columns.room, ref(K_ROW), column), self.packed_dtype)
 
     def _rows_ahead(self) -> tuple[Node, ...]:
         """A later row of B: a core's own prefetchers do not follow pieces of rows that lie far apart."""
@@ -317,12 +370,14 @@ class _Blocked:
             a=self._element_of_a,
             b=self._packed_element_of_b,
             beside=self._panel_ahead(),
+            dot=self.dot,
+            begins=self._less_flipped if self._flips_a else None,
         )  # fmt: skip
 
     def _element_of_a(self, row: Expr) -> Expr:
         view = self.view
         if not self.a_is_straight:
-            return Load(PACKED_A, (ref("m.panel"), ref(K_ROW), row), view.dtype)
+            return Load(PACKED_A, (ref("m.panel"), ref(K_ROW), row), self.packed_dtype)
         m, k = view.m.members[0].name, view.k.members[0].name
         return substitute(view.factors.a, {m: add(ref("m.place"), row), k: add(ref(K_FIRST), ref(K_ROW))})
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from roller_svc.ir.build import add, mul, num, ref
+from roller_svc.ir.dot import WORD, DotOperands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.program import Combine
@@ -41,6 +42,8 @@ class MicroKernel:
     `a` gives one element of A, all lanes of a row share it; `b` one of B, neighbouring columns being neighbours in
     memory; both may use the variables of `steps`. `columns` is a multiple of `lanes`. `beside` goes on in each
     innermost step: what is fetched ahead. `kept`: where the row of B that a step has read is left for later tiles.
+    `dot`: elements are words, and the product is one of their elements. `begins`: what columns' sums are at first, in
+    place of zero.
     """
 
     rows: int
@@ -52,6 +55,8 @@ class MicroKernel:
     b: Callable[[Expr], Expr]
     beside: tuple[Node, ...] = ()
     kept: Callable[[Expr], Load] | None = None
+    dot: DotOperands | None = None
+    begins: Callable[[Expr], Expr] | None = None
 
     def nodes(self, to: Tile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """Begin with zeros, walk k, store: the tile of sums is in `to` afterwards, joined to what was there unless
@@ -61,7 +66,8 @@ class MicroKernel:
         kc + K / kc roundings in place of K (blocked summation; Higham, Accuracy and Stability, 2002, section 4.2).
         """
         held = (ref(ROW), self._column())
-        zeros = self._over_tile(Compute(ACC, held, Const(0.0 if self.dtype.is_float else 0, self.dtype)))
+        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        zeros = self._over_tile(Compute(ACC, held, zero if self.begins is None else self.begins(self._column())))
         walk = self._step()
         for step in reversed(self.steps):
             walk = (Loop(step.var, step.extent, LoopKind.SERIAL, walk, step.limit),)
@@ -82,17 +88,28 @@ class MicroKernel:
         """One row of B into registers, then a multiply-add for each of A's elements and each vector."""
         column = self._column()
         loads = self._over_columns(Compute(ROW_B, (column,), self.b(column)))
-        product = Op(OpKind.MUL, (self.a(ref(ROW)), Load(ROW_B, (column,), self.dtype)), self.dtype)
-        sums = self._over_tile(Compute(ACC, (ref(ROW), column), product, Combine.SUM))
+        sums = self._over_tile(self._multiply_add(column))
         nodes = (loads, *self._left(column), sums)
-        room = Storage(ROW_B, self.dtype, (self.columns,), Scope.REGISTER, nodes, pinned=self._pins())
+        room = Storage(ROW_B, self._operand_dtype, (self.columns,), Scope.REGISTER, nodes, pinned=self._pins())
         return (*self.beside, room)
+
+    @property
+    def _operand_dtype(self) -> DType:
+        return self.dtype if self.dot is None else WORD
+
+    def _multiply_add(self, column: Expr) -> Compute:
+        a, b = self.a(ref(ROW)), Load(ROW_B, (column,), self._operand_dtype)
+        held = (ref(ROW), column)
+        if self.dot is None:
+            return Compute(ACC, held, Op(OpKind.MUL, (a, b), self.dtype), Combine.SUM)
+        words = (a, b) if self.dot.a_is_first else (b, a)
+        return Compute(ACC, held, Op(OpKind.DOT, (Load(ACC, held, self.dtype), *words), self.dtype))
 
     def _left(self, column: Expr) -> tuple[Node, ...]:
         if self.kept is None:
             return ()
         place = self.kept(column)
-        return (self._over_columns(Compute(place.tensor, place.index, Load(ROW_B, (column,), self.dtype))),)
+        return (self._over_columns(Compute(place.tensor, place.index, Load(ROW_B, (column,), self._operand_dtype))),)
 
     def _pins(self) -> bool:
         """gcc folds loads of B back into multiply-adds, once a row, where registers seem scarce: 70 instead of 93 %."""

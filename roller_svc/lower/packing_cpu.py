@@ -35,7 +35,8 @@ from roller_svc.perf.cpu_tile import CpuOperand, Lie
 K_ROW, K_COUNT, K_FIRST = "k.row", "k.count", "k.first"
 LINE_BYTES = 64  # of the caches
 PAGE_BYTES = 4096  # what a core's own prefetchers stay within
-_K_CHUNK, _PANEL_ROW, _VECTOR, _PLACES = "k.chunk", ".panel.row", ".vector", "place.of"
+K_CHUNK, PANEL_ROW = "k.chunk", ".panel.row"
+_VECTOR, _PLACES = ".vector", "place.of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +178,10 @@ class Packing:
         chunks, rest = self.kc // self.lanes, self._rest()
         nodes: tuple[Node, ...] = ()
         if chunks:
-            nodes = (Loop(_K_CHUNK, chunks, LoopKind.SERIAL, blocks, div(ref(K_COUNT), self.lanes)),)
+            nodes = (Loop(K_CHUNK, chunks, LoopKind.SERIAL, blocks, div(ref(K_COUNT), self.lanes)),)
         if rest:
             row = add(mul(div(ref(K_COUNT), self.lanes), num(self.lanes)), ref(K_ROW))
-            single = Loop(_PANEL_ROW, count, LoopKind.SERIAL, (self._element(panels, row, ref(_PANEL_ROW)),))
+            single = Loop(PANEL_ROW, count, LoopKind.SERIAL, (self._element(panels, row, ref(PANEL_ROW)),))
             nodes = (*nodes, Loop(K_ROW, rest, LoopKind.SERIAL, (single,), mod(ref(K_COUNT), self.lanes)))
         if filled := self._filled(panels, count):
             nodes = (*nodes, Loop(K_ROW, self.kc, LoopKind.SERIAL, filled, ref(K_COUNT)))
@@ -193,9 +194,9 @@ class Packing:
 
     def _block(self, panels: Panels, first: int, count: int) -> Node:
         """One square, or of fewer rows: turned in registers."""
-        corner = self._element(panels, mul(ref(_K_CHUNK), num(self.lanes)), num(first))
+        corner = self._element(panels, mul(ref(K_CHUNK), num(self.lanes)), num(first))
         if count == 1 or not isinstance(corner.value, Load):
-            along = self._element(panels, add(mul(ref(_K_CHUNK), num(self.lanes)), ref(LANE)), num(first))
+            along = self._element(panels, add(mul(ref(K_CHUNK), num(self.lanes)), ref(LANE)), num(first))
             return Loop(LANE, self.lanes, LoopKind.SERIAL, (along,))
         stride = self.operand.panel_stride
         return Transpose(self.packed, corner.index, panels.size, corner.value, stride, count)

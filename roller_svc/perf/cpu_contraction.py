@@ -30,7 +30,7 @@ SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """A task's tile of C, rows x columns, cut into register tiles; `steps` of `kc` along k."""
+    """A task's tile of C, rows x columns, cut into register tiles; `steps` of `kc` along k, in words of it."""
 
     rows: int
     columns: int
@@ -69,7 +69,7 @@ def _sizes(p: Problem, launch: Launch) -> _Sizes:
     depth = -(-p.extent(p.k) // launch.split_k)
     return _Sizes(
         rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=_at(launch.thread, p.m),
-        nr=_at(launch.thread, p.n), kc=min(kc, depth), depth=depth, steps=-(-depth // kc),
+        nr=_at(launch.thread, p.n), kc=p.words(min(kc, depth)), depth=p.words(depth), steps=-(-depth // kc),
     )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def _put_away_cycles(p: Problem, s: _Sizes) -> float:
 
 def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
     """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
-    along_k = lie(p, p.a, p.m) is Lie.ALONG_K
+    along_k = lie(p, p.a, p.m) is Lie.ALONG_K and p.machine.unit.group == 1
     return along_k and not p.a.constant and reads_a_straight(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
 
 
@@ -233,8 +233,8 @@ def _store(p: Problem, s: _Sizes) -> float:
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11 kernels."""
-    ports = mach.fma_per_cycle / mach.unit.shape[-1]
+    """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11 kernels."""
+    ports = mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
     return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
 
 
@@ -254,7 +254,7 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
                 cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case Lie.ALONG_K:
                 turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
-                cycles += costs.turn_cycles / 2 * panels * turned * -(-deep // lanes)
+                cycles += costs.turn_cycles / 2 * panels * turned * -(-p.words(deep) // lanes)
             case Lie.APART if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _across_rows(p, panel_axis, size)
@@ -302,7 +302,7 @@ def lie(p: Problem, operand: Operand, panel_axis: int | None) -> Lie:
         return Lie.APART
     if strides[0].get(panel_axis) == 1:
         return Lie.ALONG_PANEL
-    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes == p.elem_bytes
+    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes * p.machine.unit.group == p.elem_bytes
     return Lie.ALONG_K if single and p.k is not None and strides[0].get(p.k) == 1 else Lie.APART
 
 

@@ -42,7 +42,7 @@ class Lie(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CpuOperand:
-    """`plain`: a load of the computed type with nothing to test, which a micro-kernel can read where it lies.
+    """`plain`: a load of the packed type with nothing to test, which a micro-kernel can read where it lies.
     `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones. `constant`: packed
     once for all calls. `tensor_bytes`: of all of the tensor, of plain ones. `member_strides`: elements from one value
     of each member of a fused axis to the next; empty where addresses are no such sums."""
@@ -56,11 +56,12 @@ class CpuOperand:
     member_strides: tuple[int, ...] = ()
 
 
-def cpu_operands(group: KernelGroup) -> tuple[CpuOperand, CpuOperand]:
-    """Of a contraction, a and b."""
+def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) -> tuple[CpuOperand, CpuOperand]:
+    """Of a contraction, a and b, of which elements of these types are packed; None: of the type of its sums."""
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.space.compute_dtype
-    lies = [_cpu_operand(o, (axis, k), types, dtype) for o, axis in zip(operands(group), (m, n), strict=True)]
+    both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
+    lies = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
     constant = [
         all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")
     ]  # fmt: skip

@@ -121,6 +121,10 @@ class Problem:
         _, bandwidth = _outer_level(self.machine, self.compulsory_bytes)
         return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / bandwidth)
 
+    def words(self, depth: int) -> int:
+        """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""
+        return -(-depth // self.machine.unit.group)
+
     def extent(self, position: int | None) -> int:
         return 1 if position is None else self.touched.extents[position]
 
