@@ -258,12 +258,11 @@ class Vector(Places):
                 return self._each(op)
 
     def _word(self, op: Op) -> Piece:
-        parts = []
-        for i, arg in enumerate(op.args):
-            bits = UNSIGNED[arg.dtype.bits]
-            wide = self.converted(Piece(f"(({self.type_of(bits)}){self.stored(arg, arg.dtype)})", bits, wide=True), DType.UINT32)
-            parts.append(f"({wide.text} << {i * bits.bits})" if i else wide.text)
-        return Piece(f"(({self.type_of(op.dtype)})({' | '.join(parts)}))", op.dtype, wide=True)
+        """Elements that a word does not have are zeros."""
+        bits = UNSIGNED[op.args[0].dtype.bits]
+        parts = [f"({self.type_of(bits)}){self.stored(arg, arg.dtype)}" for arg in op.args]
+        parts += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(parts))
+        return Piece(self.call(f"word{len(parts)}_{self.type_of(op.dtype)}", *parts), op.dtype, wide=True)
 
     def _folded(self, expr: Expr) -> Expr:
         """What is unrolled is a number by now."""

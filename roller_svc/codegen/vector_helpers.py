@@ -13,7 +13,7 @@ from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.codegen.helpers import Helper, helper
 from roller_svc.codegen.streaming import stream_helper
 from roller_svc.codegen.vector import vector_header, vector_type
-from roller_svc.codegen.vector_instructions import dot_text, instruction, where_available
+from roller_svc.codegen.vector_instructions import dot_text, instruction, where_available, zero_extension
 from roller_svc.codegen.vector_math import LIBRARY_OF, calls, function_text, has_function
 from roller_svc.ir.dtype import DType
 
@@ -102,6 +102,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return stream_helper(dtype, lanes)
     if base == "dot":
         return Helper(dot_text(dtype, lanes))
+    if base in ("word2", "word4"):
+        return _word(base, dtype, lanes)
     if base == "even":
         return _every_second(dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
@@ -117,6 +119,22 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
     body = where_available(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
     text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body}}}"
     return Helper(text, (f"select_{vector}",) if "select_" in body else ())
+
+
+def _word(base: str, dtype: DType, lanes: int) -> Helper:
+    """So many neighbours in each lane, the first in its lowest bits."""
+    count = int(base.removeprefix("word"))
+    source = UNSIGNED[dtype.bits // count]
+    vector, part, wide = (vector_type(t, lanes) for t in (dtype, source, DType.UINT32))
+    parameters = ", ".join(f"{part} {x}" for x in "abcd"[:count])
+
+    def joined(widened: str) -> str:
+        shifted = [f"({widened.format(x=x)} << {i * source.bits})" for i, x in enumerate("abcd"[:count])]
+        return f"({vector})({' | '.join(shifted)})"
+
+    convert = f"from_{SHORT[source]}_{wide}"
+    body = where_available(zero_extension(source, lanes, joined), f"  return {joined(f'{convert}({{x}})')};")
+    return Helper(f"static inline {vector} {base}_{vector}({parameters}) {{\n{body}}}", (convert,))
 
 
 def _every_second(dtype: DType, lanes: int) -> Helper:

@@ -6,6 +6,8 @@ are zeros, `vscalefps` multiplies by a power of two and rounds once (Intel SDM, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.vector import vector_type
 from roller_svc.ir.dtype import DType
@@ -49,6 +51,16 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
 def _masked(name: str, dtype: DType, a: str, b: str) -> str:
     zeros = f"(v{SHORT[dtype]}x{64 // dtype.bytes}){{0}}"
     return f"__builtin_ia32_{name}{_SUFFIX[dtype]}512_mask({a}, {b}, {zeros}, {_ALL_LANES})"
+
+
+def zero_extension(source: DType, lanes: int, used: Callable[[str], str]) -> tuple[str, str] | None:
+    """What is `used` on {x}, elements made words of 32 bits, the rest zeros: GCC 12 takes two steps and puts halves
+    together in between."""
+    if lanes != 16:
+        return None
+    letter, element = ("b", "char") if source is DType.UINT8 else ("w", "short")  # char: none of our vectors' types
+    operand = f"({element} __attribute__((vector_size({source.bytes * lanes})))){{x}}"
+    return "__AVX512F__", used(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
 
 
 def dot_text(dtype: DType, lanes: int) -> str:

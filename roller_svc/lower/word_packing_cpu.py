@@ -14,13 +14,13 @@ from roller_svc.ir.build import add, div, least, less, mul, num, ref, sub
 from roller_svc.ir.dot import element
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, substitute
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Transpose
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
 from roller_svc.lower.fused_axis import member_values
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.micro_kernel_cpu import LANE
 from roller_svc.lower.packing_cpu import K_CHUNK, K_COUNT, K_FIRST, K_ROW, PANEL_ROW, Packing, Panels
 
-_CHUNKS = "k.chunks"
+_CHUNKS, _TURNED = "k.chunks", ".turned"
 
 @dataclass(frozen=True, slots=True)
 class WordPacking(Packing):
@@ -68,8 +68,7 @@ class WordPacking(Packing):
         first = mul(add(ref(K_FIRST), row), num(self.group))
         places = [member_values(self.k, add(first, num(i))) for i in range(elements)]
         elements_there = tuple(element(substitute(self.factor, {**at, **k}), self.element) for k in places)
-        word = Op(OpKind.WORD, elements_there, self.dtype)
-        return Op(OpKind.BITXOR, (word, Const(self.flip, self.dtype)), self.dtype) if self.flip else word
+        return self._flipped(Op(OpKind.WORD, elements_there, self.dtype))
 
     # neighbours along k -----------------------------------------------------------------------------------------------
     def _across(self, panels: Panels, count: int) -> tuple[Node, ...]:
@@ -100,19 +99,29 @@ class WordPacking(Packing):
     @property
     def _lies_in_words(self) -> bool:
         """Whether each row's words are neighbours in memory, rows whole words apart."""
-        return self.operand.plain and not self.flip and self.operand.panel_stride % self.group == 0
+        return self.operand.plain and self.operand.panel_stride % self.group == 0
 
     def _block(self, panels: Panels, first: int, count: int) -> Node:
-        """One square of words, or of fewer rows: turned in registers. A single row's are copied by the same network,
-        its row twice."""
+        """One square of words, or of fewer rows: turned in registers."""
         word = mul(ref(K_CHUNK), num(self.lanes))
         place = mul(add(ref(K_FIRST), word), num(self.group))
         at = {panels.axis.members[0].name: add(panels.place, num(first)), self.k.members[0].name: place}
         source = element(substitute(self.factor, at), self.element)
         if not isinstance(source, Load):
             raise InvariantError("words are turned where they lie, but the operand is no plain load")
-        index, stride = (panels.panel, word, num(first)), self.operand.panel_stride // self.group
-        return Transpose(self.packed, index, panels.size, source, stride, count, dtype=self.dtype)
+        stride = self.operand.panel_stride // self.group
+        if not self.flip:
+            index = (panels.panel, word, num(first))
+            return Transpose(self.packed, index, panels.size, source, stride, count, dtype=self.dtype)
+        turned = Transpose(_TURNED, (num(0), num(0)), count, source, stride, count, dtype=self.dtype)
+        index = (panels.panel, add(word, ref(K_ROW)), add(num(first), ref(LANE)))
+        value = self._flipped(Load(_TURNED, (ref(K_ROW), ref(LANE)), self.dtype))
+        lanes = Loop(LANE, count, LoopKind.VECTOR, (Compute(self.packed, index, value),))
+        nodes = (turned, Loop(K_ROW, self.lanes, LoopKind.UNROLL, (lanes,)))
+        return Storage(_TURNED, self.dtype, (self.lanes, count), Scope.STACK, nodes)
+
+    def _flipped(self, word: Expr) -> Expr:
+        return Op(OpKind.BITXOR, (word, Const(self.flip, self.dtype)), self.dtype) if self.flip else word
 
     def _gathered(self, panels: Panels, count: int) -> tuple[Node, ...] | None:
         """No words lie anywhere as a whole."""
