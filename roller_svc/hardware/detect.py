@@ -189,14 +189,13 @@ def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_byte
     if vector_bytes != _DOT_BYTES:
         return ()
     fma = next(u for u in units if u.in_dtype is DType.FLOAT32)
-    return tuple(
-        ComputeUnit(
-            name, UnitKind.DOT, (_WORD_BYTES // taken.bytes, *fma.shape), taken, sums,
-            fma.flops_per_s * _WORD_BYTES // taken.bytes,
-            peak_flops_per_s=None if fma.peak_flops_per_s is None else fma.peak_flops_per_s * _WORD_BYTES // taken.bytes,
-        )
-        for feature, (name, taken, sums) in _DOTS.items() if feature in isa
-    )  # fmt: skip
+    found = []
+    for name, taken, sums in (dot for feature, dot in _DOTS.items() if feature in isa):
+        group = _WORD_BYTES // taken.bytes
+        peak = None if fma.peak_flops_per_s is None else group * fma.peak_flops_per_s
+        shape, rate = (group, *fma.shape), group * fma.flops_per_s
+        found.append(ComputeUnit(name, UnitKind.DOT, shape, taken, sums, rate, peak_flops_per_s=peak))
+    return tuple(found)
 
 
 def _fma_ports(base: HardwareSpec, machine: Machine) -> int:

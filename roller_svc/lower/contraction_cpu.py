@@ -191,6 +191,8 @@ class _Blocked:
         rows, columns = self.rows, self.columns
         held, dtype, packed = 1 if columns.one_room else columns.count, self.view.dtype, self.packed_dtype
         rooms: list[tuple[str, DType, tuple[int, ...]]] = [(PACKED_B, packed, (held, self.kc, columns.size))]
+        if self._flips_a:
+            rooms.insert(0, (FLIPPED, dtype, (columns.count, columns.size)))
         if not self.a_is_straight:
             rooms.append((PACKED_A, packed, (rows.count, self.kc + self._gap, rows.size)))
         if not self.in_place:
@@ -198,8 +200,6 @@ class _Blocked:
             rooms.append((TILE_C, dtype, (*panels, rows.size, columns.size)))
         elif columns.tail % self.lanes:
             rooms.append((EDGE_C, dtype, (rows.size, columns.fill)))
-        if self._flips_a:
-            rooms.append((FLIPPED, dtype, (columns.count, columns.size)))
         for name, of_type, shape in rooms:
             nodes = (Storage(name, of_type, shape, Scope.STACK, nodes),)
         return nodes

@@ -42,11 +42,14 @@ class Prepared:
 
 
 def prepared(tree: ScheduleTree, constants: frozenset[str]) -> Prepared:
-    """The tree without what depends on the tensors `constants` alone; as it is where nothing does."""
+    """The tree without what depends on the tensors `constants` alone; as it is where nothing does. A room inside of
+    one that is prepared may be filled from that."""
     found = Prepared(tree)
     for node in descend(tree.body):
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
-            found = _moved(found, node, constants)
+            before, found = found, _moved(found, node, constants)
+            if found is not before:
+                constants |= {node.tensor}
     return found
 
 
@@ -114,11 +117,11 @@ def _is_filled_from(constants: frozenset[str], node: Node, room: str) -> bool:
 
 
 def _kept(site: _Site) -> tuple[Wrapper, ...]:
-    """Loops and lets of the path on which the filling depends."""
-    needed = _names(site.filling)
+    """Loops and lets of the path on which the filling depends, and rooms prepared before that it reads."""
+    needed = _names(site.filling) | _read(site.filling)
     kept: list[Wrapper] = []
     for _, wrapper in reversed(site.path):
-        if isinstance(wrapper, Storage) or wrapper.var not in needed:
+        if (wrapper.tensor if isinstance(wrapper, Storage) else wrapper.var) not in needed:
             continue
         kept.append(wrapper)
         needed |= {name for expr in expressions(wrapper) for name in axes_of(expr)}

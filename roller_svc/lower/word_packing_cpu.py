@@ -72,7 +72,7 @@ class WordPacking(Packing):
 
     # neighbours along k -----------------------------------------------------------------------------------------------
     def _across(self, panels: Panels, count: int) -> tuple[Node, ...]:
-        """Blocks of `lanes` words by as many rows, where words can be moved as they lie; then those left, one by one."""
+        """Blocks of `lanes` words by as many rows, if words can be moved as they lie; then those left, one by one."""
         filled = self._filled(panels, count)
         nodes = (Loop(K_ROW, self.kc, LoopKind.SERIAL, filled, ref(K_COUNT)),) if filled else ()
         if count == 1 or self.kc < self.lanes or not self._lies_in_words:
@@ -111,8 +111,8 @@ class WordPacking(Packing):
             raise InvariantError("words are turned where they lie, but the operand is no plain load")
         stride = self.operand.panel_stride // self.group
         if not self.flip:
-            index = (panels.panel, word, num(first))
-            return Transpose(self.packed, index, panels.size, source, stride, count, dtype=self.dtype)
+            corner = (panels.panel, word, num(first))
+            return Transpose(self.packed, corner, panels.size, source, stride, count, dtype=self.dtype)
         turned = Transpose(_TURNED, (num(0), num(0)), count, source, stride, count, dtype=self.dtype)
         index = (panels.panel, add(word, ref(K_ROW)), add(num(first), ref(LANE)))
         value = self._flipped(Load(_TURNED, (ref(K_ROW), ref(LANE)), self.dtype))

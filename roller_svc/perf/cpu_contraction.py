@@ -233,7 +233,8 @@ def _store(p: Problem, s: _Sizes) -> float:
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11 kernels."""
+    """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11
+    kernels of single k."""
     ports = mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
     return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
 
