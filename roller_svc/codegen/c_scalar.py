@@ -9,10 +9,10 @@ from roller_svc.codegen.helpers import Helper
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.vector import register_name
-from roller_svc.codegen.vector_helpers import c_helper, library_of
+from roller_svc.codegen.vector_helpers import UNSIGNED, c_helper, library_of
 from roller_svc.codegen.vector_math import has_function
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Load
+from roller_svc.ir.expr import Const, Load, Op, OpKind
 from roller_svc.ir.kernel import RuntimeCheck
 
 
@@ -44,6 +44,15 @@ class CScalar(Scalar):
         if has_function(base, dtype):
             return self.helper(f"{base}_{dialects.SHORT[dtype]}")
         return Scalar.ours(self, base, dtype)
+
+    def _op(self, op: Op) -> str:
+        return self._word(op) if op.kind is OpKind.WORD else Scalar._op(self, op)
+
+    def _word(self, op: Op) -> str:
+        bits = op.args[0].dtype.bits
+        narrow = dialects.C.storage_type(UNSIGNED[bits])
+        parts = [f"(unsigned int)({narrow})({self.stored(arg, arg.dtype)})" for arg in op.args]
+        return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
 
     def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
         """Vectors that follow each other check the same index again."""

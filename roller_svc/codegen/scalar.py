@@ -283,8 +283,6 @@ class Scalar:
     # operators ------------------------------------------------------------------------------------------------------
     def _op(self, op: Op) -> str:
         kind, dtype = op.kind, op.dtype
-        if kind is OpKind.WORD:
-            return self._word(op)
         if kind in COMPARISONS:
             # an extent beyond 2^31: what is compared with it is a place, exact as indices are
             side = self.index if any(is_beyond(arg) for arg in op.args) else self.value
@@ -353,13 +351,6 @@ class Scalar:
                 return f"{self.ours(OURS[kind], op.dtype)}({', '.join(args)})"
             case _:
                 raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
-
-    def _word(self, op: Op) -> str:
-        parts = []
-        for i, arg in enumerate(op.args):
-            narrow = "unsigned char" if arg.dtype.bits == 8 else "unsigned short"
-            parts.append(f"(unsigned int)({narrow})({self.stored(arg, arg.dtype)}) << {i * arg.dtype.bits}")
-        return f"({self.dialect.value_type(op.dtype)})({' | '.join(parts)})"
 
     def _clip(self, args: list[str], dtype: DType) -> str:
         value, low, high = args

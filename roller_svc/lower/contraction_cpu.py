@@ -61,12 +61,6 @@ def lower_contraction_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, lies, hw, dot).tasks()),)
 
 
-def _begun(panels: Panels, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes where panels begin at number `first` of their axis, as many as fit of those that are `left`."""
-    nodes = (Let(f"{panels.role}.panels", least(num(panels.count), left), nodes),)
-    return (Let(f"{panels.role}.first", mul(first, num(panels.size)), nodes),)
-
-
 def _padded(extent: int, tile: int) -> int:
     return ceil_div(extent, tile) * tile
 
@@ -179,7 +173,7 @@ class _Blocked:
         nodes = self._storages(nodes)
         columns = self.columns
         left = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
-        nodes = _begun(columns, mul(ref("n.task"), num(columns.count)), left, nodes)
+        nodes = columns.begun(mul(ref("n.task"), num(columns.count)), left, nodes)
         for panels, blocks in ((columns, 1), (self.rows, self.blocks)):
             tasks = ceil_div(panels.axis.extent, blocks * panels.count * panels.size)
             nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
@@ -248,7 +242,7 @@ class _Blocked:
             nodes = (*self._packing_of_a.nodes(rows), *nodes)
         of_task = self.blocks * rows.count
         task, block = mul(ref("m.task"), num(of_task)), mul(ref(BLOCK), num(rows.count))
-        nodes = _begun(rows, add(task, block), sub(ref("m.all"), block), nodes)
+        nodes = rows.begun(add(task, block), sub(ref("m.all"), block), nodes)
         blocks = div(add(ref("m.all"), num(rows.count - 1)), rows.count)
         nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
         left = sub(num(ceil_div(self.view.m.extent, rows.size)), task)

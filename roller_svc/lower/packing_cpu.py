@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.ir.build import add, ceil_div, div, less, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.build import add, ceil_div, div, least, less, less_equal, mod, mul, num, ref, sub
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import TileAxis
@@ -73,6 +73,11 @@ class Panels:
     @property
     def tail(self) -> int:
         return self.axis.extent % self.size
+
+    def begun(self, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes where panels begin at number `first` of their axis, as many as fit of those that are `left`."""
+        nodes = (Let(f"{self.role}.panels", least(num(self.count), left), nodes),)
+        return (Let(f"{self.role}.first", mul(first, num(self.size)), nodes),)
 
     def loop(self, nodes: tuple[Node, ...], limit: Expr | None = None) -> Node:
         """Over all panels of the task, `place` being where each begins."""

@@ -22,6 +22,7 @@ from roller_svc.lower.packing_cpu import K_CHUNK, K_COUNT, K_FIRST, K_ROW, PANEL
 
 _CHUNKS, _TURNED = "k.chunks", ".turned"
 
+
 @dataclass(frozen=True, slots=True)
 class WordPacking(Packing):
     """`group` elements of a word, each an `element`; `flip`: bits of it that are packed the other way round. `kc` is in
