@@ -100,5 +100,6 @@ def element(expr: Expr, dtype: DType) -> Expr:
 
 
 def _keeps(cast: Cast) -> bool:
-    """Whether a conversion changes no value."""
-    return has_all_values(cast.dtype, value_dtype(cast.arg) or cast.dtype)
+    """Whether a conversion changes no value. One that is written may round to a narrow float what was computed."""
+    rounds = cast.dtype.is_narrow_float and not cast.implicit
+    return not rounds and has_all_values(cast.dtype, value_dtype(cast.arg) or cast.dtype)
