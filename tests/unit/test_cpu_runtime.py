@@ -166,8 +166,7 @@ def test_kernels_leave_the_control_register_of_their_thread_alone() -> None:
         return int(register) & ~0x3F  # but for the flags of what has happened
 
     before = control()
-    halves = "y[m, n] +=! x[m, k].cast(`bfloat16`) * x[n, k].cast(`bfloat16`)"
-    for expression in ("y[m, n] +=! x[m, k] * x[n, k]", halves, "y[m, n] = x[m, n].call(`tanh`)", "y[m] >=! x[m, k]"):
+    for expression in ("y[m, n] +=! x[m, k] * x[n, k]", "y[m, n] = x[m, n].call(`tanh`)", "y[m] >=! x[m, k]"):
         kernel = roller_svc.compile(expression, {"x": ("float32", (40, 40))}, select="model")
         kernel(x=np.full((40, 40), 1e-30, np.float32))
         assert control() == before

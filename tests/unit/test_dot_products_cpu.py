@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import replace
 from itertools import product
@@ -337,3 +338,18 @@ def test_infinities_and_nans_go_on_and_subnormals_are_zeros() -> None:
     assert np.all(np.isnan(found[1]))
     assert not found[2].any()
     np.testing.assert_array_equal(found[3], np.where(np.arange(16) == 3, np.float32(np.inf), np.float32(6)))
+
+
+def control_register() -> int:
+    """MXCSR of this thread, where fenv_t of x86-64 has it, but for the flags of what has happened."""
+    environment = ctypes.create_string_buffer(32)
+    ctypes.CDLL("libm.so.6").fegetenv(environment)
+    return int.from_bytes(environment.raw[28:], "little") & ~0x3F
+
+
+@runs
+def test_the_control_register_stays_as_it_was() -> None:
+    program = product_of((4, 16, 6), ("bfloat16", "bfloat16"))
+    before = control_register()
+    run(program, "dot_bf16", all_values(program))
+    assert control_register() == before
