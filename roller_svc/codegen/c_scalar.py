@@ -11,8 +11,10 @@ from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.vector import register_name
 from roller_svc.codegen.vector_helpers import UNSIGNED, c_helper, library_of
 from roller_svc.codegen.vector_math import has_function
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.build import add, mul, num
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Load, Op, OpKind
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.kernel import RuntimeCheck
 
 
@@ -49,10 +51,33 @@ class CScalar(Scalar):
         return self._word(op) if op.kind is OpKind.WORD else Scalar._op(self, op)
 
     def _word(self, op: Op) -> str:
-        bits = op.args[0].dtype.bits
+        bits, first = op.args[0].dtype.bits, op.args[0]
+        if isinstance(first, Load) and len(op.args) * bits == op.dtype.bits and self._are_neighbours(op.args):
+            place = self.places[first.tensor]
+            return f"{self.helper('word_at')}({place.identifier} + {self.address(place, first.index)})"
         narrow = dialects.C.storage_type(UNSIGNED[bits])
         parts = [f"(unsigned int)({narrow})({self.stored(arg, arg.dtype)})" for arg in op.args]
         return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
+
+    def _are_neighbours(self, elements: tuple[Expr, ...]) -> bool:
+        """Whether they lie in memory one after the other."""
+        places = [self._flat(x) for x in elements]
+        first = places[0]
+        return first is not None and all(
+            at is not None and (at[0], at[1].coeffs, at[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
+            for i, at in enumerate(places)
+        )
+
+    def _flat(self, expr: Expr) -> tuple[str, Affine] | None:
+        """The tensor and the offset in it of an element that is as it lies there; None for others."""
+        if not isinstance(expr, Load) or any(expr.checked) or expr.tensor in self.registers:
+            return None
+        place = self.places[expr.tensor]
+        flat: Expr = num(0)
+        for index, stride in zip(expr.index, place.strides, strict=True):
+            flat = add(flat, mul(index, num(stride)))
+        at = affine(flat)
+        return (expr.tensor, at) if at is not None and place.dtype is expr.dtype else None
 
     def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
         """Vectors that follow each other check the same index again."""

@@ -25,6 +25,8 @@ INTEGERS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
 UNSIGNED = {8: DType.UINT8, 16: DType.UINT16, 32: DType.UINT32, 64: DType.UINT64}
 # functions that compilers have under a builtin name, mostly one instruction: number of arguments
 BUILTIN = {"sqrt": 1, "floor": 1, "ceil": 1, "rint": 1, "trunc": 1, "fma": 3}
+# neighbours in memory as a word, wherever they begin and whatever their type
+_WORD_AT = Helper("static inline int word_at(const void *p) { int w; __builtin_memcpy(&w, p, sizeof w); return w; }")
 SCALAR_BYTES = 16  # a single value goes through the narrowest vector that every machine has
 
 # {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
@@ -66,7 +68,7 @@ def c_helper(name: str) -> Helper:
         return _vector_helper(match[1], _BY_SHORT[match[2]], int(match[3]))
     if (match := _SCALAR_NAME.fullmatch(name)) and has_function(match[1], _BY_SHORT[match[2]]):
         return _of_one(match[1], _BY_SHORT[match[2]])
-    return helper(name, C)
+    return _WORD_AT if name == "word_at" else helper(name, C)
 
 
 def library_of(name: str) -> str | None:

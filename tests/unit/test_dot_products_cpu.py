@@ -240,6 +240,15 @@ def test_texts_name_no_instruction_that_saturates() -> None:
     assert re.findall(r"vpdpbusds?", text) == ["vpdpbusd"]
 
 
+@pytest.mark.parametrize(("depth", "at_once"), [(126, True), (128, False)])
+def test_neighbours_are_one_load(depth: int, at_once: bool) -> None:
+    """Also where they begin anywhere, but not where B's neighbours are those along n."""
+    program = product_of((64, 64, depth), ("uint8", "int8"), "mk kn" if at_once else "km kn")
+    plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
+    text = generate(plan, program, (group_of(program),), SPEC).text
+    assert ("word_at(p1 + " in text) == at_once
+
+
 # what comes out -------------------------------------------------------------------------------------------------------
 
 BYTES = list(product(("int8", "uint8"), repeat=2))
