@@ -13,6 +13,7 @@ from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda import CudaModule, device_present
 from roller_svc.runtime.cuda_arrays import placed
 from roller_svc.runtime.emulator import EmulatorModule
+from roller_svc.runtime.instructions import lacking_instructions
 from roller_svc.toolchain import availability, compile_cxx
 
 
@@ -43,7 +44,8 @@ class Backend:
 
 def _runs_here(hw: HardwareSpec) -> bool:
     """A CPU target runs here when it is the machine's own or a subset of its instructions."""
-    return hw.id == "local" or (availability(hw).ok and hw.arch.prefix == "x86-64-v")
+    is_x86 = hw.arch.prefix == "x86-64-v" and availability(hw).ok
+    return hw.id == "local" or (is_x86 and not lacking_instructions(hw.arch))
 
 
 def unrunnable(compiled: CompiledKernel) -> Never:

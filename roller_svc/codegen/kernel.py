@@ -147,7 +147,7 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
     named = _named(_checks(functions), buffers)
-    options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs))
+    options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs), *_features(functions))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
     return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, rooms=rooms)
@@ -158,6 +158,13 @@ def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
     loops around it, and is hardly faster (0 to 2.5 % over eight programs; a tenth on one of three channels)."""
     trees = (tree for program in programs for tree in program.trees)
     return MICRO_KERNEL_OPTIONS if all(_has_registers(tree) for tree in trees) else ("-O3",)
+
+
+def _features(functions: Iterable[Function]) -> tuple[str, ...]:
+    """Options that name the instructions beyond the architecture's that a text has: who loads it must have them."""
+    used = {name for f in functions for name in f.helpers}
+    vector = {"-mavx512vnni": "dot_vi32", "-mavx512bf16": "dot_vf32"}
+    return tuple(option for option, helper in vector.items() if any(name.startswith(helper) for name in used))
 
 
 def _has_registers(tree: ScheduleTree) -> bool:

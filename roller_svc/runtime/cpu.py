@@ -18,6 +18,7 @@ import numpy as np
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
+from roller_svc.runtime.instructions import check_instructions
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
@@ -36,6 +37,7 @@ class CpuModule:
         if compiled.source.language is not Language.C:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
         self.source: KernelSource = compiled.source
+        check_instructions(compiled.source)
         self.alignment_bytes = alignment_bytes
         library = _load(compiled.binary, compiled.source.name)
         weakref.finalize(self, _unload, library._handle).atexit = False  # a call under way keeps the module
