@@ -10,10 +10,10 @@ from roller_svc.errors import LaunchError, ToolchainMissingError
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cpu_instructions import lacking_instructions
 from roller_svc.runtime.cuda import CudaModule, device_present
 from roller_svc.runtime.cuda_arrays import placed
 from roller_svc.runtime.emulator import EmulatorModule
-from roller_svc.runtime.instructions import lacking_instructions
 from roller_svc.toolchain import availability, compile_cxx
 
 
