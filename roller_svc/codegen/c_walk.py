@@ -82,6 +82,7 @@ class CWalk(Walk):
     private_rooms: list[str] = field(default_factory=list)
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
     pinned: set[str] = field(default_factory=set)  # those of them that the compiler must not replace by memory
+    joined_in_order: set[str] = field(default_factory=set)  # and those that values are joined to in the text's order
     prefix: str = ""
     routines: dict[str, str] = field(default_factory=dict)  # what stands behind the name → name
 
@@ -202,18 +203,19 @@ class CWalk(Walk):
                     vector = Vector(scalar, loop.var, count, first, self.registers)
                     for n in computes:
                         lines.append(statement(vector, n) if count > 1 else self._iteration(n, loop.var, first))
-                        if n.tensor in self.pinned:
-                            lines.append(self._pin(lines[-1].partition(" = ")[0]))
+                        if n.tensor in (self.joined_in_order if n.combine else self.pinned):
+                            lines.append(self._pin(lines[-1].partition(" ")[0], volatile=n.combine is not None))
         except NotVectorError:
             del scalar.checks[marks:]
             scalar.helpers, scalar.library = helpers, library
             return None
         return lines
 
-    def _pin(self, register: str) -> str:
-        """The compiler knows nothing of what is in the register from here on, so that it cannot read it anew."""
+    def _pin(self, register: str, *, volatile: bool) -> str:
+        """The compiler knows nothing of what is in the register from here on, so that it cannot read it anew; volatile
+        pins stay in the order of the text, and so does what leads to them."""
         kind = "v" if self.setting.vector_bytes == 64 else "x"  # of any of 32 registers, of any of 16
-        return f'__asm__("" : "+{kind}"({register}));'
+        return f'__asm__{" volatile" if volatile else ""}("" : "+{kind}"({register}));'
 
     def _vector_lanes(self, loop: Loop) -> tuple[int, int]:
         """Bytes of the widest element that a vector loop computes with, and how many such one vector has."""
@@ -307,6 +309,7 @@ class CWalk(Walk):
         self.scalar.places[storage.tensor] = Place(identifier, storage.dtype, storage.shape, storage.pad)
         self.registers.pop(storage.tensor, None)
         self.pinned.discard(storage.tensor)
+        self.joined_in_order.discard(storage.tensor)
         type_ = self.dialect.storage_type(storage.dtype)
         count = math.prod(storage.shape)
         if not storage.shape:
@@ -319,6 +322,8 @@ class CWalk(Walk):
             self.registers[storage.tensor] = lanes
             if storage.pinned and self.setting.vector_bytes >= 32:
                 self.pinned.add(storage.tensor)
+            if storage.in_order and self.setting.vector_bytes >= 32:
+                self.joined_in_order.add(storage.tensor)
             names = [
                 register_name(identifier, [*row, column], lanes)
                 for row in _rows(storage.shape[:-1]) for column in range(0, storage.shape[-1], lanes)

@@ -57,8 +57,9 @@ class Let:
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row.
-    `pinned`, of registers: what is put there is used from there, not read again where it came from. `window`: the room
-    is a part of a tensor in memory, from that element on, and holds what is there.
+    `pinned`, of registers: what is put there is used from there, not read again where it came from. `in_order`, of a
+    CPU's registers: values are joined to them in the order of the tree, so that memory is read in that order.
+    `window`: the room is a part of a tensor in memory, from that element on, and holds what is there.
 
     Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
     banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes; `alignment_bytes`: of
@@ -74,6 +75,7 @@ class Storage:
     swizzled: bool = False
     over: tuple[str, ...] = ()
     pinned: bool = False
+    in_order: bool = False
     window: Load | None = None
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES
 

@@ -119,7 +119,8 @@ class _Rows:
             lanes = self._lanes_of(statement)
             shape = self._shape if lanes == 1 else (*self._shape, lanes)
             dtype = self._accumulator(statement)
-            found.append(register(acc_name(statement.output), dtype, *shape))
+            acc = register(acc_name(statement.output), dtype, *shape)
+            found.append(replace(acc, in_order=self.width > 1 and self._in_turn(statement)))
             if lanes > 1:
                 found.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
         if in_row:
@@ -282,7 +283,7 @@ class _Rows:
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
         walked = self._in_pieces(statement)
-        in_turn = is_reduction(statement) and bool(walked)
+        in_turn = self._in_turn(statement)
         across = self._across if is_reduction(statement) and not in_turn else _alone
         nodes: list[Node] = []
         if full := last.extent // lanes:
@@ -298,6 +299,10 @@ class _Rows:
             nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *hints)
         around = self._around(rest, nodes)
         return list(self._across(*around)) if in_turn and around else around
+
+    def _in_turn(self, statement: TensorExpr) -> bool:
+        """Whether rows at hand are read one after the other."""
+        return is_reduction(statement) and bool(self._in_pieces(statement))
 
     def _ahead(self, walked: Iterable[Stream], lanes: int, at: dict[str, Expr]) -> list[Node]:
         """Hints for what is streamed through, as much of it as `lanes` neighbours take."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from cpucases import hinting
@@ -9,10 +11,12 @@ from cpucases import hinting
 import roller_svc
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition
+from roller_svc.generate import generate
 from roller_svc.hardware import load
 from roller_svc.ir.build import add, div, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Prefetch, Storage, descend
 from roller_svc.lang.parser import parse
 from roller_svc.lower import lower
@@ -56,6 +60,19 @@ def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
     pieces = [n for n in found if isinstance(n, Loop) and n.var.endswith(".piece")]
     assert reading
     assert sum(any(n in reading for n in descend(loop.body)) for loop in pieces) == 1
+
+
+@pytest.mark.parametrize(("rows", "in_order"), [(64, False), (1 << 16, True)])
+def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order: bool) -> None:
+    """Loads of several rows, all in one block of code, are moved among each other else."""
+    program = parse("y[i] +=! x[i, j]", {"x": TensorType(DType.FLOAT32, (rows, 121))})
+    (group,) = partition(program, HW)
+    candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
+    four = next(c for c in candidates if c.program.thread["i"] == 4 and c.program.lanes == 64)
+    text = generate(Plan((four,)), program, (group,), HW).text
+    joins = re.findall(r"y_acc_(\d)_\d \+= \*\(vf32x16 \*\).*\n(?=(.*))", text)
+    assert ["__asm__ volatile" in after for _, after in joins] == [in_order] * 4 * 7
+    assert ([row for row, _ in joins] == sorted(row for row, _ in joins)) == in_order
 
 
 def test_lanes_of_a_sum_are_joined_at_once() -> None:
