@@ -49,11 +49,10 @@ def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
     start = time.perf_counter()
     every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))
     found = sampled(every, seconds - (time.perf_counter() - start))
-    values = {one.name: one.quiet for one in sorted(found, key=lambda one: one.cores)}  # of all cores, where there is
-    cores = {one.name: one.cores for one in sorted(found, key=lambda one: one.cores)}
-    return tuple(
-        replace(one, figure=figure_of(one.name, values, hw) if one.cores == cores[one.name] else None) for one in found
-    )
+    most = {one.name: one for one in sorted(found, key=lambda one: one.cores)}  # of all cores, where that was measured
+    values = {name: one.quiet for name, one in most.items()}
+    figures = {name: figure_of(name, values, hw) for name in most}
+    return tuple(replace(one, figure=figures[one.name] if one is most[one.name] else None) for one in found)
 
 
 def _provenance(hw: HardwareSpec, measured: Sequence[Measured]) -> str:

@@ -41,6 +41,7 @@ FLAGS = frozenset({"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx
 DOTS = frozenset({"avx512_vnni", "avx512_bf16"})
 Tiles = tuple[int, int, int, int, int]  # mr, nr, mc, nc, kc
 Arrays = dict[str, np.ndarray]
+# Only such a CPU can run these kernels; which are made, and their texts, is tested on any.
 runs = pytest.mark.skipif(not probe().flags >= FLAGS | DOTS, reason="the CPU at hand has no such instructions")
 
 
