@@ -23,11 +23,13 @@ _WAYS = ("lanes", "split_k", "stages", "raster", "stream_k", "streamed")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """A plan for a program's kernel groups, and the least seconds that a call of its kernel took."""
+    """A plan for a program's kernel groups, the seconds that a call of its kernel takes, and these by each half of its
+    samples alone, where they were kept."""
 
     plan: Plan
     groups: Groups
     seconds: float
+    half_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

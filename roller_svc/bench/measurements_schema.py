@@ -37,6 +37,7 @@ class CandidateModel(_Read):
     error: str | None
     min_s: Annotated[float, Field(gt=0)] | None
     quiet_s: Annotated[float, Field(gt=0)] | None = None  # earlier documents have none
+    half_s: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # nor these
     kernels: list[KernelModel]
 
     @model_validator(mode="after")

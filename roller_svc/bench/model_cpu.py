@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import pinned
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
 from roller_svc.bench.model_worker import Answer, Describe, Hold, Task, TimeKernel, work
+from roller_svc.bench.rounds import Rounds, Turns, half_s, in_turns, quiet_s
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import trial_plans
 from roller_svc.construct.shared import Shared
@@ -26,18 +25,6 @@ from roller_svc.selection import built_for_trial
 
 Json = dict[str, Any]
 
-# Each candidate has so many samples, and more until the two least of each agree: what disturbs for seconds and shows in
-# no counter, as a neighbour on the same physical core, has then passed.
-LEAST_ROUNDS, MOST_ROUNDS = 5, 20
-AGREE = 1.02
-# A case's samples take no longer than this, but for LEAST_ROUNDS.
-CASE_S = 9.0
-POLISHED = 5  # times that candidates and rounds are told apart: no more changes then
-# A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
-SLOW, SLOW_ROUNDS = 3.0, 2
-# Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
-MOST_REPEATED = 60
-PAUSE_S = 0.1
 _TIMEOUT_S = 120.0
 
 
@@ -87,19 +74,6 @@ class Worker:
         self._lane.close(at_once=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Seconds a call of every accepted sample, a list for each candidate, in turns; and how many were taken again."""
-
-    seconds: tuple[tuple[float, ...], ...]
-    repeated: int
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether samples had to be taken although others ran."""
-        return self.repeated >= MOST_REPEATED
-
-
 def measured_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec, worker: Worker) -> Json:
     """One row: the case's candidates, `sample` random ones among them, with what the model expects of them and what
     they took, or its `error`."""
@@ -113,11 +87,9 @@ def measured_case(case: BenchCase, settings: Settings, sample: int, hw: Hardware
     except RollerError as failure:
         return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
     rows = [
-        _candidate(plan, error, seconds) | {"drawn": number >= len(trial.ranked), "quiet_s": quiet_s}
+        _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
         | {"kernels": tiles_of(plan, trial.groups, hw)}
-        for number, (plan, error, seconds, quiet_s) in enumerate(
-            zip(trial.plans, errors, turns.seconds, in_quietest_round(turns.seconds), strict=True)
-        )
+        for number, (plan, error, rounds) in enumerate(zip(trial.plans, errors, turns.taken, strict=True))
     ]  # fmt: skip
     return {"id": case.id, "cls": case.cls, "error": None, "build_s": build_s, "repeated": turns.repeated,
             "disturbed": turns.is_disturbed, "candidates": rows}  # fmt: skip
@@ -130,60 +102,19 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
     """
     groups = Shared(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
-    plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c)) for c in timed)
+    plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c), _halves(c)) for c in timed)
     return FitCase(case.id, case.cls, tuple(plans))
 
 
 def measured_s(candidate: Json) -> float:
-    """What a candidate that was timed takes; in documents from before rounds were compared, its least sample."""
+    """What a candidate that was timed takes; in documents that have nothing else, its least sample."""
     seconds: float = candidate.get("quiet_s") or candidate["min_s"]
     return seconds
 
 
-def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> Turns:
-    """Rounds of one sample for each that is near the best, all in every one: samples of one round met the same
-    neighbours. A disturbed sample is taken again as long as there are repetitions left."""
-    seconds: list[list[float]] = [[] for _ in range(count)]
-    repeated, start = 0, time.perf_counter()
-    for number in range(MOST_ROUNDS):
-        best_s = min((min(taken) for taken in seconds if taken), default=0.0)
-        near = [i for i, taken in enumerate(seconds) if number < SLOW_ROUNDS or min(taken) <= SLOW * best_s]
-        agreed = number >= LEAST_ROUNDS and all(_agree(seconds[i]) for i in near)
-        if agreed or (number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S):
-            break
-        for i in near:
-            sample = take(i)
-            while sample.is_disturbed and repeated < MOST_REPEATED:
-                repeated += 1
-                pause(PAUSE_S)
-                sample = take(i)
-            seconds[i].append(sample.seconds)
-    return Turns(tuple(tuple(taken) for taken in seconds), repeated)
-
-
-def in_quietest_round(seconds: Sequence[Sequence[float]]) -> list[float | None]:
-    """What each candidate takes when the machine is at its quietest; None without samples.
-
-    `seconds`: of each its samples, the i-th of round i. A candidate's least sample is as much luck as it is speed where
-    memory is now busy and now not: of samples within a round all met the same. So a sample is what its candidate takes
-    times what its round adds, both found as medians in turns (Tukey, Exploratory Data Analysis, 1977: median polish).
-    """
-    timed = [taken for taken in seconds if taken]
-    logs = np.full((len(timed), max(map(len, timed), default=0)), np.nan)
-    for row, taken in zip(logs, timed, strict=True):
-        row[: len(taken)] = np.log(taken)
-    rounds = np.zeros(logs.shape[1])
-    for _ in range(POLISHED if timed else 0):
-        own = np.nanmedian(logs - rounds, axis=1)
-        rounds = np.nanmedian(logs - own[:, None], axis=0)
-    found = iter(np.exp(own + rounds.min()).tolist() if timed else ())
-    return [next(found) if taken else None for taken in seconds]
-
-
-def _agree(taken: Sequence[float]) -> bool:
-    """Whether a candidate's two least samples do."""
-    least, second = sorted(taken)[:2]
-    return second <= AGREE * least
+def _halves(candidate: Json) -> tuple[float, float] | None:
+    found = candidate.get("half_s")
+    return None if found is None else (found[0], found[1])
 
 
 def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tuple[list[RollerError | None], Turns]:
@@ -204,17 +135,19 @@ def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tupl
         return sample
 
     turns = in_turns(len(right), take)
-    by_attempt = {i: seconds for (i, _), seconds in zip(right, turns.seconds, strict=True)}
+    by_attempt = {i: rounds for (i, _), rounds in zip(right, turns.taken, strict=True)}
     return errors, Turns(tuple(by_attempt.get(i, ()) for i in range(len(attempts))), turns.repeated)
 
 
-def _candidate(plan: Plan, error: RollerError | None, seconds: Sequence[float]) -> Json:
-    estimate = plan.estimate
+def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
+    estimate, calls = plan.estimate, [seconds for sample in rounds for seconds in sample]
     return {
         "predicted_s": estimate.seconds,
         "stages": {stage.name: stage.seconds for stage in estimate.stages},
-        "min_s": min(seconds, default=None),
-        "median_s": statistics.median(seconds) if seconds else None,
-        "samples": len(seconds),
+        "quiet_s": quiet_s(rounds),
+        "half_s": half_s(rounds),
+        "min_s": min(calls, default=None),
+        "median_s": statistics.median(calls) if calls else None,
+        "samples": len(rounds),
         "error": None if error is None else f"{error.code}: {error.message}",
     }

@@ -14,19 +14,20 @@ Json = dict[str, Any]
 TOP_K = 10
 CURVE = 20  # the best of the model's first 1, 2, ... so many
 FIGURES = (
-    "spearman", "spearman_within", "top1_regret_mean", "top1_regret_p90", "top1_regret_max", "top10_regret_mean",
-    "median_abs_log_ratio", "chosen_median_abs_log_ratio",
+    "spearman", "spearman_within", "spearman_halves", "top1_regret_mean", "top1_regret_p90", "top1_regret_max",
+    "top10_regret_mean", "median_abs_log_ratio", "chosen_median_abs_log_ratio",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
     """`pairs`: predicted and measured seconds of each plan, one at least. Of plans predicted alike the first counts as
-    put first."""
+    put first. `halves`: seconds by either half of a plan's samples, where they were kept."""
 
     id: str
     cls: str
     pairs: tuple[tuple[float, float], ...]
+    halves: tuple[tuple[float, float], ...] = ()
 
     def regret(self, first: int) -> float:
         """How much longer than the best of all takes the best of so many that the model puts first: 0.1 is a tenth."""
@@ -54,8 +55,8 @@ def case_json(case: JudgedCase) -> Json:
 
 def figures(cases: Sequence[JudgedCase]) -> Json:
     """The figures of a class: `spearman` and `median_abs_log_ratio` over the plans of all its cases together,
-    `spearman_within` the mean of the cases' own, `chosen_median_abs_log_ratio` of the plans put first. All None where
-    there are no cases."""
+    `spearman_within` the mean of the cases' own, `spearman_halves` of two halves of the samples in place of predicted
+    and measured, `chosen_median_abs_log_ratio` of the plans put first. All None where there are no cases."""
     if not cases:
         return {"cases": 0, "plans": 0} | dict.fromkeys(FIGURES)
     pairs = [pair for case in cases for pair in case.pairs]
@@ -66,6 +67,7 @@ def figures(cases: Sequence[JudgedCase]) -> Json:
         "plans": len(pairs),
         "spearman": spearman(pairs),
         "spearman_within": statistics.fmean(within) if within else None,
+        "spearman_halves": spearman([half for case in cases for half in case.halves]),
         "top1_regret_mean": statistics.fmean(first),
         "top1_regret_p90": percentile(first, 0.9),
         "top1_regret_max": max(first),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from roller_svc.runtime.disturbance import CLOCK_TICK_S, stolen_s, waiting_s
 
@@ -20,14 +22,16 @@ _LONGEST_WAIT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`seconds` a call, over `calls` calls. `waited_s`: how long our threads were ready and did not run; `stolen_s`:
-    what the hypervisor took from our cores; `peak_flops_per_s`: the FMA peak just then, where it was asked for."""
+    """`seconds` a call, over `calls` calls; `each`: those of each call, or of few, where they were timed apart.
+    `waited_s`: how long our threads were ready and did not run; `stolen_s`: what the hypervisor took from our cores;
+    `peak_flops_per_s`: the FMA peak just then, where it was asked for."""
 
     seconds: float
     calls: int
     waited_s: float
     stolen_s: float
     peak_flops_per_s: float | None = None
+    each: tuple[float, ...] = ()
 
     @property
     def is_disturbed(self) -> bool:
@@ -49,14 +53,17 @@ def sampled(call: Callable[[], object], sample_s: float = SAMPLE_S) -> Sample:
     return timed(call, calls)
 
 
-def timed(call: Callable[[], object], calls: int) -> Sample:
-    """So many calls."""
+def timed(call: Callable[[], object], calls: int, together: int | None = None) -> Sample:
+    """So many calls, so many `together` between two looks at the clock, all of them unless said otherwise."""
+    together = together or calls
     waited, stolen = waiting_s(), stolen_s()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    wall_s = time.perf_counter() - start
-    result = Sample(wall_s / calls, calls, waiting_s() - waited, stolen_s() - stolen)
+    looks = [time.perf_counter()]
+    for _ in range(max(1, round(calls / together))):
+        for _ in range(together):
+            call()
+        looks.append(time.perf_counter())
+    each = tuple((end - start) / together for start, end in pairwise(looks))
+    result = Sample(statistics.fmean(each), len(each) * together, waiting_s() - waited, stolen_s() - stolen, each=each)
     settle()
     return result
 

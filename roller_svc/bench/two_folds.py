@@ -45,6 +45,11 @@ def halves(cases: Sequence[FitCase]) -> tuple[tuple[FitCase, ...], tuple[FitCase
 def judged(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[JudgedCase, ...]:
     """The cases with what the model says of their plans with these constants."""
     return tuple(
-        JudgedCase(case.id, case.cls, tuple(zip(seconds, (plan.seconds for plan in case.plans), strict=True)))
+        JudgedCase(
+            case.id,
+            case.cls,
+            tuple(zip(seconds, (plan.seconds for plan in case.plans), strict=True)),
+            halves=tuple(plan.half_s for plan in case.plans if plan.half_s is not None),
+        )
         for case, seconds in zip(cases, all_estimated(cases, hw, costs), strict=True)
     )

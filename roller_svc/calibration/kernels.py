@@ -100,13 +100,14 @@ _LOOP = "for (int64_t i = 0; i < part; i += {unrolled}) { {body} }"
 _LOOP_OF_STREAMS = "for (int64_t i = 0; i < apart; i++) { {body} }"
 _READ_AHEAD = "__builtin_prefetch((char *)(x + i + {j}) + {ahead}, 0, 3);"
 _WRITE_AHEAD = "__builtin_prefetch((char *)(y + i + {j}) + {ahead}, 1, 3);"
+# What is written are no zeros: c1 is 1, and bytes of 63 are a number.
 _WAYS = {
     "read": "c{j} += x[i + {j}];",
     "read_ahead": f"{_READ_AHEAD} c{{j}} += x[i + {{j}}];",
     "read_streams": "c{j} += x[{j} * apart + i];",
-    "write": "x[i + {j}] = c0;",
-    "write_streamed": "stream_{v}(x + i + {j}, c0);",
-    "write_library": "memset(x, 0, part * sizeof(V));",
+    "write": "x[i + {j}] = c1;",
+    "write_streamed": "stream_{v}(x + i + {j}, c1);",
+    "write_library": "memset(x, 63, part * sizeof(V));",
     "copy": "y[i + {j}] = x[i + {j}];",
     "copy_ahead": f"{_READ_AHEAD} {_WRITE_AHEAD} y[i + {{j}}] = x[i + {{j}}];",
     "copy_streamed": f"{_READ_AHEAD} stream_{{v}}(y + i + {{j}}, x[i + {{j}}]);",

@@ -10,20 +10,23 @@ from roller_svc.calibration.samples import rounded
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, Measured, MemoryLevel, Source, UnitKind
 
-# The micro-benchmark of each level's bandwidth: what a good kernel does there. A core's own caches are read as panels
-# are by a micro-kernel; DRAM is read and written, as in a map. Beyond a core's own caches hints run ahead or do not,
-# whichever is faster, as in generated kernels.
-BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_l3", "dram": "copy_dram"}
-HINTED = {"l3": "read_ahead_l3", "dram": "copy_ahead_dram"}
-CLOCK, LAUNCH, STREAMED = "clock", "launch", "copy_streamed_dram"
+# The micro-benchmark of each level's bandwidth: reading, as a micro-kernel does panels and a reduction rows. Beyond a
+# core's own caches hints run ahead or do not, whichever is faster, as in generated kernels.
+BANDWIDTH_OF = {"l1": "read_l1", "l2": "read_l2", "l3": "read_l3", "dram": "read_dram"}
+HINTED = {"l3": "read_ahead_l3", "dram": "read_ahead_dram"}
+# Whether they pay: in memory by what a map does, which also writes.
+HINTS_PAY = {"l3": ("read_l3", "read_ahead_l3"), "dram": ("copy_dram", "copy_ahead_dram")}
+CLOCK, LAUNCH = "clock", "launch"
+STREAMED_WRITE, STREAMED_COPY = "write_streamed_dram", "copy_streamed_dram"
 _FMA_LATENCY = f"{kernels.multiply_name(DType.FLOAT32)}_chain"
 _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
 
 CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
 # What follows from several micro-benchmarks.
 DERIVED_FIGURES = (
-    "levels.dram.streamed_write_gain", "levels.dram.hinted_gain", "levels.l3.hinted_gain",
-    "levels.register.bandwidth_bytes_per_s", "levels.register.latency_s",
+    "levels.dram.streamed_write_gain", "levels.dram.streamed_copy_gain", "levels.dram.hinted_gain",
+    "levels.l3.hinted_gain", "levels.*.peak_bandwidth_bytes_per_s", "levels.register.bandwidth_bytes_per_s",
+    "levels.register.latency_s",
 )  # fmt: skip
 
 
@@ -37,7 +40,8 @@ def figure_of(name: str, values: Mapping[str, float], hw: HardwareSpec) -> str |
 
 
 def with_figures(hw: HardwareSpec, measured: Sequence[Measured], provenance: str) -> HardwareSpec:
-    """The spec with every figure that was measured; the vendor's peaks, which say nothing of this machine, left out."""
+    """The spec with every figure that was measured. Peaks are not the vendor's, which say nothing of this machine: a
+    level's is its fastest micro-benchmark's, units have none."""
     all_cores = {one.name: one.quiet for one in measured if one.cores == hw.num_cores}
     alone = {one.name: one.quiet for one in measured if one.cores == 1}
     values = alone | all_cores
@@ -58,10 +62,21 @@ def _level(level: MemoryLevel, values: Mapping[str, float]) -> MemoryLevel:
         latency = values[_FMA_LATENCY]
     else:
         rate, latency = values[_fastest(level.name, values)], values[f"latency_{level.name}"]
-    found = replace(level, bandwidth_bytes_per_s=rate, latency_s=latency, peak_bandwidth_bytes_per_s=None)
-    if level.name in HINTED:
-        found = replace(found, hinted_gain=_within(values[HINTED[level.name]] / values[BANDWIDTH_OF[level.name]]))
-    return found if level.name != "dram" else replace(found, streamed_write_gain=streamed_write_gain(values))
+    peak = _peak(level, values)
+    found = replace(level, bandwidth_bytes_per_s=rate, latency_s=latency, peak_bandwidth_bytes_per_s=peak)
+    if level.name in HINTS_PAY:
+        without, ahead = HINTS_PAY[level.name]
+        found = replace(found, hinted_gain=_within(values[ahead] / values[without]))
+    if level.name == "dram":
+        write, copy = (_within(values[way] / rate) for way in (STREAMED_WRITE, STREAMED_COPY))
+        found = replace(found, streamed_write_gain=write, streamed_copy_gain=copy)
+    return found
+
+
+def _peak(level: MemoryLevel, values: Mapping[str, float]) -> float | None:
+    """Of all ways to read, write or copy what is there."""
+    ways = (f"{way}_{level.name}" for way in kernels.WAYS_TOLD)
+    return max((values[way] for way in ways if way in values), default=None)
 
 
 def _fastest(level: str, values: Mapping[str, float]) -> str:
@@ -73,13 +88,6 @@ def _fastest(level: str, values: Mapping[str, float]) -> str:
 def _within(gain: float) -> float:
     """Rounded, and within what a spec may hold."""
     return rounded(min(10.0, max(0.1, gain)))
-
-
-def streamed_write_gain(values: Mapping[str, float]) -> float:
-    """What stores past the caches are faster than others by, from two copies, each of them half reads: their seconds
-    are (1 + 1 / gain) / 2 of each other."""
-    seconds = values[_fastest("dram", values)] / values[STREAMED]
-    return _within(1 / max(0.1, 2 * seconds - 1))
 
 
 def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:

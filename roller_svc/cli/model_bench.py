@@ -35,7 +35,7 @@ TILE_COLUMNS = (
 )  # fmt: skip
 MEASURED_COLUMNS = (
     "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
-    "top-1 regret", "p90", "worst", "top-10 regret",
+    "of halves", "top-1 regret", "p90", "worst", "top-10 regret",
 )  # fmt: skip
 # Options, by what they are for; given without need they would be ignored.
 OF_CASES = ("cases", "every", "only")
@@ -192,9 +192,10 @@ def _text(document: Json) -> str:
 def _measured_row(name: str, one: Json) -> tuple[object, ...]:
     logs = (one["median_abs_log_ratio"], one["chosen_median_abs_log_ratio"])
     regrets = (one[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
+    ranks = (one["spearman"], one["spearman_within"], one["spearman_halves"])
     return (
-        name, one["cases"], one["plans"], *map(_three_places, logs), _three_places(one["spearman"]),
-        _three_places(one["spearman_within"]), *map(show.share, regrets), show.share(one["top10_regret_mean"]),
+        name, one["cases"], one["plans"], *map(_three_places, (*logs, *ranks)), *map(show.share, regrets),
+        show.share(one["top10_regret_mean"]),
     )  # fmt: skip
 
 

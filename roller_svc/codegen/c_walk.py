@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from roller_svc.codegen import dialect as dialects
@@ -202,6 +202,8 @@ class CWalk(Walk):
                 for first, count in cover:
                     vector = Vector(scalar, loop.var, count, first, self.registers)
                     for n in computes:
+                        if count < lanes:  # parts of a line that go to memory by themselves take as long as whole ones
+                            n = replace(n, streamed=False)
                         lines.append(statement(vector, n) if count > 1 else self._iteration(n, loop.var, first))
                         if n.tensor in (self.joined_in_order if n.combine else self.pinned):
                             lines.append(self._pin(lines[-1].partition(" ")[0], volatile=n.combine is not None))

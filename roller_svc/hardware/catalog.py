@@ -12,7 +12,7 @@ from pathlib import Path
 from roller_svc.errors import ArgumentError, InputError, InvariantError, SpecError, UnknownHardwareError
 from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.yaml_text import load_yaml
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, MemoryLevel
 from roller_svc.settings import settings
 
 LOCAL = "local"
@@ -92,7 +92,8 @@ def _calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
 
 def with_fewer_cores(spec: HardwareSpec, cores: int) -> HardwareSpec:
     """A CPU's spec for a process that may use only so many of its cores. A rate is that many times what one core was
-    measured at alone, at most what all of them reach; without such a measurement their share of it."""
+    measured at alone, at most what all of them reach; without such a measurement their share of it. The peak of a
+    level follows its rate."""
     if cores == spec.num_cores:
         return spec
     alone = {one.name: one.quiet for one in spec.measured if one.cores == 1}
@@ -101,14 +102,13 @@ def with_fewer_cores(spec: HardwareSpec, cores: int) -> HardwareSpec:
     def rate(figure: str, of_all: float) -> float:
         return min(of_all, cores * of_one.get(figure, of_all / spec.num_cores))
 
-    levels = tuple(
-        replace(
-            level,
-            bandwidth_bytes_per_s=rate(f"levels.{level.name}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s),
-            peak_bandwidth_bytes_per_s=None,
-        )
-        for level in spec.levels
-    )
+    def with_rate(level: MemoryLevel) -> MemoryLevel:
+        of_all, peak = level.bandwidth_bytes_per_s, level.peak_bandwidth_bytes_per_s
+        there = rate(f"levels.{level.name}.bandwidth_bytes_per_s", of_all)
+        scaled = None if peak is None else peak * (there / of_all)
+        return replace(level, bandwidth_bytes_per_s=there, peak_bandwidth_bytes_per_s=scaled)
+
+    levels = tuple(with_rate(level) for level in spec.levels)
     units = tuple(
         replace(
             unit,

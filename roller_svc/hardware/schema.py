@@ -57,6 +57,7 @@ class LevelModel(_Strict):
     banks: Small = 1
     bank_bytes: Small = 4
     streamed_write_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    streamed_copy_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
     hinted_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
 
 

@@ -59,8 +59,10 @@ class Scope(Enum):
 class MemoryLevel:
     """One level. `capacity_bytes` is of one instance; `bandwidth_bytes_per_s` is of all instances together.
 
-    `bandwidth_bytes_per_s` is the achievable rate, `peak_bandwidth_bytes_per_s` the vendor's (None: not stated).
-    `streamed_write_gain`: what stores past all caches are faster than others by, where nothing holds the data.
+    `bandwidth_bytes_per_s` is the achievable rate, of a CPU that of reading; `peak_bandwidth_bytes_per_s` the vendor's,
+    or what the fastest of all ways to move bytes there was measured at (None: not stated).
+    `streamed_write_gain`: what stores past all caches are faster than reading by, where nothing holds the data.
+    `streamed_copy_gain`: what a copy whose stores go past them is faster than reading alone by, both sides counted.
     `hinted_gain`: what a walk with hints ahead of it (prefetch instructions) is faster than one without by.
     """
 
@@ -74,6 +76,7 @@ class MemoryLevel:
     bank_bytes: int = 4
     peak_bandwidth_bytes_per_s: float | None = None
     streamed_write_gain: float = 1.0
+    streamed_copy_gain: float = 1.0
     hinted_gain: float = 1.0
 
 

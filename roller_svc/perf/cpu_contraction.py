@@ -94,6 +94,8 @@ def _kernel(p: Problem, s: _Sizes) -> float:
     else:
         streamed, sweeps, hinted = s.columns * s.kc * p.elem_bytes, float(-(-s.rows // at_once)), True
     arrival = s.steps * sweeps * streamed / (bandwidth_held_at(mach, streamed) / mach.clock_hz)
+    if hinted and streamed > _l2_bytes(p) // 2:
+        arrival = s.steps * sweeps * streamed * sum(_away_cycles_per_byte(p, s))
     if hinted:  # a piece of the next panel with every step: 512 x 1500 x 2560 takes 7 % longer without
         arrival *= min(1.0, arrival / (costs.hinted * cycles))
     return cycles + costs.exposed * arrival
@@ -136,7 +138,8 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
         for width, across in _cut(extents[1], tile[1]):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
-            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * height * vectors)
+            multiplying = height * vectors / fma_ports(p.machine)
+            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * multiplying)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
@@ -185,7 +188,7 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
     micro-kernel: a core's own prefetchers follow the rows."""
     costs = p.machine.costs.contraction
-    b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + costs.exposed * _put_away_cycles(p, s)
+    b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + _put_away_cycles(p, s)
     if _packs_beside(p, s):
         b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
@@ -199,9 +202,20 @@ def _put_away_cycles(p: Problem, s: _Sizes) -> float:
     back, where they are taken to be in L2."""
     if p.b.constant or _packs_beside(p, s):
         return 0.0
-    block, mach = s.columns * s.kc * p.elem_bytes, p.machine
+    mach, block = p.machine, s.columns * s.kc * p.elem_bytes
     lost = block * (1.0 - mach.costs.memory.held_share(_l2_bytes(p), 2 * block))
-    return (2.0 if _along_rows(p, s) else 1.0) * lost / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
+    to_cache, to_memory = _away_cycles_per_byte(p, s)
+    kept = mach.costs.contraction.exposed * (2.0 if _along_rows(p, s) else 1.0) * to_cache
+    return lost * (kept + 2 * to_memory)  # a line of memory comes before it is written
+
+
+def _away_cycles_per_byte(p: Problem, s: _Sizes) -> tuple[float, float]:
+    """Of panels of B that L2 has no room for: in the last cache, as far as it holds them beside what they are packed
+    from and what the task writes, and the rest in memory."""
+    mach, walked = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
+    last, cycles = mach.caches[0], mach.cores * mach.clock_hz
+    kept = mach.costs.memory.held_share(last.bytes_per_core, walked)
+    return kept / last.bytes_per_s * cycles, (1 - kept) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
 def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
@@ -232,11 +246,15 @@ def _store(p: Problem, s: _Sizes) -> float:
     return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
+def fma_ports(mach: Machine) -> float:
+    """Vectors that a core multiplies in a cycle."""
+    return mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
+
+
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
     """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11
     kernels of single k."""
-    ports = mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
-    return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
+    return max(mr * vectors / fma_ports(mach), (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
 
 
 def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from roller_svc.perf.cpu_memory import byte_seconds, memory_share, streamed_s
+from roller_svc.perf.cpu_memory import (
+    LINE_BYTES,
+    TEST_OPERATIONS,
+    beside_reads,
+    byte_seconds,
+    memory_share,
+    streamed_s,
+    streaming_share,
+)
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.layout_tile import LayoutSpace, Turn
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-LINE_BYTES = 64
 BEST_WRITTEN_BYTES = 256  # rows of a tile that are written
 STREAMED_BYTES = 128  # rows that stream well
-TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address masked, compared, a branch
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
@@ -80,7 +86,8 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     streamed = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
     streamed *= 1 + _streamed_more(p, layout, written) + shared
     from_caches = reads * (1 - memory_share(mach, p.compulsory_bytes))
-    return reads + (1 - streams) * writes + streams * (max(streamed, from_caches) - from_caches)
+    beyond = max(0.0, streamed - from_caches)
+    return reads + (1 - streams) * writes + streams * beside_reads(mach, beyond, reads - from_caches)
 
 
 def _plain_more(p: Problem, layout: LayoutSpace, written: int) -> float:
@@ -112,11 +119,7 @@ def _streamed_more(p: Problem, layout: LayoutSpace, written: int) -> float:
 
 
 def _streaming_share(p: Problem, layout: LayoutSpace) -> float:
-    """Of the rows of results those that begin with a line: vectors that lie across two are stored like any others, for
-    no store past the caches takes them."""
-    rows = p.outer_points // p.extents[layout.row]
-    period = LINE_BYTES // math.gcd(LINE_BYTES, _row_bytes(p, layout))
-    return -(-rows // period) / rows
+    return streaming_share(p.outer_points // p.extents[layout.row], _row_bytes(p, layout))
 
 
 def _row_bytes(p: Problem, layout: LayoutSpace) -> int:

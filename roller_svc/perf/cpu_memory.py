@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from roller_svc.perf.footprint import AccessFootprint, Tile
@@ -11,6 +12,8 @@ from roller_svc.perf.problem import Problem
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
 PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for results and what passes by
+LINE_BYTES = 64
+TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address masked, compared, a branch
 PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
@@ -64,6 +67,22 @@ def repeated(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents
     whole = sum(t.moved_bytes(extents) for t in tensors)
     of_tasks = grid * sum(t.moved_bytes(block) for t in tensors)
     return min(MOST_READS, max(1.0, of_tasks / max(1.0, whole)))
+
+
+def beside_reads(mach: Machine, streamed_s: float, reads_s: float) -> float:
+    """What results that go past the caches take beside what memory reads meanwhile. The ways to memory and from it are
+    two, which hide a part of the shorter time: as much of it as in a copy, whose rate a spec has."""
+    dram = mach.dram
+    read, written = 0.5, 0.5 / dram.streamed_write_gain  # of a copied byte, each in the time that a byte takes to read
+    hidden = (read + written - 1 / dram.streamed_copy_gain) / min(read, written)
+    return streamed_s - min(1.0, max(0.0, hidden)) * min(streamed_s, reads_s)
+
+
+def streaming_share(rows: int, row_bytes: int) -> float:
+    """Of the rows of results those that begin with a line: vectors that lie across two are stored like any others, for
+    no store past the caches takes them."""
+    period = LINE_BYTES // math.gcd(LINE_BYTES, row_bytes)
+    return -(-rows // period) / rows
 
 
 def streamed_s(p: Problem, tensor: AccessFootprint, grid: int) -> float:

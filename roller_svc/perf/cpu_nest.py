@@ -9,7 +9,16 @@ from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE, walks_columns
 from roller_svc.perf.cpu_costs import NestCosts
-from roller_svc.perf.cpu_memory import PAGE_BYTES, moving_s, own_byte_seconds, repeated, streamed_s
+from roller_svc.perf.cpu_memory import (
+    PAGE_BYTES,
+    TEST_OPERATIONS,
+    beside_reads,
+    moving_s,
+    own_byte_seconds,
+    repeated,
+    streamed_s,
+    streaming_share,
+)
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
@@ -123,6 +132,8 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
         alone = min(1.0, each.points / (rows * width * costs.steps_in_flight))
         busy = max(busy, alone * latency / side_by_side)
     vectors = each.points * _overhang(p, launch) / width
+    if launch.streamed and any(_streaming_share(p, t) < 1 for t in p.touched.writes):
+        busy += TEST_OPERATIONS * costs.operation_cycles
     cycles = vectors * (busy + costs.loop_cycles / side_by_side)
     if walks_columns(p.space):
         steps = STEPS_AT_ONCE if each.joins is not None and is_row else 1
@@ -211,6 +222,23 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     if launch.lanes > 1:  # rows that are walked side by side are as many streams, for prefetchers and pages of DRAM
         often *= 1.0 + p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
+    written = [(t, moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:
-        return [*found, *((t.access.tensor, streamed_s(p, t, launch.grid)) for t in p.touched.writes)]
-    return [*found, *((t.access.tensor, moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes)]
+        reads_s = sum(seconds for _, seconds in found)
+        written = [(t, _streamed_s(p, t, launch, (reads_s, plain_s))) for t, plain_s in written]
+    return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
+
+
+def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float]) -> float:
+    """Results past the caches, as far as vectors are aligned. `others`: what reads take, and these results like any
+    others."""
+    reads_s, plain_s = others
+    share = _streaming_share(p, tensor)
+    return share * beside_reads(p.machine, streamed_s(p, tensor, launch.grid), reads_s) + (1 - share) * plain_s
+
+
+def _streaming_share(p: Problem, tensor: AccessFootprint) -> float:
+    if p.vector is None or tensor.strides.get(p.vector) != 1:
+        return 1.0
+    row = p.extents[p.vector]
+    return streaming_share(max(1, p.outer_points // row), row * tensor.elem_bytes)

@@ -14,7 +14,6 @@ from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-PORTS = 2.0  # vector operations, and loads, a cycle
 LINE_BYTES = 64
 
 
@@ -91,7 +90,8 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     scalars = one.taps if one.body.dtype and len(one.statement.reads_tensors) > len(one.planes) else 0
     extreme = one.statement.combine in (Combine.MAX, Combine.MIN)
     work = one.taps * rows * vectors * (costs.extreme_cycles if extreme else costs.sum_cycles)
-    each = max(work, (loads + scalars) / PORTS) + costs.overlap_leak * min(work, loads / PORTS)
+    ports = mach.load_ports
+    each = max(work, (loads + scalars) / ports) + costs.overlap_leak * min(work, loads / ports)
     runs = math.prod(d.block for d in found.dims[:-2])
     return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
 

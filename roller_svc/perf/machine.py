@@ -59,8 +59,20 @@ class Machine:
         lines = max(1.0, self.hw.limits.warp_size / LINE_THREADS)
         return lines * LINE_BYTES / self.first_cache_bytes_per_cycle
 
+    @property
+    def load_ports(self) -> float:
+        """Vectors that a CPU's core reads of its first cache in a cycle."""
+        return self.caches[-1].bytes_per_s / (self.cores * self.clock_hz * self.hw.vector_bytes)
+
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
+
+    def most_bytes_per_s(self, level: str) -> float:
+        """What no kernel surpasses at a level, by name. A CPU's achievable rate is that of reading; other ways, as
+        stores past the caches beside reads, may be faster, and its peak is the fastest of them."""
+        found = next(lv for lv in self.hw.levels if lv.name == level)
+        peak = None if self.simt else found.peak_bandwidth_bytes_per_s
+        return max(found.bandwidth_bytes_per_s, peak or 0.0)
 
 
 def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:

@@ -113,13 +113,13 @@ class Problem:
     @property
     def found_in(self) -> str:
         """Name of the level where a repeated run finds what it touches."""
-        return _outer_level(self.machine, self.compulsory_bytes)[0]
+        return _outer_level(self.machine, self.compulsory_bytes)
 
     @property
     def floor_s(self) -> float:
         """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
-        _, bandwidth = _outer_level(self.machine, self.compulsory_bytes)
-        return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / bandwidth)
+        rate = self.machine.most_bytes_per_s(self.found_in)
+        return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
 
     def words(self, depth: int) -> int:
         """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""
@@ -192,14 +192,14 @@ def _lines(hw: HardwareSpec) -> Lines:
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
-def _outer_level(mach: Machine, compulsory_bytes: int) -> tuple[str, float]:
-    """Name and bandwidth of the level a repeated run finds its data in: DRAM, or the innermost of a CPU's caches that
-    keep any of it."""
+def _outer_level(mach: Machine, compulsory_bytes: int) -> str:
+    """Name of the level a repeated run finds its data in: DRAM, or the innermost of a CPU's caches that keep any of
+    it."""
     if not mach.simt:
         for cache in reversed(mach.caches):
             if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes) > 0:
-                return cache.name, cache.bytes_per_s
-    return mach.dram.name, mach.dram.bandwidth_bytes_per_s
+                return cache.name
+    return mach.dram.name
 
 
 def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, factors: int = 1) -> Operand:

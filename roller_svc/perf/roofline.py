@@ -8,8 +8,8 @@ from roller_svc.perf.problem import Problem
 
 def roofline(p: Problem) -> tuple[Roof, ...]:
     """Arithmetic at the unit's rate, then every memory level outside the registers, the outermost first: each tensor
-    once at the level's bandwidth. Of a CPU's caches the innermost that keeps any of it from run to run counts as if it
-    kept all, and levels outside it move nothing: no tile is faster than that."""
+    once at the most that the level reaches. Of a CPU's caches the innermost that keeps any of it from run to run counts
+    as if it kept all, and levels outside it move nothing: no tile is faster than that."""
     hw = p.machine.hw
     levels = [level for level in hw.levels if level.name != hw.tile_levels[1]]
     names = [level.name for level in levels]
@@ -17,7 +17,7 @@ def roofline(p: Problem) -> tuple[Roof, ...]:
     roofs = [Roof(COMPUTE, p.operations, p.operations / p.machine.unit.flops_per_s)]
     for place, level in enumerate(levels):
         moved = p.compulsory_bytes if place >= outermost else 0
-        roofs.append(Roof(level.name, moved, moved / level.bandwidth_bytes_per_s))
+        roofs.append(Roof(level.name, moved, moved / p.machine.most_bytes_per_s(level.name)))
     return tuple(roofs)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from roller_svc import hardware
 from roller_svc.construct.partition import partition
 from roller_svc.construct.rprograms import prepared, views
@@ -15,6 +17,7 @@ from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.lang import parse
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
+from roller_svc.perf.roofline import roofline
 
 F32, I32 = DType.FLOAT32, DType.INT32
 L3_BYTES = 32 << 20
@@ -36,8 +39,10 @@ def one_core() -> HardwareSpec:
     return replace(hw, num_cores=1, levels=levels, units=units)
 
 
-def model_of(text: str, shapes: Shapes, outputs: tuple[str, ...] | None = None) -> Model:
-    hw = one_core()
+def model_of(
+    text: str, shapes: Shapes, outputs: tuple[str, ...] | None = None, hw: HardwareSpec | None = None
+) -> Model:
+    hw = hw or one_core()
     types = {name: TensorType(dtype, shape) for name, (dtype, shape) in shapes.items()}
     (group,) = partition(parse(text, types, outputs), hw)
     return Model(prepared(group, hw, hw.unit_for(F32)))
@@ -136,6 +141,28 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
     assert stage(again, "dram") == stage(found[0], "dram")
+
+
+@pytest.mark.parametrize(("write", "copy"), [(0.86, 1.5), (0.56, 0.8), (1.67, 1.0)])
+def test_a_copy_past_the_caches_takes_what_was_measured_of_one(write: float, copy: float) -> None:
+    """Or the sum of what reading and writing take, where a spec says nothing of doing both."""
+    hw, size = one_core(), 1 << 26
+    dram = replace(hw.dram, streamed_write_gain=write, streamed_copy_gain=copy)
+    model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (size,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
+    rate = hw.dram.bandwidth_bytes_per_s * min(2.0, max(copy, 2 / (1 + 1 / write)))
+    moved_s = stage(estimated(model, {}, {"i": 64}, streamed=True), "dram")
+    assert moved_s == pytest.approx(2 * 4 * size / rate, rel=1e-3)
+
+
+def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
+    text, shapes = "y[i] = x[i] * 2.0", {"x": (F32, (1 << 26,))}
+    hw = one_core()
+    peak = 1.5 * hw.dram.bandwidth_bytes_per_s
+    peaked = replace(hw, levels=(replace(hw.dram, peak_bandwidth_bytes_per_s=peak), *hw.levels[1:]))
+    plain, faster = (model_of(text, shapes, hw=one).problem for one in (hw, peaked))
+    assert plain.floor_s == pytest.approx(1.5 * faster.floor_s)
+    for p in (plain, faster):
+        assert p.floor_s == next(roof.seconds for roof in roofline(p) if roof.level == "dram")
 
 
 def test_rows_that_begin_within_a_line_go_through_the_caches() -> None:

@@ -8,23 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.measured_plans import plan_of, tiles_of
-from roller_svc.bench.model_cpu import (
-    AGREE,
-    LEAST_ROUNDS,
-    MOST_REPEATED,
-    MOST_ROUNDS,
-    SLOW,
-    SLOW_ROUNDS,
-    fit_case,
-    in_quietest_round,
-    in_turns,
-)
+from roller_svc.bench.model_cpu import fit_case
 from roller_svc.bench.model_report import read_measurements
 from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here, work
 from roller_svc.bench.sampling import Sample
@@ -61,7 +50,6 @@ TWO = BenchCase(
     {"A": {"dtype": F32, "shape": [64, 32]}, "B": {"dtype": F32, "shape": [32, 64]},
      "D": {"dtype": F32, "shape": [64, 48]}}, ("C",),
 )  # fmt: skip
-QUIET, DISTURBED = Sample(1.0, 1, 0.0, 0.0), Sample(1.0, 1, 0.5, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -133,73 +121,6 @@ def test_tiles_that_fit_no_more_are_refused(change: dict[str, Any], hw: Any) -> 
     assert refused.value.code == "stale-measurements"
 
 
-class Script:
-    """Seconds of each candidate's samples, in order; the last one again and again."""
-
-    def __init__(self, *seconds: list[float]) -> None:
-        self.seconds = seconds
-        self.asked: list[int] = []
-
-    def take(self, number: int) -> Sample:
-        before = self.asked.count(number)
-        self.asked.append(number)
-        known = self.seconds[number]
-        return replace(QUIET, seconds=known[min(before, len(known) - 1)])
-
-
-def test_candidates_take_turns_and_slow_ones_leave() -> None:
-    script = Script([1.0], [SLOW * 1.1], [SLOW * 0.9])
-    turns = in_turns(3, script.take)
-    assert script.asked[: 3 * SLOW_ROUNDS] == [0, 1, 2] * SLOW_ROUNDS
-    assert [len(taken) for taken in turns.seconds] == [LEAST_ROUNDS, SLOW_ROUNDS, LEAST_ROUNDS]
-
-
-def test_a_candidate_is_timed_until_its_two_least_samples_agree() -> None:
-    falling = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.0, 1.0 * AGREE]
-    turns = in_turns(2, Script([1.0], falling).take)
-    assert turns.seconds[1] == tuple(falling)
-    never = [2.0 * 0.9**n for n in range(40)]
-    assert len(in_turns(1, Script(never).take).seconds[0]) == MOST_ROUNDS
-
-
-def test_all_that_are_near_the_best_are_timed_in_every_round() -> None:
-    """Two samples that agree may both have met a neighbour that is gone when the others are timed again."""
-    settled, falling = [2.0, 2.0, 2.0, 2.0, 2.0, 1.0], [1.9, 1.8, 1.7, 1.6, 1.5, 1.0, 1.0]
-    turns = in_turns(2, Script(settled, falling).take)
-    assert [len(taken) for taken in turns.seconds] == [7, 7]
-    assert min(turns.seconds[0]) == 1.0
-
-
-def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> None:
-    """Each fifth is a tenth faster than the next; rounds take up to twice as long, and one sample of one plan by luck
-    less than all else."""
-    rng = np.random.default_rng(0)
-    truth = 1e-3 * 1.1 ** np.arange(5)
-    rounds = rng.permutation(np.linspace(1.0, 2.0, 9))
-    samples = truth[:, None] * rounds * rng.uniform(0.97, 1.03, (5, 9))
-    samples[4, 3] = 0.5e-3
-    slow = (9.0 * truth[0] * rounds[:2]).tolist()  # one that left after two rounds
-    found = in_quietest_round([*samples.tolist(), slow, []])
-    assert found[6] is None
-    assert min(samples[4]) < min(samples[0])
-    assert [found[i] / t for i, t in enumerate(truth)] == pytest.approx([1.0] * 5, abs=0.04)
-    assert found[5] == pytest.approx(9.0 * truth[0], rel=0.06)
-
-
-@pytest.mark.parametrize("samples", [[], [[]], [[2.0, 1.0, 3.0]]])
-def test_a_plan_alone_takes_its_least_sample(samples: list[list[float]]) -> None:
-    assert in_quietest_round(samples) == [min(taken) if taken else None for taken in samples]
-
-
-def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
-    answers = [DISTURBED] * (MOST_REPEATED + 1) + [QUIET] * LEAST_ROUNDS
-    pauses: list[float] = []
-    turns = in_turns(1, lambda _: answers.pop(0), pauses.append)
-    assert turns.repeated == len(pauses) == MOST_REPEATED
-    assert turns.is_disturbed
-    assert (len(turns.seconds[0]), len(answers)) == (LEAST_ROUNDS, 1)
-
-
 def test_disturbed_cases_come_once_more_at_the_end() -> None:
     cases, done = [PRODUCT, SOFTMAX, TWO], {SOFTMAX.id: {"disturbed": False}}
     order = []
@@ -224,7 +145,7 @@ def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
     assert isinstance(errors[-1], WrongAnswerError)
     sample = work(TimeKernel(0))
     assert isinstance(sample, Sample)
-    assert sample.seconds > 0
+    assert sample.seconds == pytest.approx(sum(sample.each) / len(sample.each))
 
 
 def test_a_smaller_target_gets_this_machines_cores() -> None:
@@ -343,7 +264,7 @@ def test_what_was_measured_outlives_a_failure_to_report_it(
         raise ArgumentError("no report")
 
     never = pytest.MonkeyPatch()  # on a busy machine the case would come once more
-    never.setattr("roller_svc.bench.model_cpu.Turns.is_disturbed", False)
+    never.setattr("roller_svc.bench.rounds.Turns.is_disturbed", False)
     monkeypatch.setattr("roller_svc.cli.model_bench.report", failing)
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--only", "softmax", "--top", "1", "--sample", "0",
                "--class-sample", "0", "--uncalibrated"]  # fmt: skip

@@ -1,0 +1,79 @@
+"""Candidates timed in turns → what each of them takes while nothing disturbs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller_svc.bench.sampling import Sample
+
+# A call that meets a neighbour on the same memory takes half as long again, and the next may meet none: of all calls of
+# a candidate, each timed by itself, one in fifty is taken to have met nobody. The least of all is luck more often.
+UNDISTURBED = 0.02
+# Each candidate has so many samples, and more until one half of them says what the other does.
+LEAST_ROUNDS, MOST_ROUNDS = 6, 60
+AGREE = 1.02
+# Samples take no longer than this for each candidate, but for LEAST_ROUNDS.
+CANDIDATE_S = 0.5
+# A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
+SLOW, SLOW_ROUNDS = 3.0, 2
+# Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
+MOST_REPEATED = 60
+PAUSE_S = 0.1
+
+Rounds = Sequence[Sequence[float]]  # seconds of each call of a candidate's first sample, of its second, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The accepted samples of each candidate, and how many were taken again."""
+
+    taken: tuple[Rounds, ...]
+    repeated: int
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether samples had to be taken although others ran."""
+        return self.repeated >= MOST_REPEATED
+
+
+def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float], None] = time.sleep) -> Turns:
+    """Rounds of one sample for each that is near the best. A disturbed sample is taken again as long as there are
+    repetitions left."""
+    taken: list[list[tuple[float, ...]]] = [[] for _ in range(count)]
+    repeated, start = 0, time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        least = [min(map(min, rounds), default=0.0) for rounds in taken]
+        near = [i for i in range(count) if number < SLOW_ROUNDS or least[i] <= SLOW * min(least)]
+        is_late = time.perf_counter() - start > CANDIDATE_S * count
+        if number >= LEAST_ROUNDS and (is_late or all(_agree(taken[i]) for i in near)):
+            break
+        for i in near:
+            sample = take(i)
+            while sample.is_disturbed and repeated < MOST_REPEATED:
+                repeated += 1
+                pause(PAUSE_S)
+                sample = take(i)
+            taken[i].append(sample.each)
+    return Turns(tuple(map(tuple, taken)), repeated)
+
+
+def quiet_s(rounds: Rounds) -> float | None:
+    """Seconds of a call that met nobody; None without samples."""
+    calls = [seconds for sample in rounds for seconds in sample]
+    return float(np.quantile(calls, UNDISTURBED)) if calls else None
+
+
+def half_s(rounds: Rounds) -> tuple[float, float] | None:
+    """The same from every other sample and from those between: two measurements, None where there are not two. How far
+    such two agree no model can do better."""
+    first, second = quiet_s(rounds[::2]), quiet_s(rounds[1::2])
+    return None if first is None or second is None else (first, second)
+
+
+def _agree(rounds: Rounds) -> bool:
+    halves = half_s(rounds)
+    return halves is not None and max(halves) <= AGREE * min(halves)
