@@ -192,7 +192,9 @@ class CWalk(Walk):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
         widest, lanes = self._vector_lanes(loop)
-        cover = pieces(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=self._may_repeat(computes))
+        # a line that goes to memory must not come back to have its end written again
+        repeats = self._may_repeat(computes) and not any(n.streamed for n in computes)
+        cover = pieces(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=repeats)
         if not computes or cover[0][1] == 1:
             return None
         scalar, lines = self.scalar, list[str]()

@@ -18,6 +18,9 @@ PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
 AHEAD_BYTES = 20 * 64
+# What more a chase through memory takes are walks through tables of pages, in a virtual machine through two: prefetchers
+# that follow other stretches go on meanwhile.
+MOST_LATENCY_CYCLES = 350.0
 MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
 
 
@@ -42,7 +45,7 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
     for share, cache in _found(mach, p.compulsory_bytes + together):
         each = _byte_seconds(mach, cache, grid)
         latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
-        waits_s = costs.restart * mach.seconds(max(0.0, latency - costs.hidden_cycles))
+        waits_s = costs.restart * mach.seconds(max(0.0, min(latency, MOST_LATENCY_CYCLES) - costs.hidden_cycles))
         missed = waits_s / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
         seconds += share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
     return seconds

@@ -63,7 +63,7 @@ def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
 
 
 def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> None:
-    """Each is a twentieth faster than the next; most samples take half as long again, so that samples by themselves mislead."""
+    """Each is a twentieth faster than the next, and most samples take half as long again."""
     rng = np.random.default_rng(0)
     truth = 1e-3 * 1.05 ** np.arange(5)
     busy = np.where(rng.random((5, 20, 1)) < 0.8, 1.5, 1.0)
@@ -72,7 +72,7 @@ def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> No
     assert min(sample.mean() for sample in taken[4]) < max(sample.mean() for sample in taken[0])
     for rounds in taken:
         first, second = half_s(rounds.tolist()) or (0.0, 1.0)
-        assert first == pytest.approx(second, rel=0.01)
+        assert first == pytest.approx(second, rel=0.02)
 
 
 def test_without_samples_nothing_is_said() -> None:
