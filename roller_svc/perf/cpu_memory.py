@@ -18,8 +18,8 @@ PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
 AHEAD_BYTES = 20 * 64
-# What more a chase through memory takes are walks through tables of pages, in a virtual machine through two: prefetchers
-# that follow other stretches go on meanwhile.
+# What more a chase through memory takes are walks through tables of pages, in a virtual machine through two:
+# prefetchers that follow other stretches go on meanwhile.
 MOST_LATENCY_CYCLES = 350.0
 MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
 
