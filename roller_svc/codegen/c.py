@@ -9,7 +9,7 @@ from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
 from roller_svc.codegen.c_walk import INDEX, CWalk, Setting
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.preamble import Function
+from roller_svc.codegen.preamble import ROUTINE, Function
 from roller_svc.codegen.threads import in_region, parameter
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import ScheduleTree
@@ -48,7 +48,7 @@ def _emit(
     scalar.registers = walker.registers
     walker.nodes(tree.body)
     parameters = ", ".join(parameter(a) for a in args)
-    head = f"static void {in_region(tree.name)}" if setting.in_region else f"void {tree.name}"
+    head = f"{ROUTINE} {in_region(tree.name)}" if setting.in_region else f"void {tree.name}"
     text = f"{head}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in walker.routines.items() if text not in above.routines)
     return Function(

@@ -34,7 +34,7 @@ BATCH_NORM = program(
 
 def functions(source: KernelSource) -> dict[str, tuple[str, str]]:
     """Name → parameters, body."""
-    found = re.findall(r"^(?:static )?void (\w+)\(([^\n]*)\) \{\n(.*?)^\}", source.text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^(?:static [^\n]*)?void (\w+)\(([^\n]*)\) \{\n(.*?)^\}", source.text, re.MULTILINE | re.DOTALL)
     return {name: (parameters, body) for name, parameters, body in found}
 
 
