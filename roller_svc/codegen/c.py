@@ -47,7 +47,7 @@ def _emit(
     walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
-    parameters = ", ".join(parameter(a) for a in args)
+    parameters = ", ".join([*(parameter(a) for a in args), *(["long task"] if setting.by_task else [])])
     head = f"{ROUTINE} {in_region(tree.name)}" if setting.in_region else f"void {tree.name}"
     text = f"{head}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in walker.routines.items() if text not in above.routines)

@@ -58,12 +58,13 @@ ROUTINES_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a function stands. `in_region`: called by all threads of a parallel region, whose loops they share and who
-    meet after the call; else its loops begin regions of their own."""
+    """Where a function stands. `in_region`: called by all threads of a parallel region, who share its loops and meet
+    after the call; else these begin regions. `by_task`, of the former: it does one task of its caller's loop."""
 
     vector_bytes: int
     cores: int
     in_region: bool
+    by_task: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +118,21 @@ class CWalk(Walk):
             self.scalar.ranges[each.var] = (0, each.extent - 1)
             if each.extent == 1:
                 self.scalar.values[each.var] = 0
+        head = f"for (long task = 0; task < {tasks}; task++)"
         if not wide:
             self._task(chain[-1].body)
         else:
-            if self.setting.in_region:
+            if self.setting.by_task:
+                head = ""
+            elif self.setting.in_region:
                 if self.tasks:
                     self.line("#pragma omp barrier")
                 self.line("#pragma omp for schedule(dynamic, 1) nowait")
             else:
-                threads = f"num_threads(threads_i32({min(tasks, self.setting.cores)}))"
-                self.line(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
+                most = min(tasks, self.setting.cores)
+                self.line(f"#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_i32({most}))")
             self.tasks = max(self.tasks, tasks)
-            with self.block(f"for (long task = 0; task < {tasks}; task++)"):
+            with self.block(head):
                 stride = tasks
                 for each in wide:
                     stride //= each.extent

@@ -177,12 +177,13 @@ def _c_functions(
         if _has_checks(tree.body):
             args = (*args, STATUS)
         above = _above((*before, *functions))
-        own = replace(setting, in_region=setting.in_region and threads.begun_by_one(tree) is False)
+        shared = setting.in_region and threads.begun_by_one(tree) is False
+        own = replace(setting, in_region=shared, by_task=shared and threads.has_one_loop(tree))
         function = c.emit_function(tree, _views(part, buffers), args, own, above)
         functions.append(function)
         called = threads.in_region(name) if own.in_region else name
         launch = LaunchSpec(called, tuple(a.symbol for a in args), zeroed=tree.zeroed)
-        calls[name] = threads.Call(launch, function.tasks)
+        calls[name] = threads.Call(launch, function.tasks, own.by_task)
     return functions, calls
 
 

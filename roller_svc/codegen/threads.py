@@ -58,6 +58,18 @@ def _has_parallel(nodes: tuple[Node, ...]) -> bool:
     return any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL and n.extent > 1 for n in descend(nodes))
 
 
+def has_one_loop(tree: ScheduleTree) -> bool:
+    """Whether parallel loops are but one nest, of a tree that is nothing but parallel loops."""
+    nodes, loops = list(tree.body), 0
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Let) or (isinstance(node, Loop) and node.extent == 1):
+            nodes += node.body
+        else:
+            loops += 1
+    return loops == 1
+
+
 def in_region(name: str) -> str:
     """The function that does a tree's work with the threads of a region. No tensor of a program has such a name."""
     return f"tasks_{name}"
@@ -65,10 +77,19 @@ def in_region(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of a function in a region. `tasks`: of its largest parallel loop; 0 where one thread alone calls it."""
+    """Of a function in a region. `tasks`: of its largest parallel loop; 0 where one thread alone calls it. `by_task`: a
+    call does one of them."""
 
     launch: LaunchSpec
     tasks: int
+    by_task: bool
+
+    def lines(self, pragma: str) -> list[str]:
+        """The call, in a loop with that pragma where it does one task."""
+        if not self.by_task:
+            return [f"{self.launch.name}({', '.join(self.launch.args)});"]
+        head = f"for (long task = 0; task < {self.tasks}; task++)"
+        return [pragma, head, f"  {self.launch.name}({', '.join((*self.launch.args, 'task'))});"]
 
 
 def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: int) -> str:
@@ -78,7 +99,13 @@ def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: 
     registers for addresses then (two launches of 47 us together gained 8 %)."""
     sizes = {a.symbol: a.bytes for a in args}
     most = min(cores, max(call.tasks for call in calls))
-    lines = [f"  #pragma omp parallel num_threads(threads_i32({most}))", "  {"]
+    threads = f"num_threads(threads_i32({most}))"
+    head = f"void {name}({', '.join(parameter(a) for a in args)}) {{\n"
+    if len(calls) == 1 and calls[0].by_task and not calls[0].launch.zeroed:
+        # a loop that begins its threads gives out its tasks sooner than one that threads come to (0.06 to 0.7 us)
+        lines = calls[0].lines(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
+        return head + "".join(f"  {line}\n" for line in lines) + "}\n"
+    lines = [f"  #pragma omp parallel {threads}", "  {"]
     for call in calls:
         if call is not calls[0]:
             lines.append("    #pragma omp barrier")
@@ -88,9 +115,8 @@ def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: 
             lines += ["    }"]
         if not call.tasks:
             lines.append("    #pragma omp single nowait")
-        lines.append(f"    {call.launch.name}({', '.join(call.launch.args)});")
-    parameters = ", ".join(parameter(a) for a in args)
-    return f"void {name}({parameters}) {{\n" + "\n".join(lines) + "\n  }\n}\n"
+        lines += [f"    {line}" for line in call.lines("#pragma omp for schedule(dynamic, 1) nowait")]
+    return head + "\n".join(lines) + "\n  }\n}\n"
 
 
 def parameter(buffer: Buffer) -> str:

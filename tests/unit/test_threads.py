@@ -49,15 +49,16 @@ def test_a_loop_over_tasks_stands_in_a_function_whose_pointers_are_restrict() ->
     """Not in the region itself: there gcc knows nothing of it, and would take roots anew for every vector."""
     plan = trial_plans(BATCH_NORM, TWO_CORES, 1, 0, "")
     source = generate(plan.ranked[0], BATCH_NORM, plan.groups, TWO_CORES)
-    ((name, (parameters, body)),) = [f for f in functions(source).items() if "for (long task" in f[1][1]]
-    assert parameters.count("*") == parameters.count("*restrict ") == 6
-    assert "#pragma omp for schedule(dynamic, 1) nowait" in body
-    assert "#pragma omp parallel" not in body
     (launch,) = source.launches
     _, region = functions(source)[launch.name]
-    assert "#pragma omp parallel num_threads(threads_i32(2))" in region
-    assert f"    {name}({', '.join(launch.args)});" in region
-    assert "for (" not in region
+    pragma, head, call = (line.strip() for line in region.splitlines())
+    assert pragma == "#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_i32(2))"
+    assert head.startswith("for (long task = 0; ")
+    name = call.partition("(")[0]
+    assert call == f"{name}({', '.join(launch.args)}, task);"
+    parameters, body = functions(source)[name]
+    assert parameters.count("*") == parameters.count("*restrict ") == len(launch.args) == 6
+    assert "#pragma omp" not in body
 
 
 def test_what_a_row_has_in_common_is_computed_once() -> None:
