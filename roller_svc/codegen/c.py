@@ -9,8 +9,8 @@ from roller_svc.codegen.c_scalar import CScalar, StaysArrayError
 from roller_svc.codegen.c_walk import INDEX, CWalk, Setting
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.preamble import Function
-from roller_svc.codegen.threads import parameter
+from roller_svc.codegen.preamble import ROUTINE, Function
+from roller_svc.codegen.threads import in_region, parameter
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import ScheduleTree
 
@@ -47,11 +47,11 @@ def _emit(
     walker.prefix = tree.name
     scalar.registers = walker.registers
     walker.nodes(tree.body)
-    parameters = ", ".join(parameter(a) for a in args)
-    linkage = "static " if setting.in_region else ""
-    text = f"{linkage}void {tree.name}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
+    parameters = ", ".join([*(parameter(a) for a in args), *(["long task"] if setting.by_task else [])])
+    head = f"{ROUTINE} {in_region(tree.name)}" if setting.in_region else f"void {tree.name}"
+    text = f"{head}({parameters}) {{\n" + "\n".join(walker.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in walker.routines.items() if text not in above.routines)
     return Function(
-        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.private_rooms), walker.parallel,
-        setting.in_region, tuple(scalar.checks[above.checks :]), routines,
+        text, tuple(scalar.helpers), tuple(scalar.library), tuple(walker.private_rooms), walker.tasks,
+        tuple(scalar.checks[above.checks :]), routines,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from roller_svc.codegen.place import Place
 from roller_svc.codegen.preamble import PRIVATE_ROOMS
 from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.routines import Outline, outline
+from roller_svc.codegen.threads import nest
 from roller_svc.codegen.turns import as_bits, turn_name
 from roller_svc.codegen.vector import register_name, vector_type
 from roller_svc.codegen.vector_expr import Vector
@@ -57,12 +58,13 @@ ROUTINES_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a function stands. `in_region`: called by all threads of a parallel region, whose loops they share; else
-    its loops begin regions of their own."""
+    """Where a function stands. `in_region`: called by all threads of a parallel region, who share its loops and meet
+    after the call; else these begin regions. `by_task`, of the former: it does one task of its caller's loop."""
 
     vector_bytes: int
     cores: int
     in_region: bool
+    by_task: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Printed:
 @dataclass(slots=True)
 class CWalk(Walk):
     setting: Setting = Setting(16, 1, in_region=False)
-    parallel: bool = False  # whether some loop's iterations go to threads
+    tasks: int = 0  # of the largest loop whose iterations go to threads
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     private_rooms: list[str] = field(default_factory=list)
     registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
@@ -108,11 +110,7 @@ class CWalk(Walk):
 
     def _parallel(self, loop: Loop) -> None:
         """Perfectly nested parallel loops become one loop over tasks."""
-        chain = [loop]
-        while isinstance(inner := chain[-1].body[0], Loop) and inner.kind is LoopKind.PARALLEL:
-            if len(chain[-1].body) > 1:
-                break
-            chain.append(inner)
+        chain = nest(loop)
         tasks = math.prod(x.extent for x in chain)
         saved = self.scalar.values.copy(), self.scalar.ranges.copy()
         wide = [x for x in chain if x.extent > 1]
@@ -120,16 +118,21 @@ class CWalk(Walk):
             self.scalar.ranges[each.var] = (0, each.extent - 1)
             if each.extent == 1:
                 self.scalar.values[each.var] = 0
+        head = f"for (long task = 0; task < {tasks}; task++)"
         if not wide:
             self._task(chain[-1].body)
         else:
-            self.parallel = True
-            if self.setting.in_region:
-                self.line("#pragma omp for schedule(dynamic, 1)")
+            if self.setting.by_task:
+                head = ""
+            elif self.setting.in_region:
+                if self.tasks:
+                    self.line("#pragma omp barrier")
+                self.line("#pragma omp for schedule(dynamic, 1) nowait")
             else:
-                threads = f"num_threads(threads_i32({min(tasks, self.setting.cores)}))"
-                self.line(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
-            with self.block(f"for (long task = 0; task < {tasks}; task++)"):
+                most = min(tasks, self.setting.cores)
+                self.line(f"#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_i32({most}))")
+            self.tasks = max(self.tasks, tasks)
+            with self.block(head):
                 stride = tasks
                 for each in wide:
                     stride //= each.extent

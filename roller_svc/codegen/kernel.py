@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from roller_svc.codegen import c, cuda, threads
 from roller_svc.codegen.c_walk import Setting
@@ -122,23 +123,15 @@ def emit_together(
 
 
 def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
-    setting = Setting(hw.vector_bytes, hw.num_cores, in_region=all(_share_a_region(p) for p in programs))
+    setting = Setting(hw.vector_bytes, hw.num_cores, in_region=True)
     parts = [part for program in programs for part in program.parts]
     of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
-    functions, of_trees = _c_functions(of_calls, buffers, setting)
+    functions, calls = _c_functions(of_calls, buffers, setting)
     of_constants = {tree.name: (tree, part) for part in parts for tree in part.prepares}
     preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), functions)
-    texts = [f.text for f in (*preparing, *functions)]
-    launches = list(of_trees.values())
-    if setting.in_region:
-        launches = []
-        for program in programs:
-            inside = tuple(of_trees[tree.name] for tree in program.trees)
-            serial = frozenset(tree.name for tree in program.trees if threads.begun_by_one(tree))
-            args = _union(inside, buffers)
-            texts.append(threads.region(program.name, inside, serial, args, hw.num_cores))
-            launches.append(LaunchSpec(program.name, tuple(a.symbol for a in args)))
-    launches = [*(replace(launch, prepares=True) for launch in once.values()), *launches]
+    regions, launches = _launched(programs, calls, buffers, hw.num_cores)
+    texts = [*(f.text for f in (*preparing, *functions)), *regions]
+    launches = [*(replace(call.launch, prepares=True) for call in once.values()), *launches]
     functions += preparing
     rooms = private_rooms(functions)
     linkage = SHARED_ROOMS if len(programs) > 1 else "static"
@@ -171,27 +164,53 @@ def _has_registers(tree: ScheduleTree) -> bool:
     return any(isinstance(n, Storage) and n.scope is Scope.REGISTER for n in descend(tree.body))
 
 
-def _share_a_region(program: Program) -> bool:
-    """Whether there are several launches, each for one thread of a parallel region or for all of them together."""
-    alone = [threads.begun_by_one(tree) for tree in program.trees]
-    return len(alone) > 1 and None not in alone and False in alone
-
-
 def _c_functions(
     trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: Setting,
     before: Iterable[Function] = (),
-) -> tuple[list[Function], dict[str, LaunchSpec]]:  # fmt: skip
-    """A function for each tree, by its name, and the launch of it alone. `before`: what stands above them already."""
+) -> tuple[list[Function], dict[str, threads.Call]]:  # fmt: skip
+    """A function for each tree, and by the tree's name how it is called: in a region, where the setting has one and
+    all that the tree does is in parallel loops. `before`: what stands above them already."""
     functions: list[Function] = []
-    launches: dict[str, LaunchSpec] = {}
+    calls: dict[str, threads.Call] = {}
     for name, (tree, part) in trees.items():
         args = _args(tree, buffers)
         if _has_checks(tree.body):
             args = (*args, STATUS)
-        above = (*before, *functions)
-        functions.append(c.emit_function(tree, _views(part, buffers), args, setting, _above(above)))
-        launches[name] = LaunchSpec(name, tuple(a.symbol for a in args), zeroed=tree.zeroed)
-    return functions, launches
+        above = _above((*before, *functions))
+        shared = setting.in_region and threads.begun_by_one(tree) is False
+        own = replace(setting, in_region=shared, by_task=shared and threads.has_one_loop(tree))
+        function = c.emit_function(tree, _views(part, buffers), args, own, above)
+        functions.append(function)
+        called = threads.in_region(name) if own.in_region else name
+        launch = LaunchSpec(called, tuple(a.symbol for a in args), zeroed=tree.zeroed)
+        calls[name] = threads.Call(launch, function.tasks, own.by_task)
+    return functions, calls
+
+
+def _launched(
+    programs: tuple[Program, ...], calls: Mapping[str, threads.Call], buffers: dict[str, Buffer], cores: int
+) -> tuple[list[str], list[LaunchSpec]]:
+    """Functions that begin the threads of a region, and the launches of all programs."""
+    regions: list[str] = []
+    launches: dict[str, LaunchSpec] = {}
+    for name, trees in dict(chain.from_iterable(_begun_together(p) for p in programs)).items():
+        inside = tuple(calls[tree.name] for tree in trees)
+        if any(threads.begun_by_one(tree) is False for tree in trees):
+            args = _union(tuple(call.launch for call in inside), buffers)
+            regions.append(threads.region(name, inside, args, cores))
+            launches[name] = LaunchSpec(name, tuple(a.symbol for a in args))
+        else:
+            launches[name] = inside[0].launch
+    return regions, list(launches.values())
+
+
+def _begun_together(program: Program) -> list[tuple[str, tuple[ScheduleTree, ...]]]:
+    """The trees of each launch, by its name: all of them where each is for one thread of a parallel region or for all
+    of them together; else every tree by itself."""
+    alone = [threads.begun_by_one(tree) for tree in program.trees]
+    if len(alone) > 1 and None not in alone and False in alone:
+        return [(program.name, program.trees)]
+    return [(tree.name, (tree,)) for tree in program.trees]
 
 
 def _checks(functions: Iterable[Function]) -> list[RuntimeCheck]:

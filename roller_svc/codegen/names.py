@@ -27,6 +27,7 @@ _LIBRARY = re.compile(
     r"|.*_(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))|v[fi]\d.*|cuda.*|nv.*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
     r"|v(u\d+|bf16|bool|e4m3|e5m2)x\d+|(float|double)\d|dim3|half|size_t"
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
+    r"|tasks_\w+"
     r"|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
     r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|named_barrier|map_shared_rank"
     # macros of HIP's headers

@@ -37,8 +37,7 @@ class Function:
     helpers: tuple[str, ...]
     library: tuple[str, ...]
     private_rooms: tuple[str, ...]  # declarations of what each thread has for itself
-    parallel: bool
-    in_region: bool
+    tasks: int  # of its largest parallel loop, 0 where it has none
     checks: tuple[RuntimeCheck, ...]
     routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
 
@@ -60,7 +59,7 @@ def preamble(functions: tuple[Function, ...], rooms: str) -> str:
     parts += helpers
     if any(f.checks for f in functions):
         parts.append(CHECKED)
-    if any(f.parallel for f in functions):
+    if any(f.tasks for f in functions):
         parts.append(THREADS)
     if rooms:
         parts.append(rooms)
