@@ -195,9 +195,7 @@ class CWalk(Walk):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
         widest, lanes = self._vector_lanes(loop)
-        # a line that goes to memory must not come back to have its end written again
-        repeats = self._may_repeat(computes) and not any(n.streamed for n in computes)
-        cover = pieces(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=repeats)
+        cover = pieces(loop.extent, lanes, max(2, SCALAR_BYTES // widest), overlapping=self._may_repeat(computes))
         if not computes or cover[0][1] == 1:
             return None
         scalar, lines = self.scalar, list[str]()
@@ -207,7 +205,7 @@ class CWalk(Walk):
                 for first, count in cover:
                     vector = Vector(scalar, loop.var, count, first, self.registers)
                     for n in computes:
-                        if count < lanes:  # parts of a line that go to memory by themselves take as long as whole ones
+                        if count < lanes:  # a part of a line that goes to memory by itself takes as long as all of it
                             n = replace(n, streamed=False)
                         lines.append(statement(vector, n) if count > 1 else self._iteration(n, loop.var, first))
                         if n.tensor in (self.joined_in_order if n.combine else self.pinned):
@@ -235,10 +233,11 @@ class CWalk(Walk):
         return widest, min(lanes, self.setting.vector_bytes // widest)
 
     def _may_repeat(self, computes: list[Compute]) -> bool:
-        """Whether an iteration may run twice: it writes memory that none of them reads."""
+        """Whether an iteration may run twice: it writes memory that none of them reads, and not past the caches, from
+        where a line would have to come back."""
         written = {n.tensor for n in computes}
-        read = {tensor for n in computes for tensor in tensors_read(n)}
-        return not written & read and not any(n.combine for n in computes) and not written & set(self.registers)
+        unread = written.isdisjoint({tensor for n in computes for tensor in tensors_read(n)} | set(self.registers))
+        return unread and not any(n.combine or n.streamed for n in computes)
 
     def _iteration(self, node: Compute, var: str, value: int) -> str:
         saved = self.scalar.values.copy(), self.scalar.ranges.copy()
