@@ -233,8 +233,7 @@ class CWalk(Walk):
         return widest, min(lanes, self.setting.vector_bytes // widest)
 
     def _may_repeat(self, computes: list[Compute]) -> bool:
-        """Whether an iteration may run twice: it writes memory that none of them reads, and not past the caches, from
-        where a line would have to come back."""
+        """Whether an iteration may run twice: it writes memory that none of them reads, and through the caches."""
         written = {n.tensor for n in computes}
         unread = written.isdisjoint({tensor for n in computes for tensor in tensors_read(n)} | set(self.registers))
         return unread and not any(n.combine or n.streamed for n in computes)
