@@ -29,7 +29,7 @@ class ContractionCosts:
     # Of a cycle for each load of a step beyond `free_loads` a cycle, and of the time that B's row takes from the
     # second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
     load_cycles: float = 0.2
-    free_loads: float = 1.0
+    free_loads: float = 0.8
     l2_exposed: float = 0.15
     l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8
