@@ -14,8 +14,7 @@ from pathlib import Path
 
 from roller_svc.bench.cases import performance_cases
 from roller_svc.bench.fit import fitted
-from roller_svc.bench.model_report import fit_cases, read_measurements
-from roller_svc.hardware import from_mapping
+from roller_svc.bench.model_report import fit_cases, read_measurements, spec_of
 from roller_svc.perf.cpu_costs import CpuCosts
 
 CASES = Path(__file__).parent / "data" / "cpu_bench.json"
@@ -30,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     document = read_measurements(options.result)
     cases = fit_cases(document, {case.id: case for case in performance_cases(options.cases)})
-    costs = fitted(cases, from_mapping(document["hardware"]), CpuCosts())
+    costs = fitted(cases, spec_of(document), CpuCosts())
     plans = sum(len(case.plans) for case in cases)
     machine = document["machine"]
     source = f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}"

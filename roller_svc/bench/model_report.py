@@ -16,8 +16,9 @@ from roller_svc.bench.measurements_schema import MeasurementsModel
 from roller_svc.bench.model_cpu import fit_case
 from roller_svc.bench.regret import JudgedCase, case_json, judgement
 from roller_svc.bench.two_folds import as_shipped, by_halves
+from roller_svc.calibration import refigured
 from roller_svc.errors import ArgumentError, SpecError
-from roller_svc.hardware import from_mapping
+from roller_svc.hardware import from_mapping, to_mapping
 from roller_svc.ir.hardware import HardwareSpec
 
 Json = dict[str, Any]
@@ -45,7 +46,7 @@ def read_measurements(path: Path) -> Json:
 def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
     """The document with its rows judged: `overall` and `classes` with constants fitted to the other half of the rows,
     `as_shipped` the same with today's; each row gets both, each of its candidates `predicted_s` and `fitted_s`."""
-    hw = from_mapping(document["hardware"])
+    hw = spec_of(document)
     rows = [row for row in document["cases"] if row["id"] in cases]
     found = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
     timed = [case for case in found.values() if isinstance(case, FitCase) and case.plans]
@@ -56,14 +57,19 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
         **judgement(halves.cases),
         "as_shipped": judgement(shipped),
         "constants": [asdict(costs) for costs in halves.constants],
-        "hardware": document["hardware"],
+        "hardware": to_mapping(hw),
         "cases": [_row(row, found[row["id"]], by_id.get(row["id"])) for row in rows],
     }
 
 
+def spec_of(document: Json) -> HardwareSpec:
+    """The machine that was measured, with the figures that calibration takes from its micro-benchmarks today."""
+    return refigured(from_mapping(document["hardware"]))
+
+
 def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:
     """What was measured of these cases, as today's model sees it."""
-    hw = from_mapping(document["hardware"])
+    hw = spec_of(document)
     found = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
     return tuple(case for case in found if isinstance(case, FitCase) and case.plans)
 

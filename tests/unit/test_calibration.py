@@ -15,7 +15,7 @@ from roller_svc.calibration.check import Comparison, figure, measured_comparison
 from roller_svc.calibration.cpu import DRAM, CpuKernels, compiled_kernels, pieces, probes, working_sets
 from roller_svc.calibration.limits import LimitProbes
 from roller_svc.calibration.samples import Probe, sampled
-from roller_svc.calibration.spec import figure_of, with_figures
+from roller_svc.calibration.spec import figure_of, refigured, with_figures
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, LaunchError, SpecError
 from roller_svc.hardware import catalog
@@ -120,6 +120,15 @@ def test_a_calibrated_spec_is_a_file() -> None:
     assert back == spec
     assert back.measured == spec.measured
     assert hardware.from_mapping(json.loads(json.dumps(hardware.to_mapping(spec)))).measured == spec.measured
+
+
+def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
+    spec = calibrated_as(every_figure())
+    before = replace(spec, levels=(replace(spec.dram, bandwidth_bytes_per_s=1e9), *spec.levels[1:]))
+    assert refigured(before) == spec
+    assert refigured(LOCAL) == LOCAL
+    few = replace(before, measured=tuple(one for one in before.measured if one.name != "write_streamed_dram"))
+    assert refigured(few) == few
 
 
 def test_measurements_do_not_make_another_device() -> None:
