@@ -218,11 +218,13 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
 def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
-    often = repeated(p.touched.reads, launch.grid, clipped, p.extents)
+    often, put = repeated(p.touched.reads, launch.grid, clipped, p.extents), 1.0
     if launch.lanes > 1:  # rows that are walked side by side are as many streams, for prefetchers and pages of DRAM
-        often *= 1.0 + p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
+        rows, costs = math.log2(math.prod(launch.thread)), p.machine.costs.nest
+        often *= 1.0 + costs.rows_more * rows
+        put += costs.rows_written_more * rows
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
-    written = [(t, moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
+    written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:
         reads_s = sum(seconds for _, seconds in found)
         written = [(t, _streamed_s(p, t, launch, (reads_s, plain_s))) for t, plain_s in written]
