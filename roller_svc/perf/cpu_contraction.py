@@ -138,8 +138,7 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
         for width, across in _cut(extents[1], tile[1]):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
-            multiplying = height * vectors / fma_ports(p.machine)
-            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * multiplying)
+            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * each)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
@@ -246,15 +245,11 @@ def _store(p: Problem, s: _Sizes) -> float:
     return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
-def fma_ports(mach: Machine) -> float:
-    """Vectors that a core multiplies in a cycle."""
-    return mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
-
-
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
     """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11
     kernels of single k."""
-    return max(mr * vectors / fma_ports(mach), (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
+    ports = mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
+    return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
 
 
 def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
