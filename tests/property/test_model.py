@@ -15,8 +15,9 @@ from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.construct.rprograms import prepared
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.perf.mma_attention import attention_problem
 from roller_svc.perf.model import Model
 from roller_svc.ranking import ranked_groups
 
@@ -42,8 +43,11 @@ def faster(hw: HardwareSpec) -> Iterator[HardwareSpec]:
 def floor_s(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> float:
     """Operations over the unit's rate, bytes touched over the bandwidth of memory; a CPU may find them in a cache."""
     space, unit = group.space, candidate.program.unit
-    points = math.prod(axis.extent for axis in space.axes)
-    flops = 2 * points if space.role(AxisRole.K) else space.flops
+    flops = space.flops
+    if group.kind is GroupKind.CONTRACTION:
+        flops = 2 * math.prod(axis.extent for axis in space.axes)
+    elif group.kind is GroupKind.ATTENTION:  # products of the keys that its mask leaves
+        flops = attention_problem(group, hw, unit).operations
     levels = hw.levels[:-1] if hw.family is Family.CPU else hw.levels[:1]
     return max(flops / unit.flops_per_s, space.touched_bytes / max(lv.bandwidth_bytes_per_s for lv in levels))
 

@@ -31,6 +31,7 @@ from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.perf.attention_mask import key_bounds, seen_keys
+from roller_svc.perf.mma_attention import attention_problem
 from roller_svc.ranking import best_plans, estimate_program, ranked_groups
 
 Inputs = Mapping[str, str]
@@ -175,6 +176,16 @@ def test_seen_keys_hold_all_that_the_mask_keeps(cond: str) -> None:
         assert begin == 0
         if "2 *" not in cond and kept:
             assert end == max(kept) + 1
+
+
+@pytest.mark.parametrize("cond", [cond for cond in MASKS if cond != "2 * j <= i"])
+def test_operations_are_those_of_keys_up_to_the_last_that_a_row_keeps(cond: str) -> None:
+    text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 2, 4, 40, 50)
+    (group,) = partition(program(text, inputs), AMPERE)
+    seen = sum(max((j + 1 for j in range(50) if MASKS[cond](i, j)), default=0) for i in range(40))
+    expected = 4 * seen * 2 * (32 + 32)  # of four heads: products with keys and with values, of 32 features each
+    found = attention_problem(group, AMPERE, unit(AMPERE, "mma_f16")).operations
+    assert abs(found / expected - 1) < 0.03  # blocks of rows are sampled
 
 
 # the kernel -----------------------------------------------------------------------------------------------------------
