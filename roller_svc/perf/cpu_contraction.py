@@ -213,7 +213,7 @@ def _away_cycles_per_byte(p: Problem, s: _Sizes) -> tuple[float, float]:
     from and what the task writes, and the rest in memory."""
     mach, walked = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
     last, cycles = mach.caches[0], mach.cores * mach.clock_hz
-    kept = mach.costs.memory.held_share(last.bytes_per_core, walked)
+    kept = mach.costs.memory.held_share(last.bytes_per_core, walked, is_last=True)
     return kept / last.bytes_per_s * cycles, (1 - kept) / mach.dram.bandwidth_bytes_per_s * cycles
 
 

@@ -136,7 +136,8 @@ class NestCosts:
 class MemoryCosts:
     """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
 
-    held: float = 0.75  # of a cache that holds what a call leaves for the next
+    held: float = 0.75  # of a core's own cache, what it walked through and finds again
+    held_last: float = 0.75  # the same of the last cache, which others use too
     written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
     unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
     overrun: float = 1.0  # of lines that prefetchers may bring beyond the end of a stretch, those that they do
@@ -144,11 +145,12 @@ class MemoryCosts:
     hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
     alone: float = 0.65  # of all cores' memory bandwidth that one reaches
 
-    def held_share(self, cache_bytes: float, walked_bytes: float) -> float:
+    def held_share(self, cache_bytes: float, walked_bytes: float, *, is_last: bool = False) -> float:
         """Which share of what is walked through again and again a cache keeps. One that drops what was used longest ago
         would have everything or nothing; real ones, with other data in them, have less and less from where that limit
         is, and nothing of what is twice as much."""
-        return min(1.0, max(0.0, 2 * self.held * cache_bytes / max(1.0, walked_bytes) - 1))
+        held = self.held_last if is_last else self.held
+        return min(1.0, max(0.0, 2 * held * cache_bytes / max(1.0, walked_bytes) - 1))
 
 
 @dataclass(frozen=True, slots=True)

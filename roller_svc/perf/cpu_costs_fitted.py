@@ -112,6 +112,7 @@ FITTED = CpuCosts(
     ),
     memory=MemoryCosts(
         held=0.84,
+        held_last=0.84,
         written=0.89,
         unasked=1.1,
         overrun=0.65,

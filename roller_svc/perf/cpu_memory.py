@@ -105,7 +105,8 @@ def _found(mach: Machine, walked_bytes: float, *, by_one: bool = False) -> Itera
     """Which share of what all cores, or one alone, walk through is where, the innermost cache first; None is DRAM."""
     known = 0.0
     for cache in reversed(mach.caches):
-        share = mach.costs.memory.held_share(cache.bytes_per_core if by_one else cache.total_bytes, walked_bytes)
+        capacity = cache.bytes_per_core if by_one else cache.total_bytes
+        share = mach.costs.memory.held_share(capacity, walked_bytes, is_last=cache is mach.last_cache)
         if share > known:
             yield share - known, cache
             known = share

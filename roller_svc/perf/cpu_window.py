@@ -62,16 +62,25 @@ def _memory_s(p: Problem, launch: Launch) -> float:
 
 
 def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
-    """Copying one plane: what is inside, line by line, in as many parts as the last dimension has phases."""
+    """Copying one plane: what is inside, line by line, in as many parts as the last dimension has phases. What is
+    computed on the way, quotients above all, has units of its own, which work beside loads, shuffles and stores."""
     lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
         inside = [min(d.places, high - low) for d, (low, high) in zip(found.dims, plane.inside, strict=True)]
-        vectors = last.phases * -(-inside[-1] // (lanes * last.phases))
-        each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
-        each += work_cycles(mach.costs.nest, plane.work)
+        vectors = last.phases * _vectors(-(-inside[-1] // last.phases), lanes)
+        moved = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
+        work = work_cycles(mach.costs.nest, plane.work)
+        each = max(moved, work) + costs.overlap_leak * min(moved, work)
         cycles += math.prod(inside[:-1]) * (costs.line_cycles + vectors * each)
     return cycles
+
+
+def _vectors(elements: int, lanes: int) -> float:
+    """A line's vectors, the last one as short a power of two as covers what is left: half of one takes half the time,
+    for it moves half as much and lies across two lines of the cache half as often."""
+    whole, left = divmod(elements, lanes)
+    return whole + (1 << (left - 1).bit_length()) / lanes if left else whole
 
 
 def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
@@ -98,7 +107,7 @@ def line_cycles(mach: Machine, found: Layout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(d.block for d in found.dims[:-1])
-    return lines * (costs.line_cycles + costs.staged_cycles * -(-width // mach.unit.shape[-1]))
+    return lines * (costs.line_cycles + costs.staged_cycles * _vectors(width, mach.unit.shape[-1]))
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, children
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, StatementKind
@@ -62,7 +63,7 @@ def passes(group: KernelGroup) -> tuple[Pass, ...]:
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        counts = sum((_cost(e, inner) for e in _changing(statement.body, along | inner, known)), Counts())
+        counts = sum((_cost(e, along, inner) for e in _changing(statement.body, along | inner, known)), Counts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         found.append(Pass(statement.points, counts, joins, tensors))
@@ -71,7 +72,7 @@ def passes(group: KernelGroup) -> tuple[Pass, ...]:
 
 def work_of(expr: Expr, moving: set[str]) -> Counts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_cost(e, moving) for e in _changing(expr, moving, set())), Counts())
+    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set())), Counts())
 
 
 def _changing(expr: Expr, moving: set[str], known: set[Expr]) -> Iterator[Expr]:
@@ -90,11 +91,15 @@ def _reads(expr: Expr) -> bool:
     return isinstance(expr, Load) or any(_reads(child) for child in children(expr))
 
 
-def _cost(expr: Expr, inner: set[str]) -> Counts:
+def _cost(expr: Expr, along: set[str], inner: set[str]) -> Counts:
     match expr:
         case Op(kind=kind) if kind in _FREE:
             return Counts()
-        case Op(kind=OpKind.DIV, args=(_, divisor)) if inner and inner.isdisjoint(axes_of(divisor)):
+        case Op(kind=OpKind.DIV, args=(_, Const(value=value))) if math.frexp(value)[0] == 0.5:
+            return Counts(simple=1)  # compilers multiply by the reciprocal where that has a float of its own
+        case Op(kind=OpKind.DIV, args=(what, Const())) if inner and along.isdisjoint(axes_of(what)):
+            return Counts(simple=1)  # one for all lanes
+        case Op(kind=OpKind.DIV, args=(_, by)) if inner and inner.isdisjoint(axes_of(by)) and loads_of(by):
             return Counts(simple=1)  # the divisor is the row's: a product with its reciprocal
         case Op(kind=kind) if kind in _QUOTIENTS:
             return Counts(quotients=2 if kind is OpKind.RSQRT else 1)

@@ -197,7 +197,8 @@ def _outer_level(mach: Machine, compulsory_bytes: int) -> str:
     it."""
     if not mach.simt:
         for cache in reversed(mach.caches):
-            if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes) > 0:
+            is_last = cache is mach.last_cache
+            if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes, is_last=is_last) > 0:
                 return cache.name
     return mach.dram.name
 
