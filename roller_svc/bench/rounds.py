@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roller_svc.bench.ranks import spearman
 from roller_svc.bench.sampling import Sample
 
 # A call that meets a neighbour on the same memory takes half as long again, and the next may meet none: of all calls of
 # a candidate, each timed by itself, one in fifty is taken to have met nobody. The least of all is luck more often.
 UNDISTURBED = 0.02
-# Each candidate has so many samples, and more until one half of them says what the other does.
-LEAST_ROUNDS, MOST_ROUNDS = 6, 60
-AGREE = 1.02
+# Each candidate has so many samples, and more until one half of them says what the other does: each candidate's time
+# within two percent, and so the order of all, which differ by less at times (a rank correlation).
+LEAST_ROUNDS, MOST_ROUNDS = 6, 120
+AGREE, ORDERED = 1.02, 0.95
 # Samples take no longer than this for each candidate, but for LEAST_ROUNDS.
-CANDIDATE_S = 0.5
+CANDIDATE_S = 1.0
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do.
 SLOW, SLOW_ROUNDS = 3.0, 2
 # Samples that others disturbed are taken again after a pause, so often for a whole case; then the case is disturbed.
@@ -49,7 +51,7 @@ def in_turns(count: int, take: Callable[[int], Sample], pause: Callable[[float],
         least = [min(map(min, rounds), default=0.0) for rounds in taken]
         near = [i for i in range(count) if number < SLOW_ROUNDS or least[i] <= SLOW * min(least)]
         is_late = time.perf_counter() - start > CANDIDATE_S * count
-        if number >= LEAST_ROUNDS and (is_late or all(_agree(taken[i]) for i in near)):
+        if number >= LEAST_ROUNDS and (is_late or _agree([taken[i] for i in near])):
             break
         for i in near:
             sample = take(i)
@@ -74,6 +76,8 @@ def half_s(rounds: Rounds) -> tuple[float, float] | None:
     return None if first is None or second is None else (first, second)
 
 
-def _agree(rounds: Rounds) -> bool:
-    halves = half_s(rounds)
-    return halves is not None and max(halves) <= AGREE * min(halves)
+def _agree(candidates: Sequence[Rounds]) -> bool:
+    """Whether the halves of samples tell the same of each candidate, and the same order of them."""
+    halves = [found for rounds in candidates if (found := half_s(rounds)) is not None]
+    order = spearman(halves)
+    return all(max(both) <= AGREE * min(both) for both in halves) and (order is None or order >= ORDERED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ ROOM_BYTES = 20 << 10  # of a tile between its two sides: about half of L1, what
 SHORT_ROWS_BYTES = (1024, 2048)  # of a tile of short rows, along the other side
 CUTS = (1, 4, 16, 64)  # few: candidates are to differ in their tiles
 MAX_BASES = 14
+ANY_BYTES = tuple(round(64 * 1.5**i) for i in range(14))  # of one side of any tile, good or bad: to 12 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,24 @@ class CpuLayout(TaskRules):
 
     def thread_stage(self, lanes: int) -> Stage:
         """The tile that is turned at once."""
+        return self._stage(TILE_BYTES if self.layout.turn is Turn.SQUARE else SHORT_ROWS_BYTES)
+
+    def any_tiles(self) -> list[Tile]:
+        """Those with sides of other lengths too."""
+        stage = self._stage(ANY_BYTES)
+        return [tile for tile in itertools.product(*stage.steps) if not self._thread_rule(tile)]
+
+    def _stage(self, side_bytes: Sequence[int]) -> Stage:
         p, layout = self.problem, self.layout
         steps: list[Tile] = [(1,)] * len(p.extents)
-        size = layout.turned[0].dtype.bytes
         inner = math.prod(p.extents[c] for c in layout.columns[1:])
         for column in layout.columns:
             steps[column] = (p.extents[column],)
         steps[layout.row] = (p.extents[layout.row],)
         if layout.turn is not Turn.WOVEN:
-            steps[layout.row] = self._sides(p.extents[layout.row], 1, size)
+            steps[layout.row] = self._sides(p.extents[layout.row], 1, side_bytes)
         if layout.turn is not Turn.DEALT:
-            steps[layout.column] = self._sides(p.extents[layout.column], inner, size)
+            steps[layout.column] = self._sides(p.extents[layout.column], inner, side_bytes)
         return Stage(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.problem),
@@ -70,13 +79,12 @@ class CpuLayout(TaskRules):
             one = replaced(one, i, p.extents[i])
         return [(p.extents, Base(one))]
 
-    def _sides(self, extent: int, each: int, size: int) -> Tile:
+    def _sides(self, extent: int, each: int, side_bytes: Sequence[int]) -> Tile:
         """Extents of a tile's side, with `each` elements for one of them: about so many bytes in whole vectors, with at
         least a vector left at the end."""
-        lanes, found = self.layout.lanes, set[int]()
-        nominal = TILE_BYTES if self.layout.turn is Turn.SQUARE else SHORT_ROWS_BYTES
+        lanes, size, found = self.layout.lanes, self.layout.turned[0].dtype.bytes, set[int]()
         unit = lanes // math.gcd(lanes, each)
-        for wanted in nominal:
+        for wanted in side_bytes:
             tile = max(unit, wanted // (size * each) // unit * unit)
             while tile < extent and 0 < extent % tile * each < lanes:
                 tile += unit

@@ -53,6 +53,13 @@ def test_all_that_are_near_the_best_are_timed_until_their_halves_agree() -> None
     assert len(in_turns(1, Script(never).take).taken[0]) == MOST_ROUNDS
 
 
+def test_candidates_that_take_almost_the_same_are_timed_until_their_order_is_clear() -> None:
+    """Three within a percent of each other, whose samples are in another order in every other round at first."""
+    even, odd = [1.000, 1.004, 1.008], [1.008, 1.004, 1.000]
+    seconds = [[even[i] if n % 2 else odd[i] for n in range(20)] + [0.9 * even[i]] for i in range(3)]
+    assert [len(rounds) for rounds in in_turns(3, Script(*seconds).take).taken] == [22] * 3
+
+
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     answers = [DISTURBED] * (MOST_REPEATED + 1) + [QUIET] * LEAST_ROUNDS
     pauses: list[float] = []
