@@ -21,6 +21,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 BEST_WRITTEN_BYTES = 256  # rows of a tile that are written
 STREAMED_BYTES = 128  # rows that stream well
+NEAR_ROOM_BYTES = 1024  # what is read again before it has left a core's queue of stores
 
 
 def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
@@ -30,6 +31,10 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     blocks = vectors * _overlap(p, layout, launch)
     shuffles = math.log2(layout.lanes) if layout.turn is Turn.SQUARE else layout.short - 1.0
     turned = blocks * (shuffles + costs.room_cycles) * len(layout.turned)
+    each_tile = costs.tile_cycles
+    if layout.turn is not Turn.SQUARE:
+        each_tile = costs.short_cycles
+        turned *= 1 + costs.room_more * math.log2(max(1.0, p.elem_bytes * math.prod(launch.thread) / NEAR_ROOM_BYTES))
     others = [t for t in p.touched.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
     gathered = max(0, len(others) - len(layout.turned))
     compute = vectors * p.space.flops / p.outer_points * costs.operation_cycles
@@ -39,7 +44,7 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
     waves = -(-launch.grid // mach.cores)
     share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
-    cycles = (turned, compute, tiles * costs.tile_cycles, launch.grid * costs.task_cycles)
+    cycles = (turned, compute, tiles * each_tile, launch.grid * costs.task_cycles)
     seconds = [mach.seconds(c * share) for c in cycles]
     memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of cores at work that with the most
     core = sum(seconds)
