@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from roller_svc.perf.problem import Problem
 VECTOR_STEPS = (1, 2, 4)
 # rows whose reductions go side by side: as many streams from memory, and one load of what they share
 ROWS_AT_ONCE = 4
-ANY_ROWS = (1, 2, 4, 8)
-MOST_ACCUMULATORS = 16  # of rows side by side: half of the registers, the others are for what is added to them
 MAX_STEPS = 8
 
 
@@ -41,24 +38,15 @@ class CpuNest(TaskRules):
         return tuple([width * v for v in VECTOR_STEPS if width * v <= innermost]) or (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
-        return self._stage(lanes, (1, ROWS_AT_ONCE))
-
-    def any_tiles(self, lanes: int) -> list[Tile]:
-        """Those with other numbers of rows side by side too."""
-        most = MOST_ACCUMULATORS * self.problem.machine.unit.shape[-1] // lanes
-        return list(itertools.product(*self._stage(lanes, [rows for rows in ANY_ROWS if rows <= most]).steps))
-
-    def _stage(self, lanes: int, rows_at_once: Sequence[int]) -> Stage:
-        """`rows_at_once`: how many rows may go side by side, where lanes share each."""
         p = self.problem
         width = p.machine.unit.shape[-1]
         steps: list[Tile] = [(1,)] * len(p.extents)
         if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
             whole = padded(p.extents[p.vector], width)
             steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
-        rows = next((i for i in reversed(p.spatial) if p.extents[i] >= max(rows_at_once)), None)
+        rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_AT_ONCE), None)
         if lanes > 1 and rows is not None and p.space.walks_rows:
-            steps[rows] = tuple(rows_at_once)
+            steps[rows] = (1, ROWS_AT_ONCE)
         return Stage(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.problem),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.cpu_convolution import CpuConvolution
 from roller_svc.construct.cpu_layout import CpuLayout
-from roller_svc.construct.cpu_nest import CpuNest
 from roller_svc.construct.rprograms import MAX_VISITS, Shape, prepared, readings, rprogram_of, rules_for
 from roller_svc.construct.rules import Base, Rules
 from roller_svc.construct.scale_out import splits
@@ -88,8 +87,6 @@ def _bases(rules: Rules) -> tuple[Base, ...]:
         return tuple(Base(tile) for tile in rules.register_tiles())
     if isinstance(rules, CpuLayout):
         return tuple(Base(tile) for tile in rules.any_tiles())
-    if isinstance(rules, CpuNest):
-        return tuple(Base(tile, lanes) for lanes in rules.lane_choices() for tile in rules.any_tiles(lanes))
     bases: list[Base] = []
     for lanes in rules.lane_choices():
         grown = scale_up(rules.thread_stage(lanes), Log(MAX_VISITS), MAX_VISITS)

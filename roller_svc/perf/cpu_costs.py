@@ -91,7 +91,7 @@ class LayoutCosts:
     tile_cycles: float = 60.0  # loops over a tile begun and ended, addresses
     short_cycles: float = 6.0  # the same of a tile of short rows
     room_cycles: float = 3.0  # a vector into a room and out of it again
-    room_more: float = 0.12  # of that and the shuffles, each time that the room of short rows is twice as large as 1 KiB
+    room_more: float = 0.12  # of that and the shuffles, each time that a room of short rows is twice as large as 1 KiB
     operation_cycles: float = 0.5  # one vector operation: two ports
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
     square_leak: float = 0.28  # of the shorter of work and what memory moves, of tiles that are turned in rooms
