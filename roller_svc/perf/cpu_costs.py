@@ -73,8 +73,8 @@ class WindowCosts:
     task_cycles: float = 280.0
     line_cycles: float = 6.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
     step_cycles: float = 6.0  # a step of the run
-    sum_cycles: float = 0.5  # a vector of the window joined to its sum
-    extreme_cycles: float = 1.5  # the same to a maximum: NaN takes more
+    sums: float = 1.2  # a vector of the window joined to its sum, in the unit's multiply-adds
+    extreme_cycles: float = 1.0  # the same to a maximum: a comparison, for NaN, and a selection
     staged_cycles: float = 2.0  # a vector staged, or stored
     shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
     overlap_leak: float = 0.1  # of the shorter of operations and loads

@@ -14,6 +14,8 @@ from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
+LOAD_PORTS = 2
+
 
 def cpu_window(p: Problem, launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
@@ -92,15 +94,21 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     if below is not None:
         lines = len({below.stride * r + below.dilation * i for r in range(rows) for i in range(below.taps)})
     columns = one.taps // (below.taps if below is not None else 1)
-    crossing = 1.0 + lanes * one.statement.accumulator.bytes / LINE_BYTES
-    loads = columns * lines * vectors * crossing * len(one.planes)
+    ports = mach.load_ports
+    loads = columns * lines * vectors * _accesses(lanes * one.statement.accumulator.bytes, ports) * len(one.planes)
     scalars = one.taps if one.body.dtype and len(one.statement.reads_tensors) > len(one.planes) else 0
     extreme = one.statement.combine in (Combine.MAX, Combine.MIN)
-    work = one.taps * rows * vectors * (costs.extreme_cycles if extreme else costs.sum_cycles)
-    ports = mach.load_ports
+    joined = costs.extreme_cycles if extreme else costs.sums * lanes / mach.fma_per_cycle
+    work = one.taps * rows * vectors * joined
     each = max(work, (loads + scalars) / ports) + costs.overlap_leak * min(work, loads / ports)
     runs = math.prod(d.block for d in found.dims[:-2])
     return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
+
+
+def _accesses(vector_bytes: int, ports: float) -> float:
+    """Of the first cache for an unaligned vector, in those of an aligned one: what a port loads at once lies across two
+    lines as often as it is long beside one. Two ports that load less than two vectors a cycle load parts of them."""
+    return 1.0 + vector_bytes * min(1.0, ports / LOAD_PORTS) / LINE_BYTES
 
 
 def line_cycles(mach: Machine, found: Layout) -> float:
