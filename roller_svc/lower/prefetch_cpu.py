@@ -16,11 +16,11 @@ from roller_svc.ir.build import num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, Scope
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Node, Prefetch
-from roller_svc.perf import cpu_memory
+from roller_svc.perf.cpu_memory import HINTED_RUN_BYTES
 
 AHEAD_BYTES = 2048  # 32 lines: what is under way in a core and its L2 at once, and then some
 
@@ -47,7 +47,9 @@ class Stream:
 
 def hints_pay(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
     """Whether hints run ahead of the group's streams."""
-    return program.streamed or cpu_memory.hints_pay(hw, group.space.touched_bytes)
+    shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
+    held = next((level for level in shared if level.capacity_bytes >= group.space.touched_bytes), hw.dram)
+    return program.streamed or held.hinted_gain >= 1.0
 
 
 def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
@@ -64,7 +66,7 @@ def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str
         for tensor, index, for_write in _accesses(statement):
             if tensor in known or tensor not in types or types[tensor].bytes <= held_bytes // 2:
                 continue
-            if for_write and _run(statement, program) * types[tensor].dtype.bytes < cpu_memory.HINTED_RUN_BYTES:
+            if for_write and _run(statement, program) * types[tensor].dtype.bytes < HINTED_RUN_BYTES:
                 continue
             if _is_walk(statement.spatial if for_write else statement.axes, types[tensor], index):
                 known.add(tensor)

@@ -128,7 +128,6 @@ class NestCosts:
     rows_more: float = 0.03  # of what is read, each time that twice as many short rows are walked side by side
     loads_apart_more: float = 0.03  # of what is read of long rows, where several loads take turns along them
     rows_written_more: float = 0.1  # the same of what is written: memory turns from reads to writes and back more often
-    unhinted_more: float = 0.06  # of what is written where hints do not pay: prefetchers follow stores less than loads
     begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
     place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves

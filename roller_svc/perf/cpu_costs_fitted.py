@@ -107,7 +107,6 @@ FITTED = CpuCosts(
         rows_more=0.023,
         loads_apart_more=0.03,
         rows_written_more=0.1,
-        unhinted_more=0.06,
         begun_cycles=26.0,
         place_cycles=1.9,
         overlap_leak=0.046,

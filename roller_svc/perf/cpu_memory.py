@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from roller_svc.ir.hardware import HardwareSpec, Scope
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
 from roller_svc.perf.problem import Problem
@@ -28,14 +27,6 @@ MOST_READS = 4.0  # of one byte: neighbouring tasks find much of what they share
 def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
     """Of one byte read on so many cores, which share what they all walk through from call to call."""
     return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes))
-
-
-def hints_pay(hw: HardwareSpec, touched_bytes: int) -> bool:
-    """Whether nests that touch so much have hints ahead of what they walk through, but for those whose results go past
-    the caches, which always have."""
-    shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
-    held = next((level for level in shared if level.capacity_bytes >= touched_bytes), hw.dram)
-    return held.hinted_gain >= 1.0
 
 
 def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> float:

@@ -13,7 +13,6 @@ from roller_svc.perf.cpu_memory import (
     PAGE_BYTES,
     TEST_OPERATIONS,
     beside_reads,
-    hints_pay,
     moving_s,
     own_byte_seconds,
     repeated,
@@ -227,8 +226,6 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     if launch.lanes > 1:
         often *= _followed(p, launch)
         put += _turned(p, launch)
-    if not hints_pay(p.machine.hw, p.compulsory_bytes):
-        put += p.machine.costs.nest.unhinted_more
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
     written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:

@@ -161,17 +161,6 @@ def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
-def test_what_is_written_without_hints_comes_later() -> None:
-    found = []
-    for gain in (0.8, 1.2):
-        hw = one_core()
-        hw = replace(hw, levels=(replace(hw.dram, hinted_gain=gain), *hw.levels[1:]))
-        model = model_of("y[i, k] = x[i, k] + 1.0", {"x": (F32, (8192, 8192))}, None, hw)
-        axis = model.problem.space.vector_axis or ""
-        found.append(stage(estimated(model, {}, {axis: 16}), "dram"))
-    assert found[0] > found[1]
-
-
 def test_places_with_a_quotient_are_found_by_the_compiler_where_an_axis_is_whole() -> None:
     model = model_of("y[i, j] = x[i, j // 2] where j in 64", {"x": (F32, (4096, 32))})
     cut, whole = (stage(estimated(model, {"j": columns}, {"j": 32}), "loads") for columns in (32, 64))
