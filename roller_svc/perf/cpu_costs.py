@@ -125,7 +125,8 @@ class NestCosts:
     horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
     loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
-    rows_more: float = 0.03  # of what memory moves, each time that twice as many rows are walked side by side
+    rows_more: float = 0.03  # of what is read, each time that twice as many short rows are walked side by side
+    loads_apart_more: float = 0.03  # of what is read of long rows, where several loads take turns along them
     rows_written_more: float = 0.1  # the same of what is written: memory turns from reads to writes and back more often
     begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
     place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it

@@ -105,6 +105,7 @@ FITTED = CpuCosts(
         loop_cycles=1.3,
         jumps_in_flight=4.0,
         rows_more=0.023,
+        loads_apart_more=0.03,
         rows_written_more=0.1,
         begun_cycles=26.0,
         place_cycles=1.9,

@@ -90,10 +90,14 @@ def _ahead(p: Problem, launch: Launch) -> float:
     each walk needs what the one before has joined."""
     if len(p.passes) < 2 or not p.space.walks_rows:
         return 1.0
-    rows = _at_hand(p, launch)
-    row_bytes = max((t.bytes(rows) for t in p.touched.reads if t.walks_reduced), default=0)
     costs = p.machine.costs.nest
-    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, row_bytes))
+    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
+
+
+def _row_bytes(p: Problem, launch: Launch) -> int:
+    """Of the rows that all statements walk before the next ones, side by side as they are."""
+    rows = _at_hand(p, launch)
+    return max((t.bytes(rows) for t in p.touched.reads if t.walks_reduced), default=0)
 
 
 def _at_hand(p: Problem, launch: Launch) -> Tile:
@@ -219,16 +223,35 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
     often, put = repeated(p.touched.reads, launch.grid, clipped, p.extents), 1.0
-    if launch.lanes > 1:  # rows that are walked side by side are as many streams, for prefetchers and pages of DRAM
-        rows, costs = math.log2(math.prod(launch.thread)), p.machine.costs.nest
-        often *= 1.0 + costs.rows_more * rows
-        put += costs.rows_written_more * rows
+    if launch.lanes > 1:
+        often *= _followed(p, launch)
+        put += _turned(p, launch)
     found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
     written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:
         reads_s = sum(seconds for _, seconds in found)
         written = [(t, _streamed_s(p, t, launch, (reads_s, plain_s))) for t, plain_s in written]
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
+
+
+def _followed(p: Problem, launch: Launch) -> float:
+    """What rows that lanes walk along take to read, in parts of what a walk does that prefetchers follow best. Of short
+    rows side by side each is a stream that begins anew, which long ones do at each page however they are walked. Along
+    a long row several loads in turns see every second line of it, or every fourth, and prefetchers follow each load by
+    itself: with one for all lines rows of 4 KB are read a twentieth faster (Zen 4). Where later statements walk rows
+    again these do go side by side, and reading pauses at every row."""
+    costs, rows = p.machine.costs.nest, math.prod(launch.thread)
+    long = min(1.0, _row_bytes(p, launch) / rows / PAGE_BYTES) if len(p.passes) < 2 else 0.0
+    takes_turns = launch.lanes > p.machine.unit.shape[-1]
+    return 1.0 + costs.rows_more * math.log2(rows) * (1.0 - long) + costs.loads_apart_more * takes_turns * long
+
+
+def _turned(p: Problem, launch: Launch) -> float:
+    """What rows side by side take more to write, in parts of what one takes: memory turns from reads to writes and back
+    for them, but for as much as is in flight at once."""
+    costs = p.machine.costs.nest
+    in_turns = 1.0 - min(1.0, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
+    return costs.rows_written_more * math.log2(math.prod(launch.thread)) * in_turns
 
 
 def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float]) -> float:

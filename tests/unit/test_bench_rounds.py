@@ -44,6 +44,14 @@ def test_candidates_take_turns_and_slow_ones_leave() -> None:
     assert [len(rounds) for rounds in turns.taken] == [LEAST_ROUNDS, SLOW_ROUNDS, LEAST_ROUNDS]
 
 
+def test_who_met_neighbours_in_every_round_so_far_is_not_taken_to_be_slow() -> None:
+    """Memory is busy, but for one call of the best."""
+    best, other = [1.5, 0.5, *[1.5] * 20], [SLOW * 0.5 * 1.1]
+    turns = in_turns(2, Script(best, other).take)
+    assert len(turns.taken[1]) == len(turns.taken[0]) >= LEAST_ROUNDS
+    assert [len(rounds) for rounds in in_turns(2, Script([0.5], other).take).taken] == [LEAST_ROUNDS, SLOW_ROUNDS]
+
+
 def test_all_that_are_near_the_best_are_timed_until_their_halves_agree() -> None:
     falling = [2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.0, 1.0 * AGREE]
     turns = in_turns(2, Script([1.0], falling).take)

@@ -48,12 +48,16 @@ def model_of(
     return Model(prepared(group, hw, hw.unit_for(F32)))
 
 
-def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
+def estimated_program(model: Model, block: dict[str, int], thread: dict[str, int]) -> RProgram:
     """Axes that are not named: the whole of them in a block, one point in a thread."""
     space = model.problem.space
     whole = dict(zip((a.name for a in space.axes), model.problem.extents, strict=True))
     tiles = (RTile(tuple((whole | block).items())), RTile(tuple((dict.fromkeys(whole, 1) | thread).items())))
-    return model.estimate(RProgram(space, model.problem.machine.unit, *tiles, streamed=streamed))
+    return RProgram(space, model.problem.machine.unit, *tiles)
+
+
+def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
+    return model.estimate(replace(estimated_program(model, block, thread), streamed=streamed))
 
 
 def stage(estimate: Estimate, name: str) -> float:
@@ -124,6 +128,37 @@ def test_work_on_what_windows_stage_is_counted() -> None:
     found = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (plain, dear)]
     exponentials = 64 * 65 * 65 / 16 * FITTED.nest.exponential_cycles / dear.problem.machine.clock_hz
     assert found[1] - found[0] > exponentials
+
+
+def summed(row: int) -> Model:
+    """Sums of rows, 256 MiB of them."""
+    return model_of("y[i] +=! x[i, k]", {"x": (F32, ((64 << 20) // row, row))})
+
+
+def walked(model: Model, rows: int, lanes: int) -> float:
+    """What memory takes for sums of so many rows at hand."""
+    program = estimated_program(model, {}, {"i": rows})
+    return stage(model.estimate(replace(program, lanes=lanes)), "dram")
+
+
+def test_short_rows_side_by_side_begin_anew_and_those_of_a_page_do_anyway() -> None:
+    assert walked(summed(128), 4, 16) > 1.02 * walked(summed(128), 1, 16)
+    assert walked(summed(1024), 4, 16) == pytest.approx(walked(summed(1024), 1, 16), rel=1e-3)  # but for results
+
+
+def test_prefetchers_follow_one_load_best() -> None:
+    """Where rows begin anew at each page, and not between."""
+    assert walked(summed(1024), 1, 16) < walked(summed(1024), 1, 32) == walked(summed(1024), 1, 64)
+    assert walked(summed(128), 1, 64) < walked(summed(1024), 1, 64)
+
+
+def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
+    """Softmax of rows of 128 bytes, and of 4 KB."""
+    text = "m[i] >=! x[i, k]\ns[i] +=! (x[i, k] - m[i]).call(`exp`)\ny[i, k] = (x[i, k] - m[i]).call(`exp`) / s[i]"
+    for row, is_dearer in ((32, False), (1024, True)):
+        model = model_of(text, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
+        without = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, rows_written_more=0.0)))
+        assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
 def test_places_with_a_quotient_are_found_by_the_compiler_where_an_axis_is_whole() -> None:
