@@ -140,7 +140,7 @@ class MemoryCosts:
     """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
 
     held: float = 0.75  # of a core's own cache, what it walked through and finds again
-    held_last: float = 0.75  # the same of the last cache, which others use too
+    held_last: float = 0.63  # of the last, which others use too: at 0.75 of it calibration reads partly from memory
     written: float = 1.0  # factor: a byte written, against one read: with hints ahead a copy is as fast as reading
     unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
     overrun: float = 1.0  # of lines that prefetchers may bring beyond the end of a stretch, those that they do

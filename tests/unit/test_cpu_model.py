@@ -96,7 +96,7 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
 
 def test_the_floor_follows_the_costs() -> None:
     walked = 1.8 * AVX512.level("l3").capacity_bytes
-    keeps_more = replace(FITTED, memory=replace(FITTED.memory, held=0.95))
+    keeps_more = replace(FITTED, memory=replace(FITTED.memory, held_last=0.95))
     model = model_of(map_of(walked), AVX512)
     assert model.problem.found_in == "dram"
     assert model.with_costs(keeps_more).problem.found_in == "l3"
