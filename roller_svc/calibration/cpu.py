@@ -226,6 +226,11 @@ def _rates(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
         flops = kernels.CHAINS * 2 * lanes * cores
         how = f"{kernels.CHAINS} chains of multiply-adds of {lanes} {dtype.value} in registers"
         yield Probe(name, "1/s", cores, how, Rate(cpu.timer(name, Work(cores)), flops))
+    for dtype in kernels.DIVIDED:
+        lanes = cpu.hw.vector_bytes // dtype.bytes
+        how = f"{kernels.CHAINS} chains of divisions of {lanes} {dtype.value} in registers"
+        name = kernels.divide_name(dtype)
+        yield Probe(name, "1/s", cores, how, Rate(cpu.timer(name, Work(cores)), kernels.CHAINS * lanes * cores))
     if cores == 1:
         name = kernels.multiply_name(DType.FLOAT32) + "_chain"
         yield Probe(name, "s", 1, "one multiply-add of float32 vectors after the other", cpu.timer(name, Work(1)))

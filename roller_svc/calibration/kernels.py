@@ -24,6 +24,7 @@ _ADDS_UNROLLED = 16
 PANEL_VECTORS = 3  # of a row of B's panel
 
 MULTIPLIED = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
+DIVIDED = (DType.FLOAT32, DType.FLOAT64)
 
 _HEAD = """
 #include <stdint.h>
@@ -63,6 +64,7 @@ void clock_adds(uint8_t *memory, const int64_t *shape) {
 """
 _ADD = '__asm__ volatile("" : "+r"(x), "+r"(y)); x += y;'
 _CHAIN = 'c{j} = c{j} * a + b; __asm__("" : "+{register}"(c{j}));'
+_QUOTIENTS = 'c{j} = a / c{j}; __asm__("" : "+{register}"(c{j}));'  # j, 1 / j, j, ...
 
 # Every chain and every sum is a variable of its own: an array would lie in memory.
 _MULTIPLY = """
@@ -221,12 +223,17 @@ def kernels_text(hw: HardwareSpec) -> str:
 def names() -> tuple[str, ...]:
     """Of all functions."""
     multiplied = [multiply_name(dtype) + suffix for dtype in MULTIPLIED for suffix in ("", "_chain")]
+    divided = [divide_name(dtype) for dtype in DIVIDED]
     others = ("link_lines", "follow_lines", "enter_region", "meet", "count_together", "pack_rows", "pack_turned")
-    return ("clock_adds", *multiplied, *_WAYS, *others)
+    return ("clock_adds", *multiplied, *divided, *_WAYS, *others)
 
 
 def multiply_name(dtype: DType) -> str:
     return f"multiply_{dtype.value}"
+
+
+def divide_name(dtype: DType) -> str:
+    return f"divide_{dtype.value}"
 
 
 def _typedefs(lanes: int, vector: str) -> str:
@@ -244,7 +251,7 @@ def _clock() -> str:
 
 
 def _multiply(dtype: DType, vector_bytes: int) -> str:
-    """Independent chains of multiply-adds, and one chain alone: their rate and their latency."""
+    """Independent chains of multiply-adds, and one chain alone: their rate and their latency. Of quotients the rate."""
     element = {DType.FLOAT32: "float", DType.FLOAT64: "double", DType.INT32: "int32_t", DType.INT64: "int64_t"}[dtype]
     vector = f"V_{element}"
     name = multiply_name(dtype)
@@ -252,6 +259,9 @@ def _multiply(dtype: DType, vector_bytes: int) -> str:
     texts = [f"typedef {element} {vector} __attribute__((vector_size({vector_bytes})));"]
     for suffix, chains in (("", CHAINS), ("_chain", 1)):
         body = {"name": name + suffix, "body": _repeated(_CHAIN, chains)} | _sums(chains)
+        texts.append(_filled(_filled(_MULTIPLY, body), words))
+    if dtype in DIVIDED:
+        body = {"name": divide_name(dtype), "body": _repeated(_QUOTIENTS, CHAINS, first=1)} | _sums(CHAINS, first=1)
         texts.append(_filled(_filled(_MULTIPLY, body), words))
     return "\n".join(texts)
 
@@ -270,11 +280,11 @@ def _repeated(text: str, count: int, first: int = 0) -> str:
     return " ".join(text.replace("{j}", str(j)) for j in range(first, first + count))
 
 
-def _sums(count: int) -> dict[str, str]:
+def _sums(count: int, first: int = 0) -> dict[str, str]:
     """Variables c0, c1, ... and their sum."""
     return {
-        "declared": _repeated("{V} c{j} = {zero} + ({element}){j};", count),
-        "summed": " + ".join(f"c{j}" for j in range(count)),
+        "declared": _repeated("{V} c{j} = {zero} + ({element}){j};", count, first),
+        "summed": " + ".join(f"c{j}" for j in range(first, first + count)),
     }
 
 

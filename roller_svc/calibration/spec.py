@@ -37,6 +37,11 @@ def figure_of(name: str, values: Mapping[str, float], hw: HardwareSpec) -> str |
     figures |= {_fastest(level, values): f"levels.{level}.bandwidth_bytes_per_s" for level in BANDWIDTH_OF}
     figures |= {f"latency_{level}": f"levels.{level}.latency_s" for level in BANDWIDTH_OF}
     figures |= {kernels.multiply_name(unit.in_dtype): f"units.{unit.name}.flops_per_s" for unit in hw.units}
+    figures |= {
+        kernels.divide_name(unit.in_dtype): f"units.{unit.name}.quotients_per_s"
+        for unit in hw.units
+        if unit.kind is UnitKind.VECTOR
+    }
     return figures.get(name)
 
 
@@ -106,7 +111,8 @@ def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
     rate = values.get(kernels.multiply_name(DType.FLOAT32 if is_dot else unit.in_dtype))
     if is_dot and rate is not None:
         rate *= unit.group
-    return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None)
+    quotients = None if is_dot else values.get(kernels.divide_name(unit.in_dtype))
+    return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None, quotients_per_s=quotients)
 
 
 def in_order(levels: tuple[MemoryLevel, ...]) -> tuple[MemoryLevel, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from roller_svc.errors import ArgumentError, InputError, InvariantError, SpecError, UnknownHardwareError
 from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.yaml_text import load_yaml
-from roller_svc.ir.hardware import HardwareSpec, MemoryLevel
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel
 from roller_svc.settings import settings
 
 LOCAL = "local"
@@ -108,15 +108,14 @@ def with_fewer_cores(spec: HardwareSpec, cores: int) -> HardwareSpec:
         scaled = None if peak is None else peak * (there / of_all)
         return replace(level, bandwidth_bytes_per_s=there, peak_bandwidth_bytes_per_s=scaled)
 
+    def with_rates(unit: ComputeUnit) -> ComputeUnit:
+        flops = rate(f"units.{unit.name}.flops_per_s", unit.flops_per_s)
+        of_all = unit.quotients_per_s
+        quotients = None if of_all is None else rate(f"units.{unit.name}.quotients_per_s", of_all)
+        return replace(unit, flops_per_s=flops, peak_flops_per_s=None, quotients_per_s=quotients)
+
     levels = tuple(with_rate(level) for level in spec.levels)
-    units = tuple(
-        replace(
-            unit,
-            flops_per_s=rate(f"units.{unit.name}.flops_per_s", unit.flops_per_s),
-            peak_flops_per_s=None,
-        )
-        for unit in spec.units
-    )
+    units = tuple(with_rates(unit) for unit in spec.units)
     return replace(spec, num_cores=cores, levels=levels, units=units, measured=())
 
 

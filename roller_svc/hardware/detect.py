@@ -184,7 +184,7 @@ def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_byt
     relative = (unit.flops_per_s / unit.shape[0]) / (reference.flops_per_s / reference.shape[0])
     efficiency = reference.flops_per_s / (reference.peak_flops_per_s or reference.flops_per_s)
     peak = clocks_per_s * lanes * 2 * ports * relative
-    return replace(unit, shape=(lanes,), flops_per_s=peak * efficiency, peak_flops_per_s=peak)
+    return replace(unit, shape=(lanes,), flops_per_s=peak * efficiency, peak_flops_per_s=peak, quotients_per_s=None)
 
 
 def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_bytes: int) -> tuple[ComputeUnit, ...]:

@@ -123,6 +123,7 @@ def _unit_of(unit: UnitModel) -> ComputeUnit:
         flops_per_s=unit.flops_per_s,
         max_shape=tuple(unit.max_shape),
         peak_flops_per_s=unit.peak_flops_per_s,
+        quotients_per_s=unit.quotients_per_s,
     )
 
 
@@ -169,4 +170,5 @@ def _unit_mapping(unit: ComputeUnit) -> dict[str, Any]:
         "acc_dtype": unit.acc_dtype.value,
         "flops_per_s": unit.flops_per_s,
         "peak_flops_per_s": unit.peak_flops_per_s,
+        "quotients_per_s": unit.quotients_per_s,
     }

@@ -70,6 +70,7 @@ class UnitModel(_Strict):
     acc_dtype: str
     flops_per_s: Rate
     peak_flops_per_s: Rate | None = None
+    quotients_per_s: Rate | None = None
 
     @field_validator("in_dtype", "acc_dtype")
     @classmethod

@@ -98,6 +98,7 @@ class ComputeUnit:
     Where an instruction comes in sizes (wgmma's n), `shape` is the smallest, the granule tiles align to, and
     `max_shape` the largest. float32 in a matrix unit of NVIDIA means tf32. `flops_per_s`: achievable rate of the
     whole device, a multiply and an add counted as two; `peak_flops_per_s`: the vendor's, None where none is stated.
+    `quotients_per_s`: of a CPU's vectors one divided by another, whole device, None where nobody measured it.
     """
 
     name: str
@@ -108,6 +109,7 @@ class ComputeUnit:
     flops_per_s: float
     max_shape: tuple[int, ...] = ()  # empty: `shape` is the only size
     peak_flops_per_s: float | None = None
+    quotients_per_s: float | None = None
 
     @property
     def is_matrix(self) -> bool:

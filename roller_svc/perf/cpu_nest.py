@@ -20,6 +20,7 @@ from roller_svc.perf.cpu_memory import (
     streaming_share,
 )
 from roller_svc.perf.footprint import AccessFootprint, Tile
+from roller_svc.perf.machine import Machine
 from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
@@ -127,7 +128,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     width = _width(p, launch)
     side_by_side = max(1, launch.lanes * math.prod(launch.thread) // width)
     join = Counts(simple=each.joins is Combine.SUM or each.joins is Combine.PROD, extremes=each.joins in _EXTREME_JOINS)
-    busy = work_cycles(costs, counts + join)
+    busy = work_cycles(p.machine, counts + join)
     rows = p.outer_points
     is_row = each.points > rows
     if each.joins is not None and is_row and not walks_columns(p.space):
@@ -150,12 +151,13 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
     return cycles
 
 
-def work_cycles(costs: NestCosts, counts: Counts) -> float:
+def work_cycles(mach: Machine, counts: Counts) -> float:
     """Operations on one vector."""
+    costs = mach.costs.nest
     return (
         costs.operation_cycles * counts.simple
         + costs.extreme_cycles * counts.extremes
-        + costs.quotient_cycles * counts.quotients
+        + mach.quotient_cycles * counts.quotients
         + costs.exponential_cycles * counts.exponentials
         + costs.function_cycles * counts.functions
     )

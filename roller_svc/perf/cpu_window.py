@@ -72,7 +72,7 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
         inside = [min(d.places, high - low) for d, (low, high) in zip(found.dims, plane.inside, strict=True)]
         vectors = last.phases * _vectors(-(-inside[-1] // last.phases), lanes)
         moved = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
-        work = work_cycles(mach.costs.nest, plane.work)
+        work = work_cycles(mach, plane.work)
         each = max(moved, work) + costs.overlap_leak * min(moved, work)
         cycles += math.prod(inside[:-1]) * (costs.line_cycles + vectors * each)
     return cycles

@@ -64,6 +64,14 @@ class Machine:
         """Vectors that a CPU's core reads of its first cache in a cycle."""
         return self.caches[-1].bytes_per_s / (self.cores * self.clock_hz * self.hw.vector_bytes)
 
+    @property
+    def quotient_cycles(self) -> float:
+        """Of a CPU's core, for one vector divided by another: what the spec has, or else the constant."""
+        rate = self.unit.quotients_per_s
+        if rate is None:
+            return self.costs.nest.quotient_cycles
+        return self.unit.shape[-1] * self.cores * self.clock_hz / rate
+
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
 
