@@ -74,7 +74,8 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
         first = {t.access.tensor for t in mine} - known
         memory = sum(s for tensor, s in moving if tensor in first)
         known |= first
-        cycles = (_pass_cycles(p, launch, one), _load_cycles(p, launch, one), again * each)
+        loads = max(0.0, _load_cycles(p, launch, one) - _divider_only(p, launch, one))
+        cycles = (_pass_cycles(p, launch, one), loads, again * each)
         steps.append(_Step(cycles, memory))
     return steps
 
@@ -152,15 +153,23 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
 
 
 def work_cycles(mach: Machine, counts: Counts) -> float:
-    """Operations on one vector."""
-    costs = mach.costs.nest
+    """Operations on one vector: the divider works beside all other units."""
+    return max(_others_cycles(mach.costs.nest, counts), mach.quotient_cycles * counts.quotients)
+
+
+def _others_cycles(costs: NestCosts, counts: Counts) -> float:
     return (
         costs.operation_cycles * counts.simple
         + costs.extreme_cycles * counts.extremes
-        + mach.quotient_cycles * counts.quotients
         + costs.exponential_cycles * counts.exponentials
         + costs.function_cycles * counts.functions
     )
+
+
+def _divider_only(p: Problem, launch: Launch, each: Pass) -> float:
+    """Cycles in which a statement has nothing but its divider at work: loads and stores hide there."""
+    alone = work_cycles(p.machine, each.counts) - _others_cycles(p.machine.costs.nest, each.counts)
+    return each.points * _overhang(p, launch) / _width(p, launch) * alone
 
 
 def _width(p: Problem, launch: Launch) -> int:
