@@ -10,7 +10,7 @@ from handwritten import tensor
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, aligned_empty, bind, numpy_dtype
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, PAGE_BYTES, aligned_empty, bind, numpy_dtype
 
 SIGNATURE = (tensor("A", "a", Role.INPUT), tensor("B", "b", Role.INPUT), tensor("C", "c", Role.OUTPUT))
 
@@ -87,6 +87,13 @@ def test_inputs_arrive_dense_and_aligned(offset: int) -> None:
 def test_an_aligned_dense_input_is_not_copied() -> None:
     given = aligned_empty((4, 6), np.dtype(np.float32))
     assert address(bind(SIGNATURE, arrays() | {"A": given}).memory["a"]) == address(given)
+
+
+@pytest.mark.parametrize(("elements", "alignment"), [(16, ALIGNMENT_BYTES), (1024, PAGE_BYTES), (5000, PAGE_BYTES)])
+def test_large_arrays_begin_with_a_page(elements: int, alignment: int) -> None:
+    """Else loads may follow stores to other pages' same places closely."""
+    held = [aligned_empty((elements,), np.dtype(np.float32)) for _ in range(4)]
+    assert {address(array) % alignment for array in held} == {0}
 
 
 def test_an_aligned_dense_output_is_written_in_place() -> None:
