@@ -60,13 +60,22 @@ class CpuNest(TaskRules):
         return grown.large
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        """Past the caches too, where a map's results are more than the last one holds."""
+        """Past the caches too, where the results of a map, or of rows, are more than the last one holds."""
         p = self.problem
         last = p.machine.last_cache
         large = last is None or p.compulsory_bytes > last.total_bytes // 2
-        if p.reduced or self.serial or p.vector not in p.spatial or not large:
+        is_map = not p.reduced and p.vector in p.spatial
+        if self.serial or not large or not (is_map or self._writes_rows(base)):
             return (PLAIN,)
         return (PLAIN, Pipeline(streamed=True))
+
+    def _writes_rows(self, base: Base) -> bool:
+        """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
+        p = self.problem
+        dear = any(one.joins is not None and one.counts.is_dear for one in p.passes)
+        return base.lanes > 1 and not dear and any(
+            t.walks_reduced and t.strides.get(p.vector) == 1 for t in p.touched.writes
+        )  # fmt: skip
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""

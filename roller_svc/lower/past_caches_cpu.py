@@ -1,16 +1,18 @@
-"""Schedule tree of maps on a CPU → the same with results stored past the caches, and no prefetches of their lines."""
+"""Schedule tree of a nest on a CPU → the same with results stored past the caches, and no prefetches of their lines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from roller_svc.ir.expr import loads_of
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Storage, descend
 
 
 def past_caches(tree: ScheduleTree, group: KernelGroup) -> ScheduleTree:
-    """For results that nobody reads soon: those of the group that no statement of it reads."""
+    """For results that nobody reads soon: those of the group that no node reads, be it what waits there of a row."""
     read = {t for s in group.statements for t in s.reads_tensors}
+    read |= {x.tensor for n in descend(tree.body) if isinstance(n, Compute) for x in loads_of(n.value)}
     results = frozenset(name for name, _ in group.stored) - read
     return replace(tree, body=_streamed(tree.body, results))
 

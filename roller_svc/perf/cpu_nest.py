@@ -277,4 +277,5 @@ def _streaming_share(p: Problem, tensor: AccessFootprint) -> float:
     if p.vector is None or tensor.strides.get(p.vector) != 1:
         return 1.0
     row = p.extents[p.vector]
-    return streaming_share(max(1, p.outer_points // row), row * tensor.elem_bytes)
+    rows = p.outer_points if p.vector in p.reduced else max(1, p.outer_points // row)
+    return streaming_share(rows, row * tensor.elem_bytes)

@@ -33,6 +33,11 @@ class Counts:
     exponentials: int = 0
     functions: int = 0  # the other ones that are polynomials, and integer divisions
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether a value is better kept than computed again."""
+        return bool(self.quotients or self.exponentials or self.functions)
+
     def __add__(self, other: Counts) -> Counts:
         return Counts(
             self.simple + other.simple, self.extremes + other.extremes, self.quotients + other.quotients,

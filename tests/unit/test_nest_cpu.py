@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from cpucases import hinting
 
 import roller_svc
+from roller_svc.backends import backend_for
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition
 from roller_svc.generate import generate
-from roller_svc.hardware import load
+from roller_svc.hardware import detect_local, load
 from roller_svc.ir.build import add, div, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
@@ -21,6 +23,7 @@ from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Pre
 from roller_svc.lang.parser import parse
 from roller_svc.lower import lower
 from roller_svc.lower.linear import simplified
+from roller_svc.toolchain import compile_source
 
 HW = hinting(load("cpu-x86-avx512"))
 TARGETS = ("local", "cpu-x86-avx2")
@@ -108,3 +111,37 @@ def test_the_first_place_of_a_maximum(target: str, shape: tuple[int, int]) -> No
     kernel = roller_svc.compile(text, {"x": ("float32", shape)}, target=target, outputs=["y"])
     want = np.where(np.isnan(x).any(1), shape[1], x.argmax(1))
     np.testing.assert_array_equal(kernel(x=x)["y"], want)
+
+
+NORM = "s[i] +=! x[i, j]; y[i, j] = (x[i, j] - s[i] / 4096.0) * w[j]"
+EXPONENTIALS = "s[i] +=! x[i, j].call(`exp`); y[i, j] = x[i, j].call(`exp`) / s[i]"
+
+
+@pytest.mark.parametrize(("text", "rows", "past"), [(NORM, 4096, True), (NORM, 64, False), (EXPONENTIALS, 4096, False)])
+def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: int, past: bool) -> None:
+    """Few rows stay in a cache; exponentials wait where the quotients will be."""
+    shapes = {"x": (rows, 4096)} | ({"w": (4096,)} if "w[" in text else {})
+    program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
+    (group,) = partition(program, HW)
+    candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
+    assert {c.program.streamed for c in candidates} == {False, past}
+    for candidate in candidates:
+        way = replace(candidate.program, streamed=True)
+        (tree,) = lower(group, way, HW)
+        stored = [n for n in descend(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
+        assert any(n.streamed for n in stored) == (text is NORM and way.lanes > 1)
+
+
+def test_rows_past_the_caches_are_right() -> None:
+    """Vectors of rows that begin within a line are tested one by one, and rows have ends."""
+    x = np.random.default_rng(0).uniform(-1, 1, (33, 1001)).astype(np.float32)
+    program = parse("s[i] +=! x[i, j]; y[i, j] = x[i, j] - s[i]", {"x": TensorType(DType.FLOAT32, x.shape)})
+    local = detect_local()
+    (group,) = partition(program, local)
+    candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
+    rows = next(c for c in candidates if c.program.lanes > 1)
+    plan = Plan((replace(rows, program=replace(rows.program, streamed=True)),))
+    compiled = compile_source(generate(plan, program, (group,), local))
+    assert "stream_" in compiled.source.text
+    got = backend_for(local).load(compiled).run({"x": x})["y"]
+    np.testing.assert_allclose(got, x - x.sum(1, keepdims=True), rtol=1e-4, atol=1e-4)
