@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from roller_svc.calibration.calibrate import SECONDS, measured_on
 from roller_svc.calibration.cuda import device
 from roller_svc.calibration.presence import check_present
+from roller_svc.errors import existing
 from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 
@@ -48,20 +49,21 @@ def compared(hw: HardwareSpec, seconds: float = SECONDS) -> tuple[Comparison, ..
 
 def measured_comparisons(hw: HardwareSpec, measured: Sequence[Measured]) -> Iterator[Comparison]:
     for one in measured:
-        if one.figure is not None:
-            spec = figure(hw, one.figure)
+        if one.figure is not None and (spec := figure(hw, one.figure)) is not None:
             yield Comparison(one.figure, one.unit, spec, one.min, one.median, one.max, one.quiet / spec)
 
 
-def figure(hw: HardwareSpec, path: str) -> float:
-    """The spec's figure of a dotted path: clock_hz, levels.l2.latency_s, limits.launch_overhead_s."""
+def figure(hw: HardwareSpec, path: str) -> float | None:
+    """The spec's figure of a dotted path: clock_hz, levels.l2.latency_s, limits.launch_overhead_s. None where it leaves
+    it out."""
     part, *rest = path.split(".")
     if not rest:
         return float(getattr(hw, part))
     if part == "limits":
         return float(getattr(hw.limits, rest[0]))
     named = {level.name: level for level in hw.levels} if part == "levels" else {unit.name: unit for unit in hw.units}
-    return float(getattr(named[rest[0]], rest[1]))
+    found = getattr(named[rest[0]], rest[1])
+    return None if found is None else float(found)
 
 
 def _counted(hw: HardwareSpec) -> Iterator[Comparison]:
@@ -72,5 +74,5 @@ def _counted(hw: HardwareSpec) -> Iterator[Comparison]:
     here = detect_local()
     paths = [("num_cores", COUNT), *((f"levels.{name}.capacity_bytes", BYTES) for name in _CACHES)]
     for path, unit in paths:
-        found, said = figure(here, path), figure(hw, path)
+        found, said = (existing(figure(spec, path), f"{path} of {spec.id}") for spec in (here, hw))
         yield Comparison(path, unit, said, found, found, found, found / said)

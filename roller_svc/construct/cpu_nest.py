@@ -72,10 +72,10 @@ class CpuNest(TaskRules):
     def _writes_rows(self, base: Base) -> bool:
         """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
         p = self.problem
-        dear = any(one.joins is not None and one.counts.is_dear for one in p.passes)
-        return base.lanes > 1 and not dear and any(
-            t.walks_reduced and t.strides.get(p.vector) == 1 for t in p.touched.writes
-        )  # fmt: skip
+        dear = any(one.joins and one.counts.is_dear for one in p.passes)
+        if base.lanes == 1 or dear or p.vector is None or p.vector not in p.reduced:
+            return False
+        return any(t.walks_reduced and t.strides.get(p.vector) == 1 for t in p.touched.writes)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""

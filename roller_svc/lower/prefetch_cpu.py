@@ -46,8 +46,8 @@ class Stream:
 
 
 def hints_pay(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
-    """Whether hints run ahead of the group's streams: of a map beside stores past the caches they do, of rows only where
-    plain reading is faster with them (on Zen 4 rows of 4 KiB take a third longer with hints)."""
+    """Whether hints run ahead of the group's streams: beside stores past the caches they do in a map, in rows only
+    where plain reading is faster with them (on Zen 4 rows of 4 KiB take a third longer with hints)."""
     shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
     held = next((level for level in shared if level.capacity_bytes >= group.space.touched_bytes), hw.dram)
     return (program.streamed and program.lanes == 1) or held.hinted_gain >= 1.0

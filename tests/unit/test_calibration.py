@@ -20,6 +20,7 @@ from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, LaunchError, SpecError
 from roller_svc.hardware import catalog
 from roller_svc.ir import canonical
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec, Measured
 from roller_svc.perf.machine import machine
 from roller_svc.settings import Settings
@@ -38,6 +39,7 @@ def measured_as(values: dict[str, float], cores: int, spec: HardwareSpec) -> tup
 def every_figure() -> dict[str, float]:
     """Values for all micro-benchmarks that figures are taken from."""
     rates = {kernels.multiply_name(dtype): 1e11 + i for i, dtype in enumerate(kernels.MULTIPLIED)}
+    rates |= {kernels.divide_name(dtype): 1e10 + i for i, dtype in enumerate(kernels.DIVIDED)}
     reads = {"read_l1": 6e11, "read_l2": 2e11, "read_l3": 4e10, "read_ahead_l3": 5e10}
     reads |= {"read_dram": 2e10, "read_ahead_dram": 1.9e10, "copy_dram": 1.8e10, "copy_ahead_dram": 0.9e10}
     reads |= {"write_streamed_dram": 1.6e10, "copy_streamed_dram": 3e10}
@@ -97,6 +99,8 @@ def test_figures_are_what_was_measured() -> None:
     assert [level.latency_s for level in spec.levels] == [1e-7, 2e-8, 5e-9, 1e-9, 1e-9]  # none beyond the next
     assert spec.unit_for(kernels.MULTIPLIED[0]).flops_per_s == 1e11
     assert all(unit.peak_flops_per_s is None for unit in spec.units)
+    assert [spec.unit_for(d).quotients_per_s for d in kernels.DIVIDED] == [1e10, 1e10 + 1]
+    assert spec.unit_for(DType.INT32).quotients_per_s is None
     assert (spec.dram.streamed_write_gain, spec.dram.streamed_copy_gain) == (0.8, 1.5)  # of what is read
     assert [level.peak_bandwidth_bytes_per_s for level in spec.levels] == [3e10, 5e10, 2e11, 6e11, None]
     # hints ahead of a walk pay in the last cache, and not in memory, where a map reads and writes
@@ -129,6 +133,11 @@ def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
     assert refigured(LOCAL) == LOCAL
     few = replace(before, measured=tuple(one for one in before.measured if one.name != "write_streamed_dram"))
     assert refigured(few) == few
+
+
+def test_a_calibration_of_before_has_no_quotients() -> None:
+    before = calibrated_as({name: value for name, value in every_figure().items() if not name.startswith("divide")})
+    assert all(unit.quotients_per_s is None for unit in refigured(before).units)
 
 
 def test_measurements_do_not_make_another_device() -> None:
@@ -345,6 +354,7 @@ def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
         assert fewer.level("l2").bandwidth_bytes_per_s == pytest.approx(2e11 * cores / 4)
         assert fewer.level("l1").peak_bandwidth_bytes_per_s == pytest.approx(l1)
         assert fewer.units[0].flops_per_s == pytest.approx(spec.units[0].flops_per_s * cores / 4)
+        assert fewer.units[0].quotients_per_s == pytest.approx(1e10 * cores / 4)
 
 
 def test_a_refused_file_is_no_matter_of_other_devices(

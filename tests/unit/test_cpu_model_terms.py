@@ -268,3 +268,25 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
     each = FITTED.convolution.quotient_cycles * quotients / hw.clock_hz
     assert found["convolution"][0] - found["convolution"][1] >= elements * each * (1 - 1e-9)
     assert found["contraction"][0] == found["contraction"][1]
+
+
+def with_quotients(cycles: float) -> HardwareSpec:
+    """One core that divides a vector in so many cycles."""
+    hw = one_core()
+    units = [replace(u, quotients_per_s=u.shape[-1] * hw.clock_hz / cycles) for u in hw.units]
+    return replace(hw, units=tuple(units))
+
+
+def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
+    def compute_s(text: str, hw: HardwareSpec) -> float:
+        model = model_of(text, {"x": (F32, (4096,)), "z": (F32, (4096,))}, hw=hw)
+        return stage(estimated(model, {}, {"i": 64}), "compute")
+
+    slow, fast = (compute_s("y[i] = x[i] / z[i]", with_quotients(cycles)) for cycles in (12.0, 6.0))
+    vectors_s = 4096 / 16 / one_core().clock_hz
+    assert slow - fast == pytest.approx(6.0 * vectors_s)
+    assert compute_s("y[i] = x[i] / z[i] + x[i]", with_quotients(12.0)) == pytest.approx(slow)  # hidden
+    without = replace(FITTED.nest, quotient_cycles=12.0)
+    model = model_of("y[i] = x[i] / z[i]", {"x": (F32, (4096,)), "z": (F32, (4096,))})
+    model = model.with_costs(replace(FITTED, nest=without))
+    assert stage(estimated(model, {}, {"i": 64}), "compute") == pytest.approx(slow)
