@@ -1,6 +1,6 @@
 """Measurements of `roller bench model --json` → the module of costs that the model ships, fitted to all of them.
 
-    python bench/fit_costs.py bench/results/RESULT.json --output roller_svc/perf/cpu_costs_fitted.py
+    python bench/fit_costs.py bench/results/RESULT.json [MORE.json ...] --output roller_svc/perf/cpu_costs_fitted.py
 
 The fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
 a shell's `>` would empty it before this script, which imports it, has begun.
@@ -9,31 +9,40 @@ a shell's `>` would empty it before this script, which imports it, has begun.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from roller_svc.bench.cases import performance_cases
-from roller_svc.bench.fit import fitted
+from roller_svc.bench.fit import fitted_together
+from roller_svc.bench.measured_plans import FitCase
 from roller_svc.bench.model_report import fit_cases, read_measurements, spec_of
 from roller_svc.perf.cpu_costs import CpuCosts
 
+Json = dict[str, Any]
 CASES = Path(__file__).parent / "data" / "cpu_bench.json"
 DIGITS = 2  # significant ones: what measuring tells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, help="the document")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT", help="the documents, one of a machine")
     parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
     options = parser.parse_args()
-    document = read_measurements(options.result)
-    cases = fit_cases(document, {case.id: case for case in performance_cases(options.cases)})
-    costs = fitted(cases, spec_of(document), CpuCosts())
-    plans = sum(len(case.plans) for case in cases)
-    machine = document["machine"]
-    source = f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}"
-    replace_file(options.output, module(costs, source))
+    by_id = {case.id: case for case in performance_cases(options.cases)}
+    documents = [read_measurements(path) for path in options.results]
+    machines = [(fit_cases(document, by_id), spec_of(document)) for document in documents]
+    costs = fitted_together(machines, CpuCosts())
+    sources = [source(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
+    replace_file(options.output, module(costs, "\n".join(sources)))
+
+
+def source(document: Json, cases: Sequence[FitCase]) -> str:
+    """What was measured, where and when."""
+    machine, plans = document["machine"], sum(len(case.plans) for case in cases)
+    return f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}."
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -46,14 +55,14 @@ def replace_file(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def module(costs: CpuCosts, source: str) -> str:
+def module(costs: CpuCosts, sources: str) -> str:
     """The text of a module whose FITTED are these costs."""
     parts = {part.name: getattr(costs, part.name) for part in fields(costs)}
     families = sorted(type(part).__name__ for part in parts.values() if not isinstance(part, float))
     lines = [
         '"""The costs of `cpu_costs.py` fitted to measurements; written by `bench/fit_costs.py`.',
         "",
-        f"{source}.",
+        sources,
         '"""',
         "",
         "from roller_svc.perf.cpu_costs import (",

@@ -35,6 +35,7 @@ SHARED = "memory"  # the family of constants that all others rest on too
 
 Vector = NDArray[np.float64]
 Constant = tuple[str, str]  # a family of kernels and one of its constants
+OnMachine = tuple[Sequence[FitCase], HardwareSpec]  # cases that were measured there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,14 @@ class Measured:
 
 def fitted(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCosts:
     """The constants that explain the measurements best, none further from `start` than a factor of WITHIN."""
-    if not cases:
+    return fitted_together(((cases, hw),), start)
+
+
+def fitted_together(machines: Sequence[OnMachine], start: CpuCosts) -> CpuCosts:
+    """The same of measurements on several machines, each with its spec; every case of each counts the same."""
+    if not any(cases for cases, _ in machines):
         return start
-    measured = _measured(cases, hw)
+    measured = _measured(machines)
     constants = _constants(measured, start)
     fit = _Fit(measured, constants, start)
     theta = np.zeros(len(constants))
@@ -87,7 +93,7 @@ def fitted(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCo
 def all_estimated(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[tuple[float, ...], ...]:
     """Seconds that the model with these constants predicts for every plan of every case; plans of a case share what is
     prepared."""
-    measured = _measured(cases, hw)
+    measured = _measured(((cases, hw),))
     seconds = np.array([choice.seconds(costs) for choice in measured.choices])
     plans = iter(float(seconds[list(part)].sum()) for part in measured.parts)
     return tuple(tuple(next(plans) for _ in case.plans) for case in cases)
@@ -187,10 +193,11 @@ def _constants(measured: Measured, start: CpuCosts) -> tuple[Constant, ...]:
     )
 
 
-def _measured(cases: Sequence[FitCase], hw: HardwareSpec) -> Measured:
+def _measured(machines: Sequence[OnMachine]) -> Measured:
     choices: list[Choice] = []
     parts: list[tuple[int, ...]] = []
-    for case in cases:
+    found = [(case, hw) for cases, hw in machines for case in cases]
+    for case, hw in found:
         known: dict[tuple[KernelGroup, RProgram], int] = {}
         models: dict[tuple[str, TileSpace, ComputeUnit], Model] = {}
         for plan in case.plans:
@@ -200,8 +207,8 @@ def _measured(cases: Sequence[FitCase], hw: HardwareSpec) -> Measured:
                     known[group, program] = len(choices)
                     choices.append(_choice(group, program, hw, models))
             parts.append(tuple(known[pair] for pair in pairs))
-    numbers = [i for i, case in enumerate(cases) for _ in case.plans]
-    seconds = [plan.seconds for case in cases for plan in case.plans]
+    numbers = [i for i, (case, _) in enumerate(found) for _ in case.plans]
+    seconds = [plan.seconds for case, _ in found for plan in case.plans]
     return Measured(tuple(choices), tuple(parts), np.array(numbers, dtype=np.int64), np.log(seconds))
 
 

@@ -12,7 +12,7 @@ import pytest
 from tilespaces import matmul, relu, row_sum
 
 from roller_svc import hardware
-from roller_svc.bench.fit import WITHIN, all_estimated, fitted
+from roller_svc.bench.fit import WITHIN, all_estimated, fitted, fitted_together
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan
 from roller_svc.construct import rank
 from roller_svc.construct.rprograms import prepared
@@ -86,6 +86,16 @@ def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay
 
 def test_without_measurements_nothing_changes() -> None:
     assert fitted((), HW, START) == START
+
+
+def test_measurements_on_two_machines_are_fitted_together() -> None:
+    """Half of the cases on a machine whose clock is half as fast, whose times are other ones for the same constants."""
+    slow_hw = replace(HW, clock_hz=HW.clock_hz / 2)
+    (there,) = all_estimated((cases()[0],), slow_hw, TRUE)
+    plans = tuple(replace(plan, seconds=s) for plan, s in zip(cases()[0].plans, there, strict=True))
+    there_too = (replace(cases()[0], plans=plans),)
+    found = fitted_together(((there_too, slow_hw), (cases()[1:], HW)), START)
+    assert worst(found) < 0.5 * worst(START)
 
 
 @pytest.mark.parametrize("number", range(len(GROUPS)))
