@@ -17,6 +17,7 @@ from roller_svc.bench.measured_plans import FitCase, MeasuredPlan
 from roller_svc.construct import rank
 from roller_svc.construct.rprograms import prepared
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.cpu_costs_fitted import FITTED
