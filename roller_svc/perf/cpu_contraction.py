@@ -25,6 +25,7 @@ from roller_svc.perf.terms import Costs, Launch
 
 LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
+LOOP_OPERATIONS = 3  # of one k: a pointer, a counter, a branch
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 
 
@@ -138,11 +139,29 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
         for width, across in _cut(extents[1], tile[1]):
             vectors = -(-width // lanes)
             each = kernel_cycles(p.machine, height, vectors)
-            each += costs.load_cycles * max(0.0, height + vectors - costs.free_loads * each)
+            each -= _next_tiles_cycles(p.machine, height, vectors, step) / step
+            each += costs.load_cycles * _crowded_loads(p.machine, height, vectors, each)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
             cycles += down * across * (steps * costs.call_cycles + depth * each)
     return cycles
+
+
+def _crowded_loads(mach: Machine, height: int, vectors: int, each: float) -> float:
+    """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
+    fewer it has ports for."""
+    return max(0.0, height + vectors - max(0.0, mach.costs.contraction.free_issues - _fma_ports(mach)) * each)
+
+
+def _next_tiles_cycles(mach: Machine, height: int, vectors: int, depth: int) -> float:
+    """Cycles of a register tile in which the next one, whose sums wait for none of this one's, is multiplied already:
+    while few sums wait for each other at each k, a core works on the operations that it holds of later k, and those
+    are of the next tile towards the end. No more than the multiply-adds' ports have free then."""
+    busy = height * vectors / _fma_ports(mach)
+    ahead = mach.costs.contraction.in_flight / (height * vectors + vectors + LOOP_OPERATIONS)
+    latency = kernel_cycles(mach, height, vectors)
+    free = min(1.0, latency / max(busy, _load_cycles(mach, height, vectors)) - 1.0)
+    return latency * min(ahead, depth / 2) * free
 
 
 def _near_bytes(p: Problem, extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
@@ -246,10 +265,19 @@ def _store(p: Problem, s: _Sizes) -> float:
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k, or word of it: max(MR·nv / FMA ports, (MR + nv) / load ports, FMA latency); within 3 % for 11
-    kernels of single k."""
-    ports = mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
-    return max(mr * vectors / ports, (mr + vectors) / LOAD_PORTS, FMA_LATENCY_CYCLES)
+    """Cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency); within 3 % for 11 kernels of
+    single k."""
+    return max(mr * vectors / _fma_ports(mach), _load_cycles(mach, mr, vectors), FMA_LATENCY_CYCLES)
+
+
+def _fma_ports(mach: Machine) -> float:
+    return mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
+
+
+def _load_cycles(mach: Machine, mr: int, vectors: int) -> float:
+    """Of the load ports for one k: rows of B are whole vectors, which some cores read one of a cycle; elements of A,
+    which all lanes share, are none."""
+    return mr / LOAD_PORTS + vectors / mach.load_ports
 
 
 def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
