@@ -211,7 +211,7 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
         b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
         slower = costs.conflict if rows_collide(p, s.mr) else 1.0
-        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block) * slower
+        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block, launch.block) * slower
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
@@ -307,7 +307,16 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
                 cycles += across * looked_up + (1 - across) * inside
             case Lie.APART:
                 cycles += costs.gather_cycles * along * deep
-    return cycles + _arrival_cycles(p, operand, block)
+    return cycles + _arrival_cycles(p, operand, block, _walked(p, operand, block, (panel_axis, size)))
+
+
+def _walked(p: Problem, operand: Operand, block: Tile, panel: tuple[int | None, int]) -> Tile:
+    """What of an operand is read row by row: all of its block, or, of fused axes, one panel after the other: pieces of
+    rows that no prefetcher follows. What a cache holds comes as fast without one."""
+    axis, size = panel
+    if axis is None or _members(p, axis) == 1 or operand.total_bytes <= p.machine.caches[0].total_bytes // 2:
+        return block
+    return (*block[:axis], min(size, block[axis]), *block[axis + 1 :])
 
 
 def _vectors(size: int, lanes: int) -> int:
@@ -323,11 +332,11 @@ def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
     return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
-def _arrival_cycles(p: Problem, operand: Operand, block: Tile) -> float:
-    """One block of an operand from memory, or from the cache that holds all of it, run by run; gaps of less than a few
-    lines do not end one."""
+def _arrival_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> float:
+    """One block of an operand from memory, or from the cache that holds all of it, run by run of what is `walked` at
+    once; gaps of less than a few lines do not end one."""
     moved = sum(tensor.moved_bytes(block) for tensor in operand.tensors)
-    runs = sum(tensor.elements(block) / tensor.run(block) for tensor in operand.tensors)
+    runs = sum(tensor.elements(block) / tensor.run(walked) for tensor in operand.tensors)
     runs = min(runs, moved / SHORTEST_RUN_BYTES)
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
 
