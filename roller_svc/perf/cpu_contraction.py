@@ -143,7 +143,8 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             each += costs.load_cycles * _crowded_loads(p.machine, height, vectors, each)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
-            cycles += down * across * (steps * costs.call_cycles + depth * each)
+            issuing = min(1.0, (height * vectors + height + vectors) / (costs.free_issues * each))
+            cycles += down * across * (steps * issuing * costs.call_cycles + depth * each)
     return cycles
 
 
