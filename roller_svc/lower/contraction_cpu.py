@@ -363,6 +363,7 @@ class _Blocked:
             height, _padded(width, self.lanes), self.lanes, dtype, (Steps(K_ROW, self.kc, ref(K_COUNT)),),
             a=self._element_of_a,
             b=self._packed_element_of_b,
+            registers=self.hw.limits.max_registers_per_thread,
             beside=self._panel_ahead(),
             dot=self.dot,
             begins=self._less_flipped if self._flips_a else None,

@@ -60,8 +60,7 @@ def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
     wide = thread[image.filters.name]
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
     packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
-    is_large = space.touched_bytes > hw.block_level.capacity_bytes
-    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m, is_large=is_large)
+    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m, hw=hw)
     return (ScheduleTree(group.name, tasks.nodes()),)
 
 
@@ -73,7 +72,7 @@ class _Tasks:
     window: ImageWindow
     weights: PackedWeights
     filters_last: bool  # whether results of neighbouring filters lie side by side
-    is_large: bool  # whether a core's own cache does not hold all that the group touches
+    hw: HardwareSpec
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @property
@@ -88,6 +87,11 @@ class _Tasks:
     @property
     def lanes(self) -> int:
         return self.window.lanes
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a core's own cache does not hold all that the group touches."""
+        return self.view.group.space.touched_bytes > self.hw.block_level.capacity_bytes
 
     def _task(self, slide: Slide) -> int:
         return self.program.block[slide.pixel.name]
@@ -220,6 +224,7 @@ class _Tasks:
             steps=(*over_taps, *channels) if self.image.channels_last else (*channels, *over_taps),
             a=self._pixel if along else self._weight,
             b=self._weight if along else self._pixel,
+            registers=self.hw.limits.max_registers_per_thread,
         )
         tile = Tile(SUMS, self._sum_at)
         return kernel.nodes(tile, equal(ref(".step"), num(0)) if self.steps > 1 else None)
