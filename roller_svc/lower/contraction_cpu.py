@@ -37,6 +37,7 @@ from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Steps, Tile
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
+from roller_svc.lower.results_ahead_cpu import ResultsAhead
 from roller_svc.lower.word_packing_cpu import WordPacking
 from roller_svc.perf.cpu_tile import (
     CpuOperand,
@@ -295,8 +296,7 @@ class _Blocked:
             return (*nodes, Branch(equal(ref(STEP), num(self.steps - 1)), finish))
         if width % self.lanes == 0:
             tile = Tile(self.view.group.statements[0].output, self._output)
-            ahead = self._output_ahead(height, width)
-            return (*ahead, *self._sums(height, width, tile, fresh if self.steps > 1 else None))
+            return self._sums(height, width, tile, fresh if self.steps > 1 else None)
         edge = Tile(EDGE_C, lambda row, column: (row, column))
         return (*self._sums(height, width, edge), *self._edge_stored(height, width, fresh))
 
@@ -309,14 +309,6 @@ class _Blocked:
         m, n = self.view.m.members[0].name, self.view.n.members[0].name
         at = {m: add(ref("m.place"), row), n: add(ref("n.place"), column)}
         return tuple(substitute(i, at) for i in self.view.group.statements[0].index)
-
-    def _output_ahead(self, height: int, width: int) -> tuple[Node, ...]:
-        """The rows of C that this tile will join or become, on their way while it is summed."""
-        statement = self.view.group.statements[0]
-        vector = mul(ref(".vector"), num(self.lanes))
-        line = Prefetch(statement.output, self._output(ref("m.row"), vector), 0, for_write=True)
-        lines = Loop(".vector", width // self.lanes, LoopKind.UNROLL, (line,))
-        return (Loop("m.row", height, LoopKind.SERIAL, (lines,)),)
 
     def _edge_stored(self, height: int, width: int, fresh: Expr) -> tuple[Node, ...]:
         statement, row = self.view.group.statements[0], ref("m.row")
@@ -331,11 +323,14 @@ class _Blocked:
     def _sums(self, height: int, width: int, tile: Tile, fresh: Expr | None = None) -> tuple[Node, ...]:
         """The micro-kernel, which packs what it reads where nobody has: panels at the edge are packed already."""
         kernel = self._micro_kernel(height, width)
-        nodes = kernel.nodes(tile, fresh)
-        if not self.packs_beside or width < self.columns.size or not self._begins_with(height):
-            return nodes
-        packs = replace(kernel, b=self._element_of_b, kept=self._packed_element_of_b, beside=self._rows_ahead())
-        return (Branch(self._first, packs.nodes(tile, fresh), nodes),)
+        hints = ResultsAhead(self.view, height if self.in_place or self.steps == 1 else 0, width)
+        ahead = hints.beside(self.kc)
+        nodes = replace(kernel, beside=(*kernel.beside, *ahead)).nodes(tile, fresh)
+        if self.packs_beside and width == self.columns.size and self._begins_with(height):
+            beside = (*self._rows_ahead(), *ahead)
+            packs = replace(kernel, b=self._element_of_b, kept=self._packed_element_of_b, beside=beside)
+            nodes = (Branch(self._first, packs.nodes(tile, fresh), nodes),)
+        return decoded(self.view.n, ref("n.place"), (*hints.first(), *nodes))
 
     def _element_of_b(self, column: Expr) -> Load:
         view = self.view

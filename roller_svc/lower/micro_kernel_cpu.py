@@ -113,8 +113,8 @@ class MicroKernel:
         return (self._over_columns(Compute(place.tensor, place.index, Load(ROW_B, (column,), self._operand_dtype))),)
 
     def _pins(self) -> bool:
-        """gcc folds loads of B back into multiply-adds, once a row, where registers seem scarce, or rows few: 70 instead
-        of 93 %, and of 3 rows of 4 vectors, with half of 32 registers free, 82 instead of 100."""
+        """gcc folds loads of B back into multiply-adds, once a row, where registers seem scarce or rows are few: 70
+        instead of 93 %, and for 3 rows of 4 vectors, half of 32 registers being free, 82 instead of 100."""
         vectors = self.columns // self.lanes
         if self.kept is not None:
             return True

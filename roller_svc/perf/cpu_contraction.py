@@ -266,8 +266,8 @@ def _store(p: Problem, s: _Sizes) -> float:
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency); within 3 % for 11 kernels of
-    single k."""
+    """Cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency); within 3 % for 11
+    kernels of single k."""
     return max(mr * vectors / _fma_ports(mach), _load_cycles(mach, mr, vectors), FMA_LATENCY_CYCLES)
 
 

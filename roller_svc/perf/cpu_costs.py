@@ -26,11 +26,11 @@ class ContractionCosts:
     turn_cycles: float = 3.0  # one vector of a block that is transposed: its shuffles, its store
     scatter_cycles: float = 1.5  # storing one element of C whose place is looked up
     start_cycles: float = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
-    # Of a cycle for each load of a step beyond what is left of `free_issues` a cycle, and of the time that B's row takes from the
-    # second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32, as measured.
+    # Of a cycle for each load of a step beyond what multiply-adds leave of `free_issues` a cycle, and of the time that
+    # B's row takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32.
     load_cycles: float = 0.2
     free_issues: float = 2.8
-    in_flight: float = 160.0  # operations that a core holds while they wait: part of 224 and more in its reorder buffer
+    in_flight: float = 160.0  # operations that a core holds while they wait, of 224 and more in its reorder buffer
     l2_exposed: float = 0.15
     l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8
