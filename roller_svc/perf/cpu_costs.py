@@ -25,7 +25,7 @@ class ContractionCosts:
     copy_cycles: float = 1.5  # one vector from memory to a panel
     turn_cycles: float = 3.0  # one vector of a block that is transposed: its shuffles, its store
     scatter_cycles: float = 1.5  # storing one element of C whose place is looked up
-    start_cycles: float = 100.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
+    start_cycles: float = 70.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
     # Of a cycle for each load of a step beyond what multiply-adds leave of `free_issues` a cycle, and of the time that
     # B's row takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32.
     load_cycles: float = 0.2
