@@ -37,7 +37,7 @@ class ContractionCosts:
     edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
     packing_left: float = 0.3  # of packing, at least, where it is done beside a sweep of multiply-adds
     exposed: float = 0.5  # of what streams from the last cache beside the micro-kernel: prefetchers hide about half
-    results_exposed: float = 0.3  # of the time that results take to memory and back, lines that hints ask for
+    results_exposed: float = 0.1  # of the time that results take to memory and back, lines that hints ask for
     hinted: float = 0.25  # of the micro-kernel's time: panels that hints ask for are hidden better up to there
     memory_exposed: float = 0.1  # of the time that all operands take from memory
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cpucases import AVX2, cpu_case
 
 import roller_svc
+from roller_svc import hardware
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
 from roller_svc.construct import rank
 from roller_svc.construct.partition import partition, stored_types
@@ -14,22 +19,39 @@ from roller_svc.generate import generate
 from roller_svc.ir.build import num, ref
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.expr import Const, Load
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Prefetch, ScheduleTree, Scope, Storage, Transpose, descend
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Prefetch,
+    ScheduleTree,
+    Scope,
+    Storage,
+    Transpose,
+    descend,
+)
 from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
+from roller_svc.lower.contraction import View
+from roller_svc.lower.packing_cpu import K_ROW
+from roller_svc.lower.results_ahead_cpu import ResultsAhead
 from roller_svc.perf.cpu_tile import Lie, cpu_operands
 from roller_svc.perf.model import estimate
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
+AVX512 = hardware.load("cpu-x86-avx512")
 SHAPES = {"[m, k]": "mk", "[k, m]": "km", "[k, n]": "kn", "[n, k]": "nk"}
 Tiles = tuple[int, int, int, int, int]  # mr, nr, mc, nc, kc
 
@@ -164,6 +186,57 @@ def test_short_rows_are_asked_for_ahead() -> None:
     assert {(hint.tensor, hint.ahead) for hint in hints if hint.tensor in dict(group.inputs)} == {("A", 11 * 96)}
     (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".a_packed")
     assert packed.shape[1] * packed.shape[2] * 4 % 4096 >= 64
+
+
+@pytest.mark.parametrize(("height", "is_first"), [(4, True), (12, False)])
+def test_many_lines_of_results_are_asked_for_while_a_tile_is_summed(height: int, is_first: bool) -> None:
+    (group,) = partition(program_of((48, 64, 64), then=RELU), AVX2)
+    nodes = [*descend(lower(group, tiled(group, (height, 16, 48, 64, 64)), AVX2)[0].body)]
+    walks = [node for node in nodes if isinstance(node, Loop) and node.var == K_ROW]
+    beside = [node for walk in walks for node in descend(walk.body)]
+    found = [[x.tensor for x in part if isinstance(x, Prefetch) and x.for_write] for part in (nodes, beside)]
+    assert found == [["Y"], [] if is_first else ["Y"]]
+
+
+@pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
+def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
+    (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
+    beside = ResultsAhead(View.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).beside(steps)
+    asked: set[int] = set()
+    for k in range(steps):
+        nodes = beside
+        if isinstance(nodes[0], Branch):
+            nodes = nodes[0].then if value(nodes[0].cond, k) else ()
+        asked |= {value(node.value, k) for node in nodes if isinstance(node, Let)}
+    assert asked == set(range(height))
+
+
+def value(expr: Expr, k: int) -> int:
+    """Of an expression of the step along k."""
+    if isinstance(expr, Const):
+        return int(expr.value)
+    if not isinstance(expr, Op):
+        return k
+    found: dict[OpKind, Callable[[int, int], int]] = {
+        OpKind.ADD: operator.add, OpKind.MUL: operator.mul, OpKind.FLOORDIV: operator.floordiv,
+        OpKind.MOD: operator.mod, OpKind.MIN: min, OpKind.EQ: operator.eq,
+    }  # fmt: skip
+    a, b = (value(arg, k) for arg in expr.args)
+    return found[expr.kind](a, b)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tile", "is_pinned"),
+    [(AVX2, (6, 16), True), (AVX2, (4, 32), False), (AVX512, (3, 64), True), (AVX512, (8, 64), False)],
+)
+def test_rows_of_b_are_read_once_where_registers_hold_them(
+    spec: HardwareSpec, tile: tuple[int, int], is_pinned: bool
+) -> None:
+    (group,) = partition(program_of((48, 128, 64)), spec)
+    chosen = replace(tiled(group, (*tile, 48, 128, 32)), unit=spec.unit_for(DType.FLOAT32))
+    rooms = [node for node in descend(lower(group, chosen, spec)[0].body) if isinstance(node, Storage)]
+    whole = (node for room in rooms if room.shape == tile for node in descend(room.body))
+    assert {node.pinned for node in whole if isinstance(node, Storage)} == {is_pinned}
 
 
 def test_batches_of_a_sum_that_is_scaled() -> None:

@@ -290,3 +290,25 @@ def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
     model = model_of("y[i] = x[i] / z[i]", {"x": (F32, (4096,)), "z": (F32, (4096,))})
     model = model.with_costs(replace(FITTED, nest=without))
     assert stage(estimated(model, {}, {"i": 64}), "compute") == pytest.approx(slow)
+
+
+@pytest.mark.parametrize(("tile", "overlap"), [((1, 16), True), ((14, 32), False)])
+def test_short_chains_of_multiply_adds_overlap_with_the_next_tiles(tile: tuple[int, int], overlap: bool) -> None:
+    costs = replace(FITTED, contraction=replace(FITTED.contraction, call_cycles=0.0))
+    found = []
+    for depth in (64, 1024):
+        shapes = {"a": (F32, (56, depth)), "b": (F32, (depth, 64))}
+        model = model_of("c[m, n] +=! a[m, k] * b[k, n]", shapes).with_costs(costs)
+        found.append(stage(estimated(model, {}, {"m": tile[0], "n": tile[1]}), "compute") / depth)
+    assert (found[0] < 0.9 * found[1]) == overlap
+
+
+@pytest.mark.parametrize(("images", "dearer"), [(128, True), (4, False)])
+def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) -> None:
+    """Columns are pixels of all images: one panel after the other is packed, for each k a piece of a row of pixels."""
+    shapes = {"x": (F32, (images, 64, 3136)), "w": (F32, (64, 64))}
+    model = model_of("y[b, f, p] +=! w[f, c] * x[b, c, p]", shapes)
+    fused = next(axis.name for axis in model.problem.space.axes if len(axis.members) > 1)
+    costs = replace(FITTED, contraction=replace(FITTED.contraction, start_cycles=0.0))
+    wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
+    assert (wide[0] > 1.5 * wide[1]) == dearer
