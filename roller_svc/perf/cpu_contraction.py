@@ -143,9 +143,16 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             each += costs.load_cycles * _crowded_loads(p.machine, height, vectors, each)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
-            issuing = min(1.0, (height * vectors + height + vectors) / (costs.free_issues * each))
-            cycles += down * across * (steps * issuing * costs.call_cycles + depth * each)
+            cycles += down * across * (steps * _call_cycles(p.machine, height, vectors, each) + depth * each)
     return cycles
+
+
+def _call_cycles(mach: Machine, height: int, vectors: int, each: float) -> float:
+    """One call, less what of it finds a place beside multiply-adds and loads that a core still holds of the last one:
+    the fewer of them it does in a cycle the longer they last, and the more it issues beside them."""
+    costs = mach.costs.contraction
+    rate = (height * vectors + height + vectors) / each
+    return max(0.0, costs.call_cycles - max(0.0, 1.0 - rate / costs.free_issues) * costs.in_flight / rate)
 
 
 def _crowded_loads(mach: Machine, height: int, vectors: int, each: float) -> float:

@@ -31,7 +31,7 @@ class ContractionCosts:
     load_cycles: float = 0.2
     free_issues: float = 2.8
     in_flight: float = 160.0  # operations that a core holds while they wait, of 224 and more in its reorder buffer
-    l2_exposed: float = 0.15
+    l2_exposed: float = 0.1
     l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8
     edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
