@@ -143,22 +143,23 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             each += costs.load_cycles * _crowded_loads(p.machine, height, vectors, each)
             from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
             each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
-            cycles += down * across * (steps * _call_cycles(p.machine, height, vectors, each) + depth * each)
+            call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
+            cycles += down * across * (steps * call + depth * each)
     return cycles
 
 
-def _call_cycles(mach: Machine, height: int, vectors: int, each: float) -> float:
-    """One call, less what of it finds a place beside multiply-adds and loads that a core still holds of the last one:
-    the fewer of them it does in a cycle the longer they last, and the more it issues beside them."""
+def _call_cycles(mach: Machine, rate: float, last: float) -> float:
+    """One call, less what of it finds a place beside operations that a core still holds of the last one, which took
+    `last` cycles: at a `rate` of few in a cycle they last long, and leave many places."""
     costs = mach.costs.contraction
-    rate = (height * vectors + height + vectors) / each
-    return max(0.0, costs.call_cycles - max(0.0, 1.0 - rate / costs.free_issues) * costs.in_flight / rate)
+    beside = min(last, costs.in_flight / rate)
+    return max(0.0, costs.call_cycles - max(0.0, 1.0 - rate / costs.free_issues) * beside)
 
 
 def _crowded_loads(mach: Machine, height: int, vectors: int, each: float) -> float:
     """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
     fewer it has ports for."""
-    return max(0.0, height + vectors - max(0.0, mach.costs.contraction.free_issues - _fma_ports(mach)) * each)
+    return max(0.0, height * vectors + height + vectors - mach.costs.contraction.free_issues * each)
 
 
 def _next_tiles_cycles(mach: Machine, height: int, vectors: int, depth: int) -> float:
