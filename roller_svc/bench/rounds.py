@@ -19,7 +19,7 @@ UNDISTURBED = 0.02
 LEAST_ROUNDS, MOST_ROUNDS = 6, 120
 AGREE, ORDERED = 1.02, 0.95
 # Samples take no longer than this for each candidate, but for LEAST_ROUNDS.
-CANDIDATE_S = 1.0
+CANDIDATE_S = 0.7
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do. Its
 # least is put beside the best one's median, for its rounds may all have met neighbours where the best one's least call
 # met none: of 70 plans of a gather 23 looked three to six times slower than the best, and were one to three times.
