@@ -150,10 +150,12 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
 
 def _call_cycles(mach: Machine, rate: float, last: float) -> float:
     """One call, less what of it finds a place beside operations that a core still holds of the last one, which took
-    `last` cycles: at a `rate` of few in a cycle they last long, and leave many places."""
+    `last` cycles: at a `rate` of few in a cycle they last long, and leave many places. Never all of it: what a call
+    begins with waits for where it goes."""
     costs = mach.costs.contraction
     beside = min(last, costs.in_flight / rate)
-    return max(0.0, costs.call_cycles - max(0.0, 1.0 - rate / costs.free_issues) * beside)
+    hidden = max(0.0, 1.0 - rate / costs.free_issues) * beside
+    return costs.call_cycles**2 / (costs.call_cycles + hidden)
 
 
 def _crowded_loads(mach: Machine, height: int, vectors: int, each: float) -> float:

@@ -294,7 +294,7 @@ def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
 
 @pytest.mark.parametrize(("tile", "overlap"), [((1, 16), True), ((14, 32), False)])
 def test_short_chains_of_multiply_adds_overlap_with_the_next_tiles(tile: tuple[int, int], overlap: bool) -> None:
-    costs = replace(FITTED, contraction=replace(FITTED.contraction, call_cycles=0.0))
+    costs = replace(FITTED, contraction=replace(FITTED.contraction, call_cycles=1e-9))
     found = []
     for depth in (64, 1024):
         shapes = {"a": (F32, (56, depth)), "b": (F32, (depth, 64))}
