@@ -22,7 +22,8 @@ ROOM_BYTES = 20 << 10  # of a tile between its two sides: about half of L1, what
 SHORT_ROWS_BYTES = (128, 256, 448, 1024, 2048)
 CUTS = (1, 4, 16, 64)  # few: candidates are to differ in their tiles
 MAX_BASES = 14
-ANY_BYTES = tuple(round(64 * 1.5**i) for i in range(14))  # of one side of any tile, good or bad: to 12 KiB
+# Of one side of any tile, good or bad.
+ANY_BYTES = tuple(sorted({*TILE_BYTES, *SHORT_ROWS_BYTES, 192, 320, 768, 1536, 3072, 4096, 6144, 8192, 12288}))
 
 
 @dataclass(frozen=True, slots=True)
