@@ -19,11 +19,10 @@ from roller_svc.perf.cpu_tile import (
     rows_in_a_set,
 )
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import Machine
+from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.problem import Operand, Problem
 from roller_svc.perf.terms import Costs, Launch
 
-LOAD_PORTS = 2.0
 FMA_LATENCY_CYCLES = 4.0
 LOOP_OPERATIONS = 3  # of one k: a pointer, a counter, a branch
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
-from roller_svc.perf.cpu_contraction import LOAD_PORTS, kernel_cycles, source_bandwidth
+from roller_svc.perf.cpu_contraction import kernel_cycles, source_bandwidth
 from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moving_s
 from roller_svc.perf.image_tile import ImageSpace
+from roller_svc.perf.machine import LOAD_PORTS
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 

@@ -8,13 +8,11 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Combine
 from roller_svc.perf.cpu_memory import LINE_BYTES, moving_s, own_byte_seconds, repeated
 from roller_svc.perf.cpu_nest import work_cycles
-from roller_svc.perf.machine import Machine
+from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.plane_layout import Layout, Tile, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
-
-LOAD_PORTS = 2
 
 
 def cpu_window(p: Problem, launch: Launch) -> Costs:

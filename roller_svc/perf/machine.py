@@ -16,6 +16,7 @@ SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepl
 ISSUE_CYCLES = {Family.AMD: 4.0}
 # What the first cache of a core gives in a cycle: there 64 bytes, elsewhere a line (CUDA C++ Programming Guide: 128).
 FIRST_CACHE_BYTES = {Family.AMD: 64.0}
+LOAD_PORTS = 2.0  # of a CPU's core; each takes a vector a cycle, or a half of one
 LINE_BYTES, LINE_THREADS = 128.0, 32  # of NVIDIA's first cache, and the threads that take 4 bytes each of it
 
 
