@@ -265,7 +265,7 @@ class CWalk(Walk):
         place = self.scalar.places[node.tensor]
         ahead = f" + {node.ahead}" if node.ahead else ""
         address = f"{place.identifier} + {self.scalar.address(place, node.index)}{ahead}"
-        self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, 3);")
+        self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, {2 if node.to_second else 3});")
 
     def transpose(self, node: Transpose) -> None:
         dtype = as_bits(node.dtype or node.source.dtype)

@@ -124,12 +124,14 @@ class Barrier:
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """A hint to bring the cache line of the element that lies `ahead` elements behind tensor[index] in memory, perhaps
-    past the tensor's end, close to the core: it will be read soon or, `for_write`, written."""
+    past the tensor's end, close to the core: it will be read soon or, `for_write`, written. `to_second`: into the
+    second cache and no nearer, for the first has no room to spare."""
 
     tensor: str
     index: tuple[Expr, ...]
     ahead: int
     for_write: bool = False
+    to_second: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,9 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}routine {name}")
             case Barrier():
                 lines.append(f"{pad}barrier")
-            case Prefetch(tensor=tensor, for_write=for_write):
-                lines.append(f"{pad}prefetch {tensor}{' to write' if for_write else ''}")
+            case Prefetch(tensor=tensor, for_write=for_write, to_second=to_second):
+                how = f"{' to write' if for_write else ''}{' to the second cache' if to_second else ''}"
+                lines.append(f"{pad}prefetch {tensor}{how}")
             case Transpose(tensor=tensor, source=source):
                 lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
             case (

@@ -36,6 +36,7 @@ from roller_svc.ir.schedule import (
 from roller_svc.lower.contraction import View
 from roller_svc.lower.fused_axis import decoded
 from roller_svc.lower.micro_kernel_cpu import LANE, MicroKernel, Steps, Tile
+from roller_svc.lower.operand_ahead_cpu import OperandAhead
 from roller_svc.lower.packing_cpu import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
 from roller_svc.lower.results_ahead_cpu import ResultsAhead
 from roller_svc.lower.word_packing_cpu import WordPacking
@@ -325,6 +326,8 @@ class _Blocked:
         kernel = self._micro_kernel(height, width)
         hints = ResultsAhead(self.view, height if self.in_place or self.steps == 1 else 0, width)
         ahead = hints.beside(self.kc)
+        if self.a_is_straight:
+            ahead = (*ahead, *OperandAhead(self.view, self.lies[0], height, self.l2_bytes).beside())
         nodes = replace(kernel, beside=(*kernel.beside, *ahead)).nodes(tile, fresh)
         if self.packs_beside and width == self.columns.size and self._begins_with(height):
             beside = (*self._rows_ahead(), *ahead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -38,12 +39,14 @@ from roller_svc.ir.schedule import (
     Transpose,
     descend,
 )
+from roller_svc.ir.schedule_text import render
 from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
 from roller_svc.lang.inputs import random_inputs
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.lower.contraction import View
+from roller_svc.lower.operand_ahead_cpu import OperandAhead
 from roller_svc.lower.packing_cpu import K_ROW
 from roller_svc.lower.results_ahead_cpu import ResultsAhead
 from roller_svc.perf.cpu_tile import Lie, cpu_operands
@@ -211,15 +214,42 @@ def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
     assert asked == set(range(height))
 
 
+@pytest.mark.parametrize(("rows", "height"), [(64, 9), (8192, 9), (8192, 4), (8192, 20)])
+def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, height: int) -> None:
+    """Each line of each row once, and none of rows that are near anyway."""
+    (group,) = partition(program_of((rows, 16, 48)), AVX2)
+    lies, own_bytes = cpu_operands(group)[0], AVX2.block_level.capacity_bytes
+    view = View.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
+    beside = OperandAhead(view, lies, height, own_bytes).beside()
+    asked: Counter[tuple[int, int]] = Counter()
+    for k in range(48) if beside else ():
+        nodes = beside
+        if isinstance(nodes[0], Branch):
+            nodes = nodes[0].then if value(nodes[0].cond, k) else ()
+        for let in (node for node in nodes if isinstance(node, Let)):
+            (hint,) = let.body
+            assert isinstance(hint, Prefetch)
+            assert (hint.tensor, hint.ahead, hint.to_second) == ("A", height * 48, True)
+            asked[value(let.value, k), value(hint.index[1], k)] += 1
+    lines = {(row, first) for row in range(height) for first in (0, 16, 32)}
+    assert set(asked) == (lines if rows * 48 * 4 > own_bytes else set())
+
+
+def test_hints_into_the_second_cache_say_so() -> None:
+    (group,) = partition(program_of((8192, 16, 48)), AVX2)
+    (tree,) = lower(group, tiled(group, (4, 16, 8192, 16, 48)), AVX2)
+    assert "prefetch A to the second cache" in render(tree.body)
+
+
 def value(expr: Expr, k: int) -> int:
-    """Of an expression of the step along k."""
+    """Of an expression of the step along k, in the first of all blocks."""
     if isinstance(expr, Const):
         return int(expr.value)
     if not isinstance(expr, Op):
-        return k
+        return k if expr == ref(K_ROW) else 0
     found: dict[OpKind, Callable[[int, int], int]] = {
         OpKind.ADD: operator.add, OpKind.MUL: operator.mul, OpKind.FLOORDIV: operator.floordiv,
-        OpKind.MOD: operator.mod, OpKind.MIN: min, OpKind.EQ: operator.eq,
+        OpKind.MOD: operator.mod, OpKind.MIN: min, OpKind.EQ: operator.eq, OpKind.SUB: operator.sub,
     }  # fmt: skip
     a, b = (value(arg, k) for arg in expr.args)
     return found[expr.kind](a, b)
