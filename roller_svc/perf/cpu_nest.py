@@ -71,11 +71,11 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
     for one in walked:
         mine = [t for t in p.touched.accesses if t.access.tensor in one.tensors or not one.tensors]
         again = sum(t.bytes(p.extents) for t in mine if t.access.tensor in known and t.walks_reduced)
-        first = {t.access.tensor for t in mine} - known
+        first = frozenset(t.access.tensor for t in mine) - known
         memory = sum(s for tensor, s in moving if tensor in first)
         known |= first
         loads = max(0.0, _load_cycles(p, launch, one) - _divider_only(p, launch, one))
-        cycles = (_pass_cycles(p, launch, one), loads, again * each)
+        cycles = (_pass_cycles(p, launch, one, in_turn=_in_turn(p, one, first)), loads, again * each)
         steps.append(_Step(cycles, memory))
     return steps
 
@@ -122,12 +122,13 @@ def _plain_counts(p: Problem) -> Counts:
     return Counts(simple=round(p.space.flops / (p.outer_points * p.inner_points)))
 
 
-def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
+def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """One statement at all its points: operations, or the latency of joins where too few go side by side; loops; lanes
     joined, and what is left of a row joined one by one."""
     costs, counts = p.machine.costs.nest, each.counts
     width = _width(p, launch)
-    side_by_side = max(1, launch.lanes * math.prod(launch.thread) // width)
+    rows_at_once = 1 if launch.lanes > 1 and in_turn else math.prod(launch.thread)
+    side_by_side = max(1, launch.lanes * rows_at_once // width)
     join = Counts(simple=each.joins is Combine.SUM or each.joins is Combine.PROD, extremes=each.joins in _EXTREME_JOINS)
     busy = work_cycles(p.machine, counts + join)
     rows = p.outer_points
@@ -150,6 +151,14 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass) -> float:
         if each.joins is not None:
             cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
     return cycles
+
+
+def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
+    """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, where they
+    come from beyond a core's own caches (`lower/nest_cpu.py`)."""
+    held = p.machine.hw.block_level.capacity_bytes
+    mine = [t.bytes(p.extents) for t in p.touched.reads if t.walks_reduced and t.access.tensor in first]
+    return each.joins is not None and p.compulsory_bytes > held and max(mine, default=0) > held // 2
 
 
 def work_cycles(mach: Machine, counts: Counts) -> float:
@@ -246,15 +255,17 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
 
 
 def _followed(p: Problem, launch: Launch) -> float:
-    """What rows that lanes walk along take to read, in parts of what a walk does that prefetchers follow best. Of short
-    rows side by side each is a stream that begins anew, which long ones do at each page however they are walked. Along
-    a long row several loads in turns see every second line of it, or every fourth, and prefetchers follow each load by
-    itself: with one for all lines rows of 4 KB are read a twentieth faster (Zen 4). Where later statements walk rows
-    again these do go side by side, and reading pauses at every row."""
+    """What rows that lanes walk along take to read, in parts of what a walk does that prefetchers follow best. Of rows
+    that later statements walk again each of those side by side begins anew, for reading pauses there. Where nothing
+    comes between they are read in the order of memory, however many are at hand, but several loads in turns along a
+    long row see every second line of it, or every fourth, and prefetchers follow each load by itself: with one for all
+    lines rows of 4 KB are read a twentieth faster (Zen 4)."""
     costs, rows = p.machine.costs.nest, math.prod(launch.thread)
-    long = min(1.0, _row_bytes(p, launch) / rows / PAGE_BYTES) if len(p.passes) < 2 else 0.0
+    if len(p.passes) > 1:
+        return 1.0 + costs.rows_more * math.log2(rows)
     takes_turns = launch.lanes > p.machine.unit.shape[-1]
-    return 1.0 + costs.rows_more * math.log2(rows) * (1.0 - long) + costs.loads_apart_more * takes_turns * long
+    long = min(1.0, _row_bytes(p, launch) / rows / PAGE_BYTES)
+    return 1.0 + costs.loads_apart_more * takes_turns * long
 
 
 def _turned(p: Problem, launch: Launch) -> float:

@@ -166,9 +166,26 @@ def walked(model: Model, rows: int, lanes: int) -> float:
     return stage(model.estimate(replace(program, lanes=lanes)), "dram")
 
 
-def test_short_rows_side_by_side_begin_anew_and_those_of_a_page_do_anyway() -> None:
-    assert walked(summed(128), 4, 16) > 1.02 * walked(summed(128), 1, 16)
-    assert walked(summed(1024), 4, 16) == pytest.approx(walked(summed(1024), 1, 16), rel=1e-3)  # but for results
+ROW_SOFTMAX = "m[i] >=! x[i, k]\ns[i] +=! (x[i, k] - m[i]).call(`exp`)\ny[i, k] = (x[i, k] - m[i]).call(`exp`) / s[i]"
+
+
+def test_rows_begin_anew_only_where_they_are_walked_again() -> None:
+    """Rows of one reduction are read in the order of memory, however many are at hand; a softmax pauses at each."""
+    for row in (128, 1024):
+        assert walked(summed(row), 4, 16) == pytest.approx(walked(summed(row), 1, 16), rel=1e-3)  # but for results
+    softmax = model_of(ROW_SOFTMAX, {"x": (F32, (1 << 19, 128))}, ("y",))
+    assert walked(softmax, 4, 16) > 1.02 * walked(softmax, 1, 16)
+
+
+@pytest.mark.parametrize(("rows", "in_turn"), [(1 << 16, True), (64, False)])
+def test_sums_of_rows_in_turn_hide_no_more_of_their_latency(rows: int, in_turn: bool) -> None:
+    """As rows from memory are read, so their chains of additions follow each other; others go side by side."""
+    model = model_of("y[i] +=! x[i, k]", {"x": (F32, (rows, 2048))})
+    one, four = (
+        stage(model.estimate(replace(estimated_program(model, {}, {"i": at_hand}), lanes=16)), "compute")
+        for at_hand in (1, 4)
+    )
+    assert (four > 0.9 * one) is in_turn
 
 
 def test_prefetchers_follow_one_load_best() -> None:
@@ -179,9 +196,8 @@ def test_prefetchers_follow_one_load_best() -> None:
 
 def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
     """Softmax of rows of 128 bytes, and of 4 KB."""
-    text = "m[i] >=! x[i, k]\ns[i] +=! (x[i, k] - m[i]).call(`exp`)\ny[i, k] = (x[i, k] - m[i]).call(`exp`) / s[i]"
     for row, is_dearer in ((32, False), (1024, True)):
-        model = model_of(text, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
+        model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
         without = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, rows_written_more=0.0)))
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
