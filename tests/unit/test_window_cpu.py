@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cpucases import AVX2, Types, cpu_case
 
 from roller_svc import hardware
+from roller_svc.ir.rprogram import RTile
+from roller_svc.ir.schedule import Storage, descend
 from roller_svc.lang.interpreter import evaluate
+from roller_svc.lower import lower
 from roller_svc.perf.plane_tile import plane_space
 
 _PADDED = (
@@ -146,3 +151,22 @@ def test_lines_share_what_they_read() -> None:
     totals = best.thread["h"] * best.thread["w"] // best.unit.shape[-1]
     assert totals >= 4  # independent sums hide the latency of one
     assert totals < AVX2.limits.max_registers_per_thread
+
+
+def rooms(name: str, tile: dict[str, int]) -> dict[str, Storage]:
+    """Storage of a case's kernel with that register tile, by name."""
+    case = cpu_case(*CASES[name])
+    first = case.ranked[0].program
+    thread = RTile(tuple((axis, tile.get(axis, size)) for axis, size in first.thread.extents))
+    block = RTile(tuple((axis, -(-size // thread[axis]) * thread[axis]) for axis, size in first.block.extents))
+    tree = lower(case.group, replace(first, block=block, thread=thread), AVX2)[0]
+    return {node.tensor: node for node in descend(tree.body) if isinstance(node, Storage)}
+
+
+@pytest.mark.parametrize(("rows", "width", "is_pinned"), [(1, 16, False), (2, 16, True), (4, 24, True), (4, 32, False)])
+def test_staged_vectors_are_read_once_where_registers_hold_them(rows: int, width: int, *, is_pinned: bool) -> None:
+    assert rooms("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].pinned is is_pinned
+
+
+def test_sums_that_a_function_reads_have_one_room() -> None:
+    assert {"s.totals", "s.row"} & rooms("functions of the sums", {}).keys() == {"s.totals"}
