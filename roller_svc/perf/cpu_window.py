@@ -9,7 +9,7 @@ from roller_svc.ir.program import Combine
 from roller_svc.perf.cpu_memory import LINE_BYTES, moving_s, own_byte_seconds, repeated
 from roller_svc.perf.cpu_nest import work_cycles
 from roller_svc.perf.machine import LOAD_PORTS, Machine
-from roller_svc.perf.plane_layout import Layout, Tile, layout
+from roller_svc.perf.plane_layout import Dimension, Layout, Tile, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
@@ -21,7 +21,7 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     costs = mach.costs.window
     if space is None:
         raise InvariantError("the program has no windows")
-    planes = math.prod(min(b, a.extent) for a, b in zip(space.leading, launch.block, strict=False))
+    planes = math.prod(_mean(a.extent, b) for a, b in zip(space.leading, launch.block, strict=False))
     cycles = [0.0, 0.0, 0.0, 0.0]
     again = 0.0
     for one in space.sums:
@@ -67,13 +67,33 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
-        inside = [min(d.places, high - low) for d, (low, high) in zip(found.dims, plane.inside, strict=True)]
-        vectors = last.phases * _vectors(-(-inside[-1] // last.phases), lanes)
+        lines = math.prod(map(_inside, found.dims[:-1], plane.inside[:-1]))
+        low, high = plane.inside[-1]
+        vectors = last.phases * _vectors(-(-min(last.places, high - low) // last.phases), lanes)
         moved = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
         work = work_cycles(mach, plane.work)
         each = max(moved, work) + costs.overlap_leak * min(moved, work)
-        cycles += math.prod(inside[:-1]) * (costs.line_cycles + vectors * each)
+        cycles += lines * (costs.line_cycles + vectors * each)
     return cycles
+
+
+def _mean(extent: int, block: int) -> float:
+    """Of what a dimension has, a block's share: the last one may have less than others."""
+    return extent / -(-extent // block)
+
+
+def _inside(dim: Dimension, inside: tuple[int, int]) -> float:
+    """Places of a band that are staged, on average: the first bands and the last ones reach beyond what is inside."""
+    low, high = inside
+    bands, step = -(-dim.slide.extent // dim.block), dim.block * dim.slide.stride
+    beyond = _falling(low, step) + _falling((bands - 1) * step + dim.places - high, step)
+    return max(0.0, dim.places - beyond / bands)
+
+
+def _falling(first: int, step: int) -> int:
+    """first + (first - step) + (first - 2 step) + ..., as far as that is positive."""
+    terms = max(0, -(-first // step))
+    return terms * first - step * terms * (terms - 1) // 2
 
 
 def _vectors(elements: int, lanes: int) -> float:
@@ -112,7 +132,7 @@ def _accesses(vector_bytes: int, ports: float) -> float:
 def line_cycles(mach: Machine, found: Layout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
-    lines = math.prod(d.block for d in found.dims[:-1])
+    lines = math.prod(_mean(d.slide.extent, d.block) for d in found.dims[:-1])
     return lines * (costs.line_cycles + costs.staged_cycles * _vectors(width, mach.unit.shape[-1]))
 
 
