@@ -67,7 +67,7 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
-        lines = math.prod(map(_inside, found.dims[:-1], plane.inside[:-1]))
+        lines = math.prod(map(inside_of_band, found.dims[:-1], plane.inside[:-1]))
         low, high = plane.inside[-1]
         vectors = last.phases * _vectors(-(-min(last.places, high - low) // last.phases), lanes)
         moved = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
@@ -82,7 +82,7 @@ def _mean(extent: int, block: int) -> float:
     return extent / -(-extent // block)
 
 
-def _inside(dim: Dimension, inside: tuple[int, int]) -> float:
+def inside_of_band(dim: Dimension, inside: tuple[int, int]) -> float:
     """Places of a band that are staged, on average: the first bands and the last ones reach beyond what is inside."""
     low, high = inside
     bands, step = -(-dim.slide.extent // dim.block), dim.block * dim.slide.stride

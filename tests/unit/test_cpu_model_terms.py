@@ -16,7 +16,10 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.lang import parse
 from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.cpu_window import inside_of_band
 from roller_svc.perf.model import Model
+from roller_svc.perf.plane_layout import Dimension
+from roller_svc.perf.plane_tile import Slide
 from roller_svc.perf.roofline import roofline
 
 F32, I32 = DType.FLOAT32, DType.INT32
@@ -118,6 +121,19 @@ def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
     begun = FITTED.nest.begun_cycles * 4096 * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.problem.machine.clock_hz
+
+
+@pytest.mark.parametrize("size", [21, 42, 83])
+@pytest.mark.parametrize("block", [1, 3, 12, 21, 44, 96])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bands_stage_what_is_inside_of_their_planes(size: int, block: int, stride: int) -> None:
+    pad, taps = 3, 7
+    slide = Slide("h", (size + 2 * pad - taps) // stride + 1, "u", taps, stride, 1)
+    band = Dimension(slide, block, 1)
+    bands = -(-slide.extent // block)
+    firsts = range(0, bands * block * stride, block * stride)
+    staged = [max(0, min(pad + size, first + band.places) - max(pad, first)) for first in firsts]
+    assert inside_of_band(band, (pad, pad + size)) == pytest.approx(sum(staged) / bands)
 
 
 def test_work_on_what_windows_stage_is_counted() -> None:
