@@ -69,12 +69,12 @@ class ConvolutionCosts:
 
 @dataclass(frozen=True, slots=True)
 class WindowCosts:
-    """Of reductions over windows (`cpu_window.py`)."""
+    """Of reductions over windows (`cpu_window.py`), their parts timed by themselves on Zen 4."""
 
-    task_cycles: float = 280.0
-    line_cycles: float = 6.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
-    step_cycles: float = 6.0  # a step of the run
-    sums: float = 1.2  # a vector of the window joined to its sum, in the unit's multiply-adds
+    task_cycles: float = 120.0
+    line_cycles: float = 2.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
+    step_cycles: float = 4.0  # a step of the run
+    sums: float = 1.05  # a vector of the window joined to its sum, in the unit's multiply-adds
     extreme_cycles: float = 1.0  # the same to a maximum: a comparison, for NaN, and a selection
     staged_cycles: float = 2.0  # a vector staged, or stored
     shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides

@@ -69,11 +69,10 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     for plane in one.planes:
         lines = math.prod(map(inside_of_band, found.dims[:-1], plane.inside[:-1]))
         low, high = plane.inside[-1]
-        vectors = last.phases * _vectors(-(-min(last.places, high - low) // last.phases), lanes)
-        moved = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
-        work = work_cycles(mach, plane.work)
-        each = max(moved, work) + costs.overlap_leak * min(moved, work)
-        cycles += lines * (costs.line_cycles + vectors * each)
+        pieces = pieces_of_line(-(-min(last.places, high - low) // last.phases), lanes) * last.phases
+        each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
+        moved, work = _moving(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
+        cycles += lines * (costs.line_cycles + max(moved, work) + costs.overlap_leak * min(moved, work))
     return cycles
 
 
@@ -96,15 +95,24 @@ def _falling(first: int, step: int) -> int:
     return terms * first - step * terms * (terms - 1) // 2
 
 
-def _vectors(elements: int, lanes: int) -> float:
-    """A line's vectors, the last one as short a power of two as covers what is left: half of one takes half the time,
-    for it moves half as much and lies across two lines of the cache half as often."""
-    whole, left = divmod(elements, lanes)
-    return whole + (1 << (left - 1).bit_length()) / lanes if left else whole
+def pieces_of_line(elements: int, lanes: int) -> tuple[float, ...]:
+    """A line's vectors, in parts of whole ones: after these, or the longest power of two where there is none, one as
+    short a power of two as covers what is left."""
+    longest = min(lanes, 1 << max(0, elements.bit_length() - 1))
+    whole, left = divmod(elements, longest)
+    return (longest / lanes,) * whole + (((1 << (left - 1).bit_length()) / lanes,) if left else ())
+
+
+def _moving(mach: Machine, pieces: tuple[float, ...]) -> float:
+    """Whole vectors that take as long: half of one moves half as much and lies across two lines of the cache half as
+    often, where one of 64 bytes nearly always does (half of that takes a third of its time on Zen 4)."""
+    across = mach.hw.vector_bytes / LINE_BYTES
+    return sum([piece * (1 + across * piece) / (1 + across) for piece in pieces])
 
 
 def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
-    """The run over one plane: operations against loads, the loads of unaligned vectors counted by lines of memory."""
+    """The run over one plane: operations against loads, those of unaligned vectors counted by lines of memory; a port
+    loads a weight a cycle, however much of a vector it loads."""
     lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
     vectors = found.width // lanes
     below = found.dims[-2].slide if len(found.dims) > 1 else None
@@ -118,7 +126,7 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     extreme = one.statement.combine in (Combine.MAX, Combine.MIN)
     joined = costs.extreme_cycles if extreme else costs.sums * lanes / mach.fma_per_cycle
     work = one.taps * rows * vectors * joined
-    each = max(work, (loads + scalars) / ports) + costs.overlap_leak * min(work, loads / ports)
+    each = max(work, loads / ports + scalars / LOAD_PORTS) + costs.overlap_leak * min(work, loads / ports)
     runs = math.prod(d.block for d in found.dims[:-2])
     return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
 
@@ -133,7 +141,7 @@ def line_cycles(mach: Machine, found: Layout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.slide.extent, d.block) for d in found.dims[:-1])
-    return lines * (costs.line_cycles + costs.staged_cycles * _vectors(width, mach.unit.shape[-1]))
+    return lines * (costs.line_cycles + costs.staged_cycles * _moving(mach, pieces_of_line(width, mach.unit.shape[-1])))
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:

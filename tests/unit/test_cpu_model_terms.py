@@ -16,7 +16,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.lang import parse
 from roller_svc.perf.cpu_costs_fitted import FITTED
-from roller_svc.perf.cpu_window import inside_of_band
+from roller_svc.perf.cpu_window import inside_of_band, pieces_of_line
 from roller_svc.perf.model import Model
 from roller_svc.perf.plane_layout import Dimension
 from roller_svc.perf.plane_tile import Slide
@@ -159,7 +159,7 @@ def test_what_is_divided_by_a_constant_is_a_quotient_unless_its_reciprocal_is_ex
 
 
 def test_short_vectors_are_staged_faster_than_whole_ones() -> None:
-    """21 places of a line in two parts: a vector of 16 and one of 8, in place of two and two."""
+    """24 places of a line: a vector of 16 and one of 8, which lies across two lines of the cache half as often."""
     lines = {
         width: model_of(
             f"y[c, i, j] >=! x[c, i * 2 + p, j * 2 + q] where p in 2, q in 2, i in 64, j in {width}",
@@ -168,7 +168,12 @@ def test_short_vectors_are_staged_faster_than_whole_ones() -> None:
         for width in (16, 24, 32)
     }
     one, half, two = (stage(estimated(m, {"j": 32}, {"j": 32}), "staging") for m in lines.values())
-    assert half - one == pytest.approx((two - one) / 2)
+    assert half - one == pytest.approx((two - one) * 0.5 * 0.75)
+
+
+@pytest.mark.parametrize(("elements", "sixteenths"), [(0, []), (1, [1]), (11, [8, 4]), (16, [16]), (42, [16] * 3)])
+def test_pieces_of_a_line(elements: int, sixteenths: list[int]) -> None:
+    assert [16 * piece for piece in pieces_of_line(elements, 16)] == sixteenths
 
 
 def summed(row: int) -> Model:
