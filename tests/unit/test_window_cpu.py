@@ -13,7 +13,8 @@ from roller_svc.ir.rprogram import RTile
 from roller_svc.ir.schedule import Storage, descend
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
-from roller_svc.perf.plane_tile import plane_space
+from roller_svc.perf.plane_layout import CROWDED, Dimension, Layout
+from roller_svc.perf.plane_tile import Slide, plane_space
 
 _PADDED = (
     "y[n, c, h, w] +=! x[n, c, h*{s} + kh*{d} - {p}, w*{s} + kw*{d} - {p}].when([h*{s} + kh*{d} >= {p}, "
@@ -170,3 +171,12 @@ def test_staged_vectors_are_read_once_where_registers_hold_them(rows: int, width
 
 def test_sums_that_a_function_reads_have_one_room() -> None:
     assert {"s.totals", "s.row"} & rooms("functions of the sums", {}).keys() == {"s.totals"}
+
+
+@pytest.mark.parametrize("rows", [42, 44, 48])
+def test_phases_do_not_crowd_the_sets_of_a_cache(rows: int) -> None:
+    """44 rows in four phases, 83 columns, 5 x 5 taps: phases of 12 x 85 elements would have rooms of 4 KiB."""
+    down, along = Slide("h", 83, "u", 5, 2, 1), Slide("w", 83, "v", 5, 2, 1)
+    found = Layout((Dimension(down, rows, 4), Dimension(along, 83, 1)), 64)
+    assert found.phase_elements >= found.dims[0].size * found.dims[1].size
+    assert found.phase_elements % CROWDED
