@@ -112,7 +112,7 @@ def _moving(mach: Machine, pieces: tuple[float, ...]) -> float:
 
 def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     """The run over one plane: operations against loads, those of unaligned vectors counted by lines of memory; a port
-    loads a weight a cycle, however much of a vector it loads. Sums are stored beside the next step's operations."""
+    loads a weight a cycle, however much of a vector it loads."""
     lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
     vectors = found.width // lanes
     below = found.dims[-2].slide if len(found.dims) > 1 else None
@@ -128,7 +128,7 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
     work = one.taps * rows * vectors * joined
     each = max(work, loads / ports + scalars / LOAD_PORTS) + costs.overlap_leak * min(work, loads / ports)
     runs = math.prod(d.block for d in found.dims[:-2])
-    return runs * found.run_steps * (each + costs.step_cycles)
+    return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
 
 
 def _accesses(vector_bytes: int, ports: float) -> float:
