@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at
+from roller_svc.perf.cpu_memory import PAGE_BYTES, PANEL_OF_L1, bandwidth_held_at, waiting_cycles
 from roller_svc.perf.cpu_tile import (
     L1_WAYS,
     Lie,
@@ -19,13 +19,16 @@ from roller_svc.perf.cpu_tile import (
     rows_in_a_set,
 )
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import LOAD_PORTS, Machine
+from roller_svc.perf.machine import LOAD_PORTS, Cache, Machine
 from roller_svc.perf.problem import Operand, Problem
 from roller_svc.perf.terms import Costs, Launch
 
 FMA_LATENCY_CYCLES = 4.0
 LOOP_OPERATIONS = 3  # of one k: a pointer, a counter, a branch
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
+# Whose prefetchers into the first cache follow a panel: on Zen 4 one that passes by at two thirds of the second cache's
+# bandwidth costs half a percent. Intel's there know the next line.
+FOLLOWING_L1 = frozenset({"amd"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +143,29 @@ def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], de
             each = kernel_cycles(p.machine, height, vectors)
             each -= _next_tiles_cycles(p.machine, height, vectors, step) / step
             each += costs.load_cycles * _crowded_loads(p.machine, height, vectors, each)
-            from_l2 = _near_bytes(p, extents, (height, width), step) / l2_bytes_per_cycle(p.machine)
-            each = max(each + costs.l2_exposed * from_l2, from_l2 / costs.l2_beside)
+            from_l2 = _near_bytes(p, extents, (height, width), step) / p.machine.l2_bytes_per_cycle
+            exposed = 0.0 if p.machine.hw.vendor in FOLLOWING_L1 else costs.l2_exposed
+            each = max(each + exposed * from_l2, from_l2 / costs.l2_beside)
             call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
+            call += max(0.0, p.machine.store_cycles * height * vectors - costs.stores_hidden)
             cycles += down * across * (steps * call + depth * each)
     return cycles
 
 
 def _call_cycles(mach: Machine, rate: float, last: float) -> float:
-    """One call, less what of it finds a place beside operations that a core still holds of the last one, which took
-    `last` cycles: at a `rate` of few in a cycle they last long, and leave many places. Never all of it: what a call
-    begins with waits for where it goes."""
+    """One call but for its stores, less what of it finds a place beside operations that a core still holds of the last
+    one, which took `last` cycles: at a `rate` of few in a cycle they last long, and leave many places. On Zen 4 that is
+    all of it: tiles of 4 x 16, 64 deep, multiply as fast as those of 14 x 32."""
     costs = mach.costs.contraction
-    beside = min(last, costs.in_flight / rate)
-    hidden = max(0.0, 1.0 - rate / costs.free_issues) * beside
-    return costs.call_cycles**2 / (costs.call_cycles + hidden)
+    beside = min(last, mach.deeper * costs.in_flight / rate)
+    hidden = max(0.0, 1.0 - rate / (mach.wider * costs.free_issues)) * beside
+    return costs.call_cycles / (1.0 + (hidden / costs.call_cycles) ** 2)
 
 
 def _crowded_loads(mach: Machine, height: int, vectors: int, each: float) -> float:
     """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
     fewer it has ports for."""
-    return max(0.0, height * vectors + height + vectors - mach.costs.contraction.free_issues * each)
+    return max(0.0, height * vectors + height + vectors - mach.wider * mach.costs.contraction.free_issues * each)
 
 
 def _next_tiles_cycles(mach: Machine, height: int, vectors: int, depth: int) -> float:
@@ -168,7 +173,7 @@ def _next_tiles_cycles(mach: Machine, height: int, vectors: int, depth: int) -> 
     while few sums wait for each other at each k, a core works on the operations that it holds of later k, and those
     are of the next tile towards the end. No more than the multiply-adds' ports have free then."""
     busy = height * vectors / _fma_ports(mach)
-    ahead = mach.costs.contraction.in_flight / (height * vectors + vectors + LOOP_OPERATIONS)
+    ahead = mach.deeper * mach.costs.contraction.in_flight / (height * vectors + vectors + LOOP_OPERATIONS)
     latency = kernel_cycles(mach, height, vectors)
     free = min(1.0, latency / max(busy, _load_cycles(mach, height, vectors)) - 1.0)
     return latency * min(ahead, depth / 2) * free
@@ -194,22 +199,17 @@ def _beyond_l1(p: Problem, walked_bytes: int) -> float:
     return min(1.0, max(0.0, walked_bytes / held - 1.0))
 
 
-def l2_bytes_per_cycle(mach: Machine) -> float:
-    """What a core reads of its second cache."""
-    return mach.caches[-2].bytes_per_s / mach.cores / mach.clock_hz
-
-
 def _update(p: Problem, s: _Sizes) -> float:
-    """C, from registers to memory, a line's old contents coming first, most of it beside the micro-kernel; between
-    steps to the cache that holds the task's tile and back."""
+    """C, from the first cache to memory, a line's old contents coming first, most of it beside the micro-kernel;
+    between steps to the cache that holds the task's tile and back."""
     mach, costs = p.machine, p.machine.costs.contraction
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
-        return vectors + costs.results_exposed * 2 * tile_bytes / all_of_it
+        return costs.results_exposed * 2 * tile_bytes / all_of_it
     between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # what a step walks through until the next one
-    return s.steps * (2 * vectors + costs.exposed * 2 * tile_bytes / (bandwidth_held_at(mach, between) / mach.clock_hz))
+    return s.steps * (vectors + costs.exposed * 2 * tile_bytes / (bandwidth_held_at(mach, between) / mach.clock_hz))
 
 
 def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
@@ -221,7 +221,8 @@ def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
         b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
     if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
         slower = costs.conflict if rows_collide(p, s.mr) else 1.0
-        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block, launch.block) * slower
+        begun = _beginning_cycles(p, p.a, launch.block, launch.block) / s.mr  # side by side
+        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
@@ -317,7 +318,8 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
                 cycles += across * looked_up + (1 - across) * inside
             case Lie.APART:
                 cycles += costs.gather_cycles * along * deep
-    return cycles + _arrival_cycles(p, operand, block, _walked(p, operand, block, (panel_axis, size)))
+    walked = _walked(p, operand, block, (panel_axis, size))
+    return cycles + _arrival_cycles(p, operand, block, walked) + _beginning_cycles(p, operand, block, walked)
 
 
 def _walked(p: Problem, operand: Operand, block: Tile, panel: tuple[int | None, int]) -> Tile:
@@ -351,6 +353,15 @@ def _arrival_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> 
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
 
 
+def _beginning_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> float:
+    """What runs wait more where they begin in memory, or in a far cache: a page and more as long as prefetchers need to
+    follow them, short ones less, for others are under way beside them (64 rows of 6 KB in place of one of 800: a tenth
+    longer on Zen 4)."""
+    runs = [(tensor.elements(block) / tensor.run(walked), tensor.run(walked)) for tensor in operand.tensors]
+    alone = sum(count * min(1.0, run * operand.elem_bytes / PAGE_BYTES) for count, run in runs)
+    return alone * waiting_cycles(p.machine, source(p.machine, operand.total_bytes))
+
+
 def _source_bandwidth_of(p: Problem, operand: Operand) -> float:
     """Bytes a cycle for one core of what holds all of the operand."""
     return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz
@@ -369,10 +380,13 @@ def lie(p: Problem, operand: Operand, panel_axis: int | None) -> Lie:
 
 def source_bandwidth(mach: Machine, total_bytes: int) -> float:
     """Bandwidth of the smallest cache that holds that much; DRAM's where none does."""
-    for cache in reversed(mach.caches):
-        if total_bytes <= cache.total_bytes // 2:
-            return cache.bytes_per_s
-    return mach.dram.bandwidth_bytes_per_s
+    cache = source(mach, total_bytes)
+    return mach.dram.bandwidth_bytes_per_s if cache is None else cache.bytes_per_s
+
+
+def source(mach: Machine, total_bytes: int) -> Cache | None:
+    """The smallest cache that holds that much; None is DRAM."""
+    return next((cache for cache in reversed(mach.caches) if total_bytes <= cache.total_bytes // 2), None)
 
 
 def _members(p: Problem, axis: int | None) -> int:

@@ -30,7 +30,8 @@ class ContractionCosts:
     # B's row takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32.
     load_cycles: float = 0.2
     free_issues: float = 2.8
-    in_flight: float = 160.0  # operations that a core holds while they wait, of 224 and more in its reorder buffer
+    in_flight: float = 160.0  # operations that a core holds while they wait, of 224 in its reorder buffer
+    stores_hidden: float = 8.0  # cycles of the stores that a call ends with: all of 4 vectors, a seventh of 28
     l2_exposed: float = 0.1
     l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
     conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8

@@ -28,6 +28,7 @@ FITTED = CpuCosts(
         load_cycles=0.23,
         free_issues=2.7,
         in_flight=160.0,
+        stores_hidden=8.0,
         l2_exposed=0.09,
         l2_beside=0.92,
         conflict=1.5,

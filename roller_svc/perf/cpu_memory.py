@@ -44,11 +44,17 @@ def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> flo
     seconds = 0.0
     for share, cache in _found(mach, p.compulsory_bytes + together):
         each = _byte_seconds(mach, cache, grid)
-        latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
-        waits_s = costs.restart * mach.seconds(max(0.0, min(latency, MOST_LATENCY_CYCLES) - costs.hidden_cycles))
+        waits_s = mach.seconds(waiting_cycles(mach, cache))
         missed = waits_s / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
         seconds += share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
     return seconds
+
+
+def waiting_cycles(mach: Machine, cache: Cache | None) -> float:
+    """What a stretch of neighbours waits where it begins in a cache, or in DRAM, until prefetchers follow it."""
+    costs = mach.costs.memory
+    latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
+    return costs.restart * max(0.0, min(latency, MOST_LATENCY_CYCLES) - costs.hidden_cycles)
 
 
 def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:

@@ -17,6 +17,10 @@ ISSUE_CYCLES = {Family.AMD: 4.0}
 # What the first cache of a core gives in a cycle: there 64 bytes, elsewhere a line (CUDA C++ Programming Guide: 128).
 FIRST_CACHE_BYTES = {Family.AMD: 64.0}
 LOAD_PORTS = 2.0  # of a CPU's core; each takes a vector a cycle, or a half of one
+# Operations that a CPU's core issues in a cycle, and holds until the oldest is done: Skylake (Agner Fog), and Zen 4
+# (Software Optimization Guide for the AMD Zen4 Microarchitecture, 57647).
+ISSUED, ISSUED_OF = 4.0, {"amd": 6.0}
+HELD, HELD_OF = 224, {"amd": 320}
 LINE_BYTES, LINE_THREADS = 128.0, 32  # of NVIDIA's first cache, and the threads that take 4 bytes each of it
 
 
@@ -64,6 +68,26 @@ class Machine:
     def load_ports(self) -> float:
         """Vectors that a CPU's core reads of its first cache in a cycle."""
         return self.caches[-1].bytes_per_s / (self.cores * self.clock_hz * self.hw.vector_bytes)
+
+    @property
+    def store_cycles(self) -> float:
+        """Of a CPU's core, for one vector into its first cache: half as fast as vectors are read."""
+        return 2.0 / self.load_ports
+
+    @property
+    def wider(self) -> float:
+        """What a CPU's core issues in a cycle, in parts of what one does that the constants were written down for."""
+        return ISSUED_OF.get(self.hw.vendor, ISSUED) / ISSUED
+
+    @property
+    def deeper(self) -> float:
+        """The same of the operations that it holds."""
+        return HELD_OF.get(self.hw.vendor, HELD) / HELD
+
+    @property
+    def l2_bytes_per_cycle(self) -> float:
+        """What a CPU's core reads of its second cache."""
+        return self.caches[-2].bytes_per_s / self.cores / self.clock_hz
 
     @property
     def quotient_cycles(self) -> float:

@@ -349,3 +349,53 @@ def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) 
     costs = replace(FITTED, contraction=replace(FITTED.contraction, start_cycles=0.0))
     wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
     assert (wide[0] > 1.3 * wide[1]) == dearer
+
+
+def product(hw: HardwareSpec, depth: int = 64) -> Model:
+    shapes = {"a": (F32, (224, depth)), "b": (F32, (depth, 64))}
+    return model_of("c[m, n] +=! a[m, k] * b[k, n]", shapes, hw=hw)
+
+
+def with_contraction(model: Model, **changed: float) -> Model:
+    return model.with_costs(replace(FITTED, contraction=replace(FITTED.contraction, **changed)))
+
+
+def test_calls_hide_better_on_a_core_that_issues_more() -> None:
+    exposed = {}
+    for vendor in ("amd", "intel"):
+        model = product(one_core(vendor))
+        free = with_contraction(model, call_cycles=1e-9)
+        seen = [stage(estimated(m, {}, {"m": 4, "n": 16}), "compute") for m in (model, free)]
+        exposed[vendor] = seen[0] - seen[1]
+    assert 0 < exposed["amd"] < 0.85 * exposed["intel"]
+
+
+def test_stores_of_a_call_hide_where_they_are_few() -> None:
+    model = product(one_core("amd"))
+    store = model.problem.machine.store_cycles
+    exposed = {}
+    for rows in (4, 14):
+        few, all_of_them = (with_contraction(model, stores_hidden=hidden) for hidden in (8 * store, 1e9))
+        seen = [stage(estimated(m, {}, {"m": rows, "n": 32}), "compute") for m in (few, all_of_them)]
+        exposed[rows] = (seen[0] - seen[1]) * one_core().clock_hz
+    assert exposed[4] == pytest.approx(0.0, abs=1e-3)
+    assert exposed[14] == pytest.approx(224 / 14 * 64 / 32 * (28 - 8) * store)
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_panels_that_prefetchers_follow_cost_bandwidth_alone(vendor: str) -> None:
+    model = product(one_core(vendor), depth=512)
+    seen = [
+        stage(estimated(with_contraction(model, l2_exposed=e), {}, {"m": 14, "n": 32}), "compute") for e in (0.0, 0.3)
+    ]
+    assert (seen[0] == seen[1]) == (vendor == "amd")
+
+
+@pytest.mark.parametrize(("columns", "waits"), [(1 << 20, True), (1 << 12, False)])
+def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> None:
+    model = model_of("c[m, n] +=! a[m, k] * b[k, n]", {"a": (F32, (64, 64)), "b": (F32, (64, columns))})
+    model = with_memory(model, hidden_cycles=60.0)  # all that a cache's latency has
+    seen = [
+        stage(estimated(m, {"n": 2048}, {"m": 8, "n": 32}), "packing") for m in (model, with_memory(model, restart=0.0))
+    ]
+    assert (seen[0] > 1.01 * seen[1]) == waits
