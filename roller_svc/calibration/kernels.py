@@ -108,6 +108,7 @@ _WAYS = {
     "read_ahead": f"{_READ_AHEAD} c{{j}} += x[i + {{j}}];",
     "read_streams": "c{j} += x[{j} * apart + i];",
     "write": "x[i + {j}] = c1;",
+    "write_ahead": "__builtin_prefetch((char *)(x + i + {j}) + {ahead}, 1, 3); x[i + {j}] = c1;",
     "write_streamed": "stream_{v}(x + i + {j}, c1);",
     "write_library": "memset(x, 63, part * sizeof(V));",
     "copy": "y[i + {j}] = x[i + {j}];",
@@ -122,12 +123,13 @@ WAYS_TOLD = {
     "read_ahead": "the same with hints 2 KiB ahead",
     "read_streams": "the same in 8 streams",
     "write": "stores of whole vectors",
+    "write_ahead": "the same with hints 2 KiB ahead",
     "write_streamed": "stores past the caches",
     "copy": "loads and stores, both counted",
     "copy_ahead": "loads and stores with hints 2 KiB ahead, both counted",
     "copy_streamed": "loads with hints, stores past the caches, both counted",
 }
-BEYOND_CORE = frozenset({"read_ahead", "write_streamed", "copy_ahead", "copy_streamed"})
+BEYOND_CORE = frozenset({"read_ahead", "write_ahead", "write_streamed", "copy_ahead", "copy_streamed"})
 
 # Lines of a working set linked to one cycle in random order (Sattolo's algorithm), then followed. shape[1]: steps,
 # shape[3]: lines. A walk goes on where the one before it ended.

@@ -58,6 +58,8 @@ class LevelModel(_Strict):
     bank_bytes: Small = 4
     streamed_write_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
     streamed_copy_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    write_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    copy_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
     hinted_gain: Annotated[float, Field(ge=0.1, le=10)] = 1.0
 
 

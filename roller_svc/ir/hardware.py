@@ -63,6 +63,7 @@ class MemoryLevel:
     or what the fastest of all ways to move bytes there was measured at (None: not stated).
     `streamed_write_gain`: what stores past all caches are faster than reading by, where nothing holds the data.
     `streamed_copy_gain`: what a copy whose stores go past them is faster than reading alone by, both sides counted.
+    `write_gain`, `copy_gain`: the same two of stores through the caches, with hints ahead where these pay.
     `hinted_gain`: what a walk with hints ahead of it (prefetch instructions) is faster than one without by.
     """
 
@@ -77,6 +78,8 @@ class MemoryLevel:
     peak_bandwidth_bytes_per_s: float | None = None
     streamed_write_gain: float = 1.0
     streamed_copy_gain: float = 1.0
+    write_gain: float = 1.0
+    copy_gain: float = 1.0
     hinted_gain: float = 1.0
 
 
