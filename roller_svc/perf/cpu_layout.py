@@ -10,6 +10,7 @@ from roller_svc.perf.cpu_memory import (
     TEST_OPERATIONS,
     beside_reads,
     byte_seconds,
+    kept_bytes,
     memory_share,
     streamed_s,
     streaming_share,
@@ -74,7 +75,9 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     """Reads and results, each from where it is found and slower for the length of its rows; results that stream go to
     memory, wherever the rest is found, while a cache delivers what it has."""
     mach, costs, row = p.machine, p.machine.costs.layout, layout.row
-    each = byte_seconds(mach, p.compulsory_bytes, launch.grid)
+    streams = _streaming_share(p, layout) if launch.streamed else 0.0
+    walked = kept_bytes(p, streams)
+    each = byte_seconds(mach, walked, launch.grid)
     size = layout.turned[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.turn is not Turn.SQUARE
@@ -87,12 +90,10 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     writes += _met_again_s(p, layout, launch)
     if not launch.streamed:
         return reads + writes
-    streams = _streaming_share(p, layout)
     streamed = sum(streamed_s(p, t, launch.grid) for t in p.touched.writes)
     streamed *= 1 + _streamed_more(p, layout, written) + shared
-    from_caches = reads * (1 - memory_share(mach, p.compulsory_bytes))
-    beyond = max(0.0, streamed - from_caches)
-    return reads + (1 - streams) * writes + streams * beside_reads(mach, beyond, reads - from_caches)
+    from_caches = reads * (1 - memory_share(mach, walked))
+    return reads + (1 - streams) * writes + streams * beside_reads(mach, streamed, from_caches, reads - from_caches)
 
 
 def _plain_more(p: Problem, layout: LayoutSpace, written: int) -> float:

@@ -30,24 +30,54 @@ def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
 
 
 def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> float:
-    """Seconds for all of a tensor, once and in whole lines: where the stretches that a task meets of it are short, each
-    begins with a wait, and nothing asks ahead for lines that are written."""
+    """Seconds for all of a tensor, from caches and from memory."""
+    return sum(moving_parts_s(p, tensor, block, grid))
+
+
+def kept_bytes(p: Problem, streaming: float) -> float:
+    """What a call walks through and the next one may find in a cache: not the share of results that go past them."""
+    return p.compulsory_bytes - streaming * sum(t.bytes(p.extents) for t in p.touched.writes)
+
+
+def moving_parts_s(
+    p: Problem, tensor: AccessFootprint, block: Tile, grid: int, streaming: float = 0.0
+) -> tuple[float, float]:
+    """Seconds for all of a tensor from caches, and from memory, once and in whole lines: where the stretches that a
+    task meets of it are short, each begins with a wait, and nothing asks ahead for lines that are written. `streaming`:
+    the share of results that go past the caches."""
     mach, costs = p.machine, p.machine.costs.memory
     moved, stretch = tensor.moved_bytes(p.extents), tensor.stretch_bytes(block)
+    to_memory = 1.0  # a cache takes a line as fast as it gives one
     if tensor.access.is_output:
         hinted = tensor.run(block) * tensor.elem_bytes >= HINTED_RUN_BYTES
-        moved *= costs.written * (1.0 if hinted else costs.unasked)
+        moved *= 1.0 if hinted else costs.unasked
+        to_memory = costs.written * _written(p)
     # of no use where L2 has lost it before the walk comes there
     lost = 1.0 - costs.held_share(mach.caches[-2].bytes_per_core, p.touched.bytes(block))
     beyond = lost * _overrun_bytes(p, tensor, block)
     together = lost * sum([_overrun_bytes(p, t, block) for t in p.touched.accesses]) if lost else 0.0
-    seconds = 0.0
-    for share, cache in _found(mach, p.compulsory_bytes + together):
+    caches_s = memory_s = 0.0
+    for share, cache in _found(mach, kept_bytes(p, streaming) + together):
         each = _byte_seconds(mach, cache, grid)
-        waits_s = mach.seconds(waiting_cycles(mach, cache))
-        missed = waits_s / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
-        seconds += share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
-    return seconds
+        cycles = waiting_cycles(mach, cache)
+        if cache is None and stretch >= PAGE_BYTES:
+            cycles = costs.elsewhere * mach.dram_latency_cycles
+        missed = mach.seconds(cycles) / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
+        seconds = share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
+        if cache is None:
+            memory_s += to_memory * seconds
+        else:
+            caches_s += seconds
+    return caches_s, memory_s
+
+
+def _written(p: Problem) -> float:
+    """What a byte of results takes in memory through the caches, in what one that is read does: as in a fill, or, as
+    far as as much is read beside it, as in a copy. Each line comes before it is written, and goes back later."""
+    dram = p.machine.dram
+    read, written = (sum(t.moved_bytes(p.extents) for t in some) for some in (p.touched.reads, p.touched.writes))
+    beside = min(1.0, read / written)
+    return (1 - beside) / dram.write_gain + beside * max(0.1, 2 / dram.copy_gain - 1)
 
 
 def waiting_cycles(mach: Machine, cache: Cache | None) -> float:
@@ -79,9 +109,11 @@ def repeated(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents
     return min(MOST_READS, max(1.0, of_tasks / max(1.0, whole)))
 
 
-def beside_reads(mach: Machine, streamed_s: float, reads_s: float) -> float:
-    """What results that go past the caches take beside what memory reads meanwhile. The ways to memory and from it are
-    two, which hide a part of the shorter time: as much of it as in a copy, whose rate a spec has."""
+def beside_reads(mach: Machine, streamed_s: float, caches_s: float, reads_s: float) -> float:
+    """What results that go past the caches take beside what is read meanwhile: `caches_s` from caches, which deliver
+    while memory is written, and `reads_s` from memory. The ways to memory and from it are two, which hide a part of the
+    shorter time: as much of it as in a copy, whose rate a spec has."""
+    streamed_s = max(0.0, streamed_s - caches_s)
     dram = mach.dram
     read, written = 0.5, 0.5 / dram.streamed_write_gain  # of a copied byte, each in the time that a byte takes to read
     hidden = (read + written - 1 / dram.streamed_copy_gain) / min(read, written)

@@ -13,6 +13,7 @@ from roller_svc.perf.cpu_memory import (
     PAGE_BYTES,
     TEST_OPERATIONS,
     beside_reads,
+    moving_parts_s,
     moving_s,
     own_byte_seconds,
     repeated,
@@ -246,11 +247,13 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     if launch.lanes > 1:
         often *= _followed(p, launch)
         put += _turned(p, launch)
-    found = [(t.access.tensor, often * moving_s(p, t, clipped, launch.grid)) for t in p.touched.reads]
+    past = min((_streaming_share(p, t) for t in p.touched.writes), default=0.0) if launch.streamed else 0.0
+    parts = [moving_parts_s(p, t, clipped, launch.grid, past) for t in p.touched.reads]
+    found = [(t.access.tensor, often * sum(each)) for t, each in zip(p.touched.reads, parts, strict=True)]
     written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:
-        reads_s = sum(seconds for _, seconds in found)
-        written = [(t, _streamed_s(p, t, launch, (reads_s, plain_s))) for t, plain_s in written]
+        caches_s, memory_s = (often * sum(each) for each in zip(*parts, strict=True)) if parts else (0.0, 0.0)
+        written = [(t, _streamed_s(p, t, launch, (caches_s, memory_s, plain_s))) for t, plain_s in written]
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
 
 
@@ -276,12 +279,14 @@ def _turned(p: Problem, launch: Launch) -> float:
     return costs.rows_written_more * math.log2(math.prod(launch.thread)) * in_turns
 
 
-def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float]) -> float:
-    """Results past the caches, as far as vectors are aligned. `others`: what reads take, and these results like any
-    others."""
-    reads_s, plain_s = others
+def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]) -> float:
+    """Results past the caches, as far as vectors are aligned. `others`: what reads take from caches and from memory,
+    and these results like any others."""
+    caches_s, memory_s, plain_s = others
     share = _streaming_share(p, tensor)
-    return share * beside_reads(p.machine, streamed_s(p, tensor, launch.grid), reads_s) + (1 - share) * plain_s
+    return (
+        share * beside_reads(p.machine, streamed_s(p, tensor, launch.grid), caches_s, memory_s) + (1 - share) * plain_s
+    )
 
 
 def _streaming_share(p: Problem, tensor: AccessFootprint) -> float:

@@ -83,7 +83,7 @@ def test_cores_without_a_task_cost_nothing(family: str) -> None:
 
 def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
     last = AVX512.level("l3").capacity_bytes
-    kept = 2 * FITTED.memory.held_last * last  # nothing of more
+    kept = FITTED.memory.lost_last * last  # nothing of more
     for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
         problem = model_of(map_of(walked), AVX512).problem
         share = memory_share(problem.machine, problem.compulsory_bytes)
@@ -95,8 +95,8 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
 
 
 def test_the_floor_follows_the_costs() -> None:
-    walked = 1.8 * AVX512.level("l3").capacity_bytes
-    keeps_more = replace(FITTED, memory=replace(FITTED.memory, held_last=0.95))
+    walked = 1.1 * FITTED.memory.lost_last * AVX512.level("l3").capacity_bytes
+    keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.lost_last))
     model = model_of(map_of(walked), AVX512)
     assert model.problem.found_in == "dram"
     assert model.with_costs(keeps_more).problem.found_in == "l3"

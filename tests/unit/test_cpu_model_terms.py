@@ -251,6 +251,37 @@ def test_a_copy_past_the_caches_takes_what_was_measured_of_one(write: float, cop
     assert moved_s == pytest.approx(2 * 4 * size / rate, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("text", "read", "each"), [("x[i] * 2.0", 1 << 26, 2 / 0.9), ("x[0] where i in 67108864", 1, 1.25)]
+)
+def test_results_through_the_caches_take_what_was_measured(text: str, read: int, each: float) -> None:
+    """Of a fill as in a fill, of a map as in a copy. `each`: for a byte of results, in what one takes that is read."""
+    hw = one_core()
+    dram = replace(hw.dram, write_gain=0.8, copy_gain=0.9)
+    model = model_of(f"y[i] = {text}", {"x": (F32, (read,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
+    moved_s = stage(estimated(with_memory(model, written=1.0), {}, {"i": 64}), "dram")
+    assert moved_s == pytest.approx(each * (4 << 26) / hw.dram.bandwidth_bytes_per_s, rel=1e-3)
+
+
+def test_results_past_the_caches_leave_room_for_what_is_read() -> None:
+    """Half of the last cache is read, as much is written: only through the caches some of what is read is lost."""
+    model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (L3_BYTES // 8,))})
+    tight, wide = (with_memory(model, lost_last=most) for most in (0.8, 8.0))
+    streamed, plain = ([stage(estimated(m, {}, {"i": 64}, streamed=way), "dram") for m in (tight, wide)]
+                       for way in (True, False))  # fmt: skip
+    assert plain[0] > 1.3 * plain[1]
+    assert streamed[0] < 1.3 * streamed[1]
+
+
+def test_stretches_that_begin_elsewhere_are_dearer() -> None:
+    model = model_of("y[i, j, k] = x[i, k] where j in 512", {"x": (F32, (128, 512))})
+    times = [stage(estimated(model, {"j": rows}, {"k": 32}), "dram") for rows in (32, 64, 128, 512)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.05 * times[-1]
+    near = with_memory(model, elsewhere=0.0)
+    assert stage(estimated(near, {"j": 32}, {"k": 32}), "dram") == pytest.approx(times[-1], rel=0.01)
+
+
 def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
     text, shapes = "y[i] = x[i] * 2.0", {"x": (F32, (1 << 26,))}
     hw = one_core()
