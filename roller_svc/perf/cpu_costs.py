@@ -130,7 +130,7 @@ class NestCosts:
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
     rows_more: float = 0.03  # of what is read, each time that twice as many short rows are walked side by side
     loads_apart_more: float = 0.03  # of what is read of long rows, where several loads take turns along them
-    rows_written_more: float = 0.1  # the same of what is written: memory turns from reads to writes and back more often
+    rows_written_more: float = 0.3  # of what is written, each time that rows at hand are twice as long as what is ahead
     begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
     place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it
     overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves

@@ -272,11 +272,12 @@ def _followed(p: Problem, launch: Launch) -> float:
 
 
 def _turned(p: Problem, launch: Launch) -> float:
-    """What rows side by side take more to write, in parts of what one takes: memory turns from reads to writes and back
-    for them, but for as much as is in flight at once."""
+    """What results of rows that several statements walk take more to write, in parts of what a map's take: memory reads
+    while the first statement walks, and is written while the last one does, and turns from one to the other the less
+    fully the longer each takes, but for as much as is in flight at once."""
     costs = p.machine.costs.nest
-    in_turns = 1.0 - min(1.0, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
-    return costs.rows_written_more * math.log2(math.prod(launch.thread)) * in_turns
+    at_once = _row_bytes(p, launch) / costs.ahead_bytes
+    return costs.rows_written_more * math.log2(max(1.0, at_once)) if len(p.passes) > 1 else 0.0
 
 
 def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]) -> float:
@@ -284,9 +285,9 @@ def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tup
     and these results like any others."""
     caches_s, memory_s, plain_s = others
     share = _streaming_share(p, tensor)
-    return (
-        share * beside_reads(p.machine, streamed_s(p, tensor, launch.grid), caches_s, memory_s) + (1 - share) * plain_s
-    )
+    ahead = _ahead(p, launch)  # between a row's reads and its results statements work on it
+    past_s = beside_reads(p.machine, streamed_s(p, tensor, launch.grid), ahead * caches_s, ahead * memory_s)
+    return share * past_s + (1 - share) * plain_s
 
 
 def _streaming_share(p: Problem, tensor: AccessFootprint) -> float:

@@ -223,6 +223,17 @@ def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
+def test_longer_rows_turn_memory_longer() -> None:
+    """Written through the caches, and past them, where reads hide no further than they run ahead."""
+    for way in (False, True):
+        found = []
+        for row in (1024, 4096, 16384):
+            model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
+            program = replace(estimated_program(model, {}, {"i": 1}), lanes=16, streamed=way)
+            found.append(stage(model.estimate(program), "dram"))
+        assert found == sorted(found) and found[-1] > 1.05 * found[0]
+
+
 def test_places_with_a_quotient_are_found_by_the_compiler_where_an_axis_is_whole() -> None:
     model = model_of("y[i, j] = x[i, j // 2] where j in 64", {"x": (F32, (4096, 32))})
     cut, whole = (stage(estimated(model, {"j": columns}, {"j": 32}), "loads") for columns in (32, 64))
