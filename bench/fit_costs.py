@@ -2,7 +2,8 @@
 
     python bench/fit_costs.py bench/results/RESULT.json [MORE.json ...] --output roller_svc/perf/cpu_costs_fitted.py
 
-The fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
+A document's classes whose kernels have changed since are left out: `RESULT.json:-avgpool,maxpool` is all but these. The
+fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
 a shell's `>` would empty it before this script, which imports it, has begun.
 """
 
@@ -27,16 +28,26 @@ DIGITS = 2  # significant ones: what measuring tells
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT", help="the documents, one of a machine")
+    parser.add_argument("results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents, one of a machine")
     parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
     options = parser.parse_args()
     by_id = {case.id: case for case in performance_cases(options.cases)}
-    documents = [read_measurements(path) for path in options.results]
+    documents = [measured(result) for result in options.results]
     machines = [(fit_cases(document, by_id), spec_of(document)) for document in documents]
     costs = fitted_together(machines, CpuCosts())
     sources = [source(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
     replace_file(options.output, module(costs, "\n".join(sources)))
+
+
+def measured(result: str) -> Json:
+    """The document, without the classes that are named behind it."""
+    path, _, without = result.partition(":-")
+    document = read_measurements(Path(path))
+    left_out = set(filter(None, without.split(",")))
+    if unknown := left_out - {case["cls"] for case in document["cases"]}:
+        raise SystemExit(f"{path} has no class {', '.join(sorted(unknown))}")
+    return {**document, "cases": [case for case in document["cases"] if case["cls"] not in left_out]}
 
 
 def source(document: Json, cases: Sequence[FitCase]) -> str:

@@ -137,7 +137,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     if each.joins is not None and is_row and not walks_columns(p.space):
         latency = costs.extreme_latency_cycles if each.joins in _EXTREME_JOINS else costs.join_latency_cycles
         # rows that are short are under way together: theirs is not the latency of a chain
-        alone = min(1.0, each.points / (rows * width * costs.steps_in_flight))
+        alone = min(1.0, each.points / (rows * width * p.machine.deeper * costs.steps_in_flight))
         busy = max(busy, alone * latency / side_by_side)
     vectors = each.points * _overhang(p, launch) / width
     if launch.streamed and any(_streaming_share(p, t) < 1 for t in p.touched.writes):

@@ -130,6 +130,17 @@ def test_a_fitted_module_replaces_the_old_one_whole(
     assert list(tmp_path.iterdir()) == [module]
 
 
+def test_classes_whose_kernels_have_changed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    document = {"cases": [{"id": "a", "cls": "gemm"}, {"id": "b", "cls": "maxpool"}, {"id": "c", "cls": "relu"}]}
+    monkeypatch.setattr(script, "read_measurements", lambda _: document)
+    assert script.measured("old.json") == document
+    assert [case["id"] for case in script.measured("old.json:-maxpool,relu")["cases"]] == ["a"]
+    with pytest.raises(SystemExit, match=r"old.json has no class gem"):
+        script.measured("old.json:-gem")
+
+
 def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
     script = importlib.import_module("fit_costs")
