@@ -39,9 +39,11 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     warps, ahead = -(-launch.threads // hw.limits.warp_size), steps_ahead(p, launch.block, launch.stages)
 
     def block_cycles(blocks: float) -> float:
-        return steps * step.cycles(blocks, warps, ahead) + step.latency + blocks * epilogue
+        return steps * step.cycles(blocks, warps, ahead) + blocks * epilogue
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    # blocks that share a core drift apart: but for the first wave's, first loads hide behind the other blocks
+    core_cycles += step.latency * (1 + (waves - 1) / resident)
     l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.rest.total_bytes
     dram_bytes = _dram_bytes(p, launch, resident)
     last = mach.last_cache
