@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +12,9 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import pinned
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
 from roller_svc.bench.model_worker import Answer, Describe, Hold, Task, TimeKernel, work
-from roller_svc.bench.rounds import Rounds, Turns, half_s, in_turns, quiet_s
+from roller_svc.bench.rounds import Rounds, Turns, in_turns, quiet_s
 from roller_svc.bench.sampling import Sample
-from roller_svc.bench.trial_plans import trial_plans
+from roller_svc.bench.trial_plans import TrialPlans, trial_plans
 from roller_svc.construct.shared import Shared
 from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, RollerError
 from roller_svc.farm.lanes import Lane
@@ -74,25 +73,44 @@ class Worker:
         self._lane.close(at_once=True)
 
 
-def measured_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec, worker: Worker) -> Json:
-    """One row: the case's candidates, `sample` random ones among them, with what the model expects of them and what
-    they took, or its `error`."""
-    try:
-        program = case.program()
-        trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
-        start = time.perf_counter()
-        attempts = built_for_trial(trial.grouped, program, hw)
-        build_s = time.perf_counter() - start
-        errors, turns = _timed(case, attempts, worker)
-    except RollerError as failure:
-        return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
+@dataclass(slots=True)
+class BuiltCase:
+    """A case's candidates, `sample` random ones among them, built once for all visits. `errors`: of each what was wrong
+    with it, if anything; of results only the first visit can tell (`is_known`)."""
+
+    case: BenchCase
+    trial: TrialPlans
+    attempts: tuple[Attempt, ...]
+    build_s: float
+    errors: list[RollerError | None]
+    is_known: bool = False
+
+
+def built_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec) -> BuiltCase:
+    """Raises RollerError where the case has no candidates."""
+    program = case.program()
+    trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
+    start = time.perf_counter()
+    attempts = built_for_trial(trial.grouped, program, hw)
+    return BuiltCase(case, trial, attempts, time.perf_counter() - start, [attempt.error for attempt in attempts])
+
+
+def visited(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
+    """One row: the case's candidates with what the model expects of them and what they took in this visit. Raises
+    RollerError where the worker is lost."""
+    case, trial, turns = built.case, built.trial, _timed(built, worker)
     rows = [
         _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
         | {"kernels": tiles_of(plan, trial.groups, hw)}
-        for number, (plan, error, rounds) in enumerate(zip(trial.plans, errors, turns.taken, strict=True))
+        for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, turns.taken, strict=True))
     ]  # fmt: skip
-    return {"id": case.id, "cls": case.cls, "error": None, "build_s": build_s, "repeated": turns.repeated,
+    return {"id": case.id, "cls": case.cls, "error": None, "build_s": built.build_s, "repeated": turns.repeated,
             "disturbed": turns.is_disturbed, "candidates": rows}  # fmt: skip
+
+
+def failed_case(case: BenchCase, failure: RollerError) -> Json:
+    """The row of a case that could not be built or timed."""
+    return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
 
 
 def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
@@ -117,16 +135,17 @@ def _halves(candidate: Json) -> tuple[float, float] | None:
     return None if found is None else (found[0], found[1])
 
 
-def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tuple[list[RollerError | None], Turns]:
-    """Of each attempt what was wrong with it, if anything, and its samples, none where something was."""
-    errors: list[RollerError | None] = [attempt.error for attempt in attempts]
-    kernels = [(i, a.compiled) for i, a in enumerate(attempts) if a.compiled is not None]
-    answer = worker.ask(Hold(case, tuple(kernel for _, kernel in kernels)))
+def _timed(built: BuiltCase, worker: Worker) -> Turns:
+    """The samples of each attempt, none where something was wrong with it."""
+    kernels = [(i, attempt.compiled) for i, attempt in enumerate(built.attempts) if attempt.compiled is not None]
+    kernels = [(i, kernel) for i, kernel in kernels if built.errors[i] is None]
+    answer = worker.ask(Hold(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
     if not isinstance(answer, tuple):
         raise InvariantError("the worker answered something else")
     for (i, _), error in zip(kernels, answer, strict=True):
-        errors[i] = error
-    right = [(i, number) for number, (i, _) in enumerate(kernels) if errors[i] is None]
+        built.errors[i] = error
+    built.is_known = True
+    right = [(i, number) for number, (i, _) in enumerate(kernels) if built.errors[i] is None]
 
     def take(position: int) -> Sample:
         sample = worker.ask(TimeKernel(right[position][1]))
@@ -136,7 +155,7 @@ def _timed(case: BenchCase, attempts: Sequence[Attempt], worker: Worker) -> tupl
 
     turns = in_turns(len(right), take)
     by_attempt = {i: rounds for (i, _), rounds in zip(right, turns.taken, strict=True)}
-    return errors, Turns(tuple(by_attempt.get(i, ()) for i in range(len(attempts))), turns.repeated)
+    return Turns(tuple(by_attempt.get(i, ()) for i in range(len(built.attempts))), turns.repeated)
 
 
 def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
@@ -145,7 +164,6 @@ def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
         "predicted_s": estimate.seconds,
         "stages": {stage.name: stage.seconds for stage in estimate.stages},
         "quiet_s": quiet_s(rounds),
-        "half_s": half_s(rounds),
         "min_s": min(calls, default=None),
         "median_s": statistics.median(calls) if calls else None,
         "samples": len(rounds),

@@ -18,9 +18,9 @@ UNDISTURBED = 0.02
 # within two percent, and so the order of all, which differ by less at times (a rank correlation).
 LEAST_ROUNDS, MOST_ROUNDS = 6, 240
 AGREE, ORDERED = 1.02, 0.95
-# Samples take no longer than this for each candidate, or for all of few, but for LEAST_ROUNDS: what reads a matrix once
-# takes about the same in any tiles, and which are a percent faster shows after seconds.
-CANDIDATE_S, CASE_S = 0.7, 25.0
+# Samples of a visit take no longer than this for each candidate, or for all of few, but for LEAST_ROUNDS: what reads a
+# matrix once takes about the same in any tiles, and which are a percent faster shows after seconds.
+CANDIDATE_S, CASE_S = 0.35, 10.0
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do. Its
 # least is put beside the best one's median, for its rounds may all have met neighbours where the best one's least call
 # met none: of 70 plans of a gather 23 looked three to six times slower than the best, and were one to three times.
@@ -72,8 +72,7 @@ def quiet_s(rounds: Rounds) -> float | None:
 
 
 def half_s(rounds: Rounds) -> tuple[float, float] | None:
-    """The same from every other sample and from those between: two measurements, None where there are not two. How far
-    such two agree no model can do better."""
+    """The same from every other sample and from those between: two measurements, None where there are not two."""
     first, second = quiet_s(rounds[::2]), quiet_s(rounds[1::2])
     return None if first is None or second is None else (first, second)
 

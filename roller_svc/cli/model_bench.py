@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import Turnstile
 from roller_svc.bench.cpu_report import machine
-from roller_svc.bench.model_cpu import Settings, Worker, measured_case
+from roller_svc.bench.model_cpu import BuiltCase, Settings, Worker, built_case, failed_case, visited
 from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
 from roller_svc.bench.trial_plans import sample_sizes
+from roller_svc.bench.visits import VISITS, joined, until_quiet
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
 from roller_svc.settings import settings
 
@@ -142,24 +143,25 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
             hw = hardware.from_mapping(known[0]["hardware"])
         else:
             journal.add([{"hardware": hardware.to_mapping(hw)}])
-        done = {row["id"]: row for row in known[1:]}
-        for number, case in until_quiet(cases, done):
+        done = {(row["id"], row["visit"]): row for row in known[1:]}
+        built: dict[str, BuiltCase] = {}
+        for visit, number, case in until_quiet(cases, done):
             turnstile.enter()
-            done[case.id] = measured_case(case, chosen, samples[case.cls], hw, worker)
-            journal.add([done[case.id]])
-            print(f"[{number} of {len(cases)}] {_line(done[case.id])}", file=sys.stderr, flush=True)
+            try:
+                if case.id not in built:
+                    built[case.id] = built_case(case, chosen, samples[case.cls], hw)
+                row = visited(built[case.id], hw, worker)
+            except RollerError as failure:
+                row = failed_case(case, failure)
+            done[case.id, visit] = row | {"visit": visit}
+            journal.add([done[case.id, visit]])
+            where = f"visit {visit + 1} of {VISITS}, {number} of {len(cases)}"
+            print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
     finally:
         turnstile.close()
         worker.close()
-    return document | {"hardware": hardware.to_mapping(hw), "cases": [done[case.id] for case in cases]}, journal
-
-
-def until_quiet(cases: Collection[BenchCase], done: Mapping[str, Json]) -> Iterator[tuple[int, BenchCase]]:
-    """The cases that are not done, with their numbers; then, once more, those that others disturbed."""
-    for again in (False, True):
-        for number, case in enumerate(cases, 1):
-            if case.id not in done or (again and done[case.id].get("disturbed")):
-                yield number, case
+    rows = [joined([done[case.id, visit] for visit in range(VISITS)]) for case in cases]
+    return document | {"hardware": hardware.to_mapping(hw), "cases": rows}, journal
 
 
 def _journal(options: argparse.Namespace, document: Json) -> Journal:

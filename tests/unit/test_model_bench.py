@@ -19,7 +19,6 @@ from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here,
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import sample_sizes, trial_plans
 from roller_svc.cli import main
-from roller_svc.cli.model_bench import until_quiet
 from roller_svc.construct import rank_units
 from roller_svc.construct.random_tiles import random_rprograms
 from roller_svc.construct.rprograms import rules_for
@@ -119,15 +118,6 @@ def test_tiles_that_fit_no_more_are_refused(change: dict[str, Any], hw: Any) -> 
     with pytest.raises(ArgumentError, match="do not fit") as refused:
         plan_of([kernel | change], trial.groups, hw)
     assert refused.value.code == "stale-measurements"
-
-
-def test_disturbed_cases_come_once_more_at_the_end() -> None:
-    cases, done = [PRODUCT, SOFTMAX, TWO], {SOFTMAX.id: {"disturbed": False}}
-    order = []
-    for number, case in until_quiet(cases, done):
-        order.append((number, case.id))
-        done[case.id] = {"disturbed": True}
-    assert order == [(1, PRODUCT.id), (3, TWO.id), (1, PRODUCT.id), (3, TWO.id)]
 
 
 def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:

@@ -1,0 +1,58 @@
+"""Several visits to each case, far apart → one row a case.
+
+Another tenant may read memory for minutes, and all that is measured meanwhile is slow: cases are visited one after the
+other, and then once more, half a run later.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from roller_svc.bench.cases import BenchCase
+
+VISITS = 2
+Json = dict[str, Any]
+Visit = tuple[str, int]  # a case's id, and which of its visits
+
+
+def until_quiet(cases: Collection[BenchCase], done: Mapping[Visit, Json]) -> Iterator[tuple[int, int, BenchCase]]:
+    """The visits that are not done, with their number and that of the case; then, once more, those that others
+    disturbed."""
+    for again in (False, True):
+        for visit in range(VISITS):
+            for number, case in enumerate(cases, 1):
+                row = done.get((case.id, visit))
+                if row is None or (again and row.get("disturbed")):
+                    yield visit, number, case
+
+
+def joined(visits: Sequence[Json]) -> Json:
+    """One row of a case's visits; those that failed do not count, unless all did."""
+    timed = [row for row in visits if not row["error"]]
+    if not timed:
+        return visits[0]
+    candidates = zip(*(row["candidates"] for row in timed), strict=True)
+    return timed[0] | {
+        "repeated": sum(row["repeated"] for row in timed),
+        "disturbed": all(row["disturbed"] for row in timed),
+        "candidates": [_joined_candidate(same) for same in candidates],
+    }
+
+
+def _joined_candidate(visits: Sequence[Json]) -> Json:
+    """A candidate takes what it took in its quieter visit. `half_s`: what the visits say of it, two measurements: how
+    far they agree no model can do better."""
+    first = visits[0]
+    failed = next((candidate for candidate in visits if candidate["error"]), None)
+    if failed is not None:
+        return first | {"error": failed["error"], "quiet_s": None, "half_s": None, "min_s": None, "median_s": None}
+    said = [candidate["quiet_s"] for candidate in visits]
+    return first | {
+        "quiet_s": min(said),
+        "half_s": said if len(said) == VISITS else None,
+        "min_s": min(candidate["min_s"] for candidate in visits),
+        "median_s": statistics.median(candidate["median_s"] for candidate in visits),
+        "samples": sum(candidate["samples"] for candidate in visits),
+    }

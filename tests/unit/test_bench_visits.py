@@ -1,0 +1,59 @@
+"""Cases are visited several times, and a candidate takes what it took in its quieter visit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.visits import VISITS, joined, until_quiet
+
+CASES = [BenchCase(name, "gemm", "C[m] = A[m]", {}, None) for name in ("first", "second", "third")]
+
+
+def row(seconds: list[float], **changes: Any) -> dict[str, Any]:
+    candidates = [
+        {"error": None, "quiet_s": s, "min_s": 0.9 * s, "median_s": 2 * s, "samples": 6, "predicted_s": 1.0}
+        for s in seconds
+    ]
+    return {"id": "first", "error": None, "repeated": 1, "disturbed": False, "candidates": candidates} | changes
+
+
+def test_all_cases_come_before_one_comes_again_and_disturbed_visits_at_the_end() -> None:
+    done: dict[tuple[str, int], Any] = {("second", 0): {"disturbed": False}}
+    order = []
+    for visit, number, case in until_quiet(CASES, done):
+        order.append((visit, number))
+        done[case.id, visit] = {"disturbed": number == 3 and visit == 1}
+    assert order == [(0, 1), (0, 3), (1, 1), (1, 2), (1, 3), (1, 3)]
+
+
+def test_the_quieter_visit_of_each_candidate_counts_and_both_are_kept() -> None:
+    found = joined([row([1.0, 4.0]), row([2.0, 3.0])])
+    assert [c["quiet_s"] for c in found["candidates"]] == [1.0, 3.0]
+    assert [c["half_s"] for c in found["candidates"]] == [[1.0, 2.0], [4.0, 3.0]]
+    assert [c["min_s"] for c in found["candidates"]] == pytest.approx([0.9, 2.7])
+    assert [(c["median_s"], c["samples"]) for c in found["candidates"]] == [(3.0, 12), (7.0, 12)]
+    assert (found["repeated"], found["disturbed"]) == (2, False)
+
+
+def test_a_case_is_disturbed_where_all_its_visits_were() -> None:
+    assert not joined([row([1.0], disturbed=True), row([1.0])])["disturbed"]
+    assert joined([row([1.0], disturbed=True)] * VISITS)["disturbed"]
+
+
+def test_visits_that_failed_do_not_count_unless_all_did() -> None:
+    lost = {"id": "first", "error": "worker-lost: it died", "candidates": []}
+    (only,) = joined([lost, row([2.0])])["candidates"]
+    assert (only["quiet_s"], only["half_s"]) == (2.0, None)
+    assert joined([lost, lost]) == lost
+
+
+def test_a_candidate_that_was_wrong_once_has_no_time() -> None:
+    wrong = row([1.0])
+    wrong["candidates"][0] |= {"error": "wrong-answer: differs", "quiet_s": None, "min_s": None}
+    for visits in ([wrong, row([1.0])], [row([1.0]), wrong]):
+        (candidate,) = joined(visits)["candidates"]
+        assert candidate["error"] == "wrong-answer: differs"
+        assert candidate["quiet_s"] is candidate["min_s"] is candidate["half_s"] is None
