@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from roller_svc.perf.column_walk import STEPS_AT_ONCE, walks_columns
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
 from roller_svc.perf.problem import Problem
@@ -59,9 +60,7 @@ def moving_parts_s(
     caches_s = memory_s = 0.0
     for share, cache in _found(mach, kept_bytes(p, streaming) + together):
         each = _byte_seconds(mach, cache, grid)
-        cycles = waiting_cycles(mach, cache)
-        if cache is None and stretch >= PAGE_BYTES:
-            cycles = costs.elsewhere * mach.dram_latency_cycles
+        cycles = _begun_cycles(p, tensor, stretch, cache)
         missed = mach.seconds(cycles) / (each * min(grid, mach.cores))  # bytes that a core does not get meanwhile
         seconds = share * each * (moved * (1.0 + missed / (stretch + missed / 2)) + beyond)
         if cache is None:
@@ -85,6 +84,18 @@ def waiting_cycles(mach: Machine, cache: Cache | None) -> float:
     costs = mach.costs.memory
     latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
     return costs.restart * max(0.0, min(latency, MOST_LATENCY_CYCLES) - costs.hidden_cycles)
+
+
+def _begun_cycles(p: Problem, tensor: AccessFootprint, stretch: int, cache: Cache | None) -> float:
+    """What each stretch of a tensor waits where it begins. Rows that columns are joined of side by side begin at once,
+    and wait for memory at once: for all of its latency, since no other stretch goes on meanwhile."""
+    mach, costs = p.machine, p.machine.costs.memory
+    latency = mach.dram_latency_cycles
+    if cache is None and tensor.walks_reduced and not tensor.access.is_output and walks_columns(p.space):
+        return costs.restart * max(0.0, latency - costs.hidden_cycles) / STEPS_AT_ONCE
+    if cache is None and stretch >= PAGE_BYTES:
+        return costs.elsewhere * latency
+    return waiting_cycles(mach, cache)
 
 
 def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:

@@ -75,8 +75,9 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
         first = frozenset(t.access.tensor for t in mine) - known
         memory = sum(s for tensor, s in moving if tensor in first)
         known |= first
-        loads = max(0.0, _load_cycles(p, launch, one) - _divider_only(p, launch, one))
-        cycles = (_pass_cycles(p, launch, one, in_turn=_in_turn(p, one, first)), loads, again * each)
+        in_turn = _in_turn(p, one, first)
+        loads = max(0.0, _load_cycles(p, launch, one) - _waiting_only(p, launch, one, in_turn=in_turn))
+        cycles = (_pass_cycles(p, launch, one, in_turn=in_turn), loads, again * each)
         steps.append(_Step(cycles, memory))
     return steps
 
@@ -91,10 +92,15 @@ def _ahead(p: Problem, launch: Launch) -> float:
     row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
     walked side by side the last one's end alone lies before rows that are new; so it is of columns. Never all of it:
     each walk needs what the one before has joined."""
-    if len(p.passes) < 2 or not p.space.walks_rows:
+    if _walks(p) < 2 or not p.space.walks_rows:
         return 1.0
     costs = p.machine.costs.nest
     return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
+
+
+def _walks(p: Problem) -> int:
+    """Statements that walk rows; others have one value of each, as a mean that divides a sum has."""
+    return sum(one.points > p.outer_points for one in p.passes)
 
 
 def _row_bytes(p: Problem, launch: Launch) -> int:
@@ -126,32 +132,43 @@ def _plain_counts(p: Problem) -> Counts:
 def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """One statement at all its points: operations, or the latency of joins where too few go side by side; loops; lanes
     joined, and what is left of a row joined one by one."""
+    costs = p.machine.costs.nest
+    busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
+    rows, width = p.outer_points, _width(p, launch)
+    is_row = each.points > rows
+    cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
+    if walks_columns(p.space):
+        cycles += costs.begun_cycles * each.points / _steps_at_once(each, rows) / _columns_at_once(p, launch)
+    if launch.lanes > 1 and is_row:
+        cycles += rows * costs.tail_cycles * (each.points // rows % width)
+        if each.joins is not None:
+            cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
+    return cycles
+
+
+def _steps_at_once(each: Pass, columns: int) -> int:
+    """Rows of columns that a statement walks side by side: those that a reduction joins before it stores."""
+    return STEPS_AT_ONCE if each.joins is not None and each.points > columns else 1
+
+
+def _vector_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> tuple[float, float]:
+    """One statement on one vector: its operations and its loop, and, of joins, the latency of each after the one before
+    it, beside which all that is done."""
     costs, counts = p.machine.costs.nest, each.counts
     width = _width(p, launch)
     rows_at_once = 1 if launch.lanes > 1 and in_turn else math.prod(launch.thread)
     side_by_side = max(1, launch.lanes * rows_at_once // width)
     join = Counts(simple=each.joins is Combine.SUM or each.joins is Combine.PROD, extremes=each.joins in _EXTREME_JOINS)
     busy = work_cycles(p.machine, counts + join)
-    rows = p.outer_points
-    is_row = each.points > rows
-    if each.joins is not None and is_row and not walks_columns(p.space):
-        latency = costs.extreme_latency_cycles if each.joins in _EXTREME_JOINS else costs.join_latency_cycles
-        # rows that are short are under way together: theirs is not the latency of a chain
-        alone = min(1.0, each.points / (rows * width * p.machine.deeper * costs.steps_in_flight))
-        busy = max(busy, alone * latency / side_by_side)
-    vectors = each.points * _overhang(p, launch) / width
     if launch.streamed and any(_streaming_share(p, t) < 1 for t in p.touched.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
-    cycles = vectors * (busy + costs.loop_cycles / side_by_side)
-    if walks_columns(p.space):
-        steps = STEPS_AT_ONCE if each.joins is not None and is_row else 1
-        cycles = vectors * (busy + costs.loop_cycles / side_by_side / steps)
-        cycles += costs.begun_cycles * each.points / _columns_at_once(p, launch)
-    if launch.lanes > 1 and is_row:
-        cycles += rows * costs.tail_cycles * (each.points // rows % width)
-        if each.joins is not None:
-            cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
-    return cycles
+    busy += costs.loop_cycles / side_by_side / (_steps_at_once(each, p.outer_points) if walks_columns(p.space) else 1)
+    if each.joins is None or each.points <= p.outer_points or walks_columns(p.space):
+        return busy, 0.0
+    latency = costs.extreme_latency_cycles if each.joins in _EXTREME_JOINS else costs.join_latency_cycles
+    # rows that are short are under way together: theirs is not the latency of a chain
+    alone = min(1.0, each.points / (p.outer_points * width * p.machine.deeper * costs.steps_in_flight))
+    return busy, alone * latency / side_by_side
 
 
 def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
@@ -176,10 +193,12 @@ def _others_cycles(costs: NestCosts, counts: Counts) -> float:
     )
 
 
-def _divider_only(p: Problem, launch: Launch, each: Pass) -> float:
-    """Cycles in which a statement has nothing but its divider at work: loads and stores hide there."""
+def _waiting_only(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
+    """Cycles in which a statement has nothing but its divider at work, or waits for joins: loads and stores hide
+    there."""
     alone = work_cycles(p.machine, each.counts) - _others_cycles(p.machine.costs.nest, each.counts)
-    return each.points * _overhang(p, launch) / _width(p, launch) * alone
+    busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
+    return each.points * _overhang(p, launch) / _width(p, launch) * (alone + max(0.0, waiting - busy))
 
 
 def _width(p: Problem, launch: Launch) -> int:
@@ -264,7 +283,7 @@ def _followed(p: Problem, launch: Launch) -> float:
     long row see every second line of it, or every fourth, and prefetchers follow each load by itself: with one for all
     lines rows of 4 KB are read a twentieth faster (Zen 4)."""
     costs, rows = p.machine.costs.nest, math.prod(launch.thread)
-    if len(p.passes) > 1:
+    if _walks(p) > 1:
         return 1.0 + costs.rows_more * math.log2(rows)
     takes_turns = launch.lanes > p.machine.unit.shape[-1]
     long = min(1.0, _row_bytes(p, launch) / rows / PAGE_BYTES)
@@ -277,7 +296,7 @@ def _turned(p: Problem, launch: Launch) -> float:
     fully the longer each takes, but for as much as is in flight at once."""
     costs = p.machine.costs.nest
     at_once = _row_bytes(p, launch) / costs.ahead_bytes
-    return costs.rows_written_more * math.log2(max(1.0, at_once)) if len(p.passes) > 1 else 0.0
+    return costs.rows_written_more * math.log2(max(1.0, at_once)) if _walks(p) > 1 else 0.0
 
 
 def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]) -> float:

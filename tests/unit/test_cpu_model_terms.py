@@ -15,6 +15,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.lang import parse
+from roller_svc.perf.column_walk import STEPS_AT_ONCE
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.cpu_window import inside_of_band, pieces_of_line
 from roller_svc.perf.model import Model
@@ -119,7 +120,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
 def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
-    begun = FITTED.nest.begun_cycles * 4096 * 12288 * (1 / 512 - 1 / 4096)
+    begun = FITTED.nest.begun_cycles * 4096 / STEPS_AT_ONCE * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.problem.machine.clock_hz
 
 

@@ -1,0 +1,42 @@
+"""Reductions in the model of CPUs: chains of joins, rows that begin together, rows that are walked once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_cpu_model_terms import F32, estimated_program, model_of, stage
+
+from roller_svc.ir.estimate import Estimate
+from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.model import Model
+
+
+def by_lanes(model: Model, lanes: int, rows: int = 1) -> Estimate:
+    """All rows in a block, `rows` of them at hand, each walked by so many lanes."""
+    return model.estimate(replace(estimated_program(model, {}, {"i": rows}), lanes=lanes))
+
+
+def test_rows_of_columns_that_begin_together_wait_together() -> None:
+    """The narrower the pieces of columns the more stretches of memory begin, whether these fill pages or not; what each
+    waits is small, for eight rows wait at once."""
+    model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 4096))})
+    blocks = (4096, 2048, 1024, 512, 256)
+    times = [stage(model.estimate(estimated_program(model, {"j": j}, {"j": 64})), "dram") for j in blocks]
+    assert times == sorted(times)
+    assert 1.05 * times[0] < times[-1] < 2.0 * times[0]
+
+
+def test_loads_hide_where_joins_wait_for_each_other() -> None:
+    """One accumulator to a row: only the chain of additions counts. Four of them wait less than loads take."""
+    model = model_of("y[i] +=! x[i, k]", {"x": (F32, (16, 1024))})
+    slow = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, join_latency_cycles=2.0)))
+    assert stage(by_lanes(slow, 16), "loads") == 0.0
+    assert stage(by_lanes(slow, 64), "loads") > 0.0
+    assert by_lanes(slow, 16).seconds > by_lanes(slow, 64).seconds
+
+
+def test_a_mean_walks_its_rows_once() -> None:
+    """The quotient of a sum is one value of a row: several rows at hand begin no walk anew."""
+    model = model_of("s[i] +=! x[i, k]; y[i] = s[i] / 7.0", {"x": (F32, (65536, 1024))}, ("y",))
+    one, four = (stage(by_lanes(model, 16, rows), "dram") for rows in (1, 4))
+    assert one == four
