@@ -129,7 +129,8 @@ class NestCosts:
     loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
     jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
     rows_more: float = 0.03  # of what is read, each time that twice as many short rows are walked side by side
-    loads_apart_more: float = 0.03  # of what is read of long rows, where several loads take turns along them
+    # Of what is read of rows, each time that a core holds twice as many lines in flight as prefetchers stay ahead of.
+    run_ahead_more: float = 0.04
     rows_written_more: float = 0.3  # of what is written, each time that rows at hand are twice as long as what is ahead
     begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
     place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it

@@ -40,3 +40,14 @@ def test_a_mean_walks_its_rows_once() -> None:
     model = model_of("s[i] +=! x[i, k]; y[i] = s[i] / 7.0", {"x": (F32, (65536, 1024))}, ("y",))
     one, four = (stage(by_lanes(model, 16, rows), "dram") for rows in (1, 4))
     assert one == four
+
+
+def test_a_core_that_runs_ahead_of_prefetchers_reads_slower() -> None:
+    """The more accumulators, the fewer operations a loop has for each line; maxima have more of them than sums, and
+    what ends a short row counts too."""
+    sums, maxima = (model_of(f"y[i] {join} x[i, k]", {"x": (F32, (65536, 1024))}) for join in ("+=!", ">=!"))
+    times = [stage(by_lanes(sums, lanes), "dram") for lanes in (16, 32, 64)]
+    assert times[2] > times[1] > times[0]
+    assert stage(by_lanes(maxima, 16), "dram") < times[0]
+    short = model_of("y[i] +=! x[i, k]", {"x": (F32, (1 << 20, 64))})  # as many bytes
+    assert stage(by_lanes(short, 64), "dram") < 0.99 * times[2]

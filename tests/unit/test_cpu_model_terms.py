@@ -210,12 +210,6 @@ def test_sums_of_rows_in_turn_hide_no_more_of_their_latency(rows: int, in_turn: 
     assert (four > 0.9 * one) is in_turn
 
 
-def test_prefetchers_follow_one_load_best() -> None:
-    """Where rows begin anew at each page, and not between."""
-    assert walked(summed(1024), 1, 16) < walked(summed(1024), 1, 32) == walked(summed(1024), 1, 64)
-    assert walked(summed(128), 1, 64) < walked(summed(1024), 1, 64)
-
-
 def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
     """Softmax of rows of 128 bytes, and of 4 KB."""
     for row, is_dearer in ((32, False), (1024, True)):
