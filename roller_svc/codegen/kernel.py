@@ -20,6 +20,7 @@ from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.schedule import (
     Compute,
+    Let,
     Node,
     ScheduleTree,
     Scope,
@@ -283,6 +284,8 @@ def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
 def _has_checks(nodes: tuple[Node, ...]) -> bool:
     for node in descend(nodes):
         if isinstance(node, Compute) and any(node.checked):
+            return True
+        if isinstance(node, Let) and node.checked is not None:
             return True
         for expr in expressions(node):
             if any(isinstance(n, Load) and any(n.checked) for n in walk(expr)):

@@ -113,7 +113,7 @@ class _Outliner:
         match node:
             case Loop():
                 return (self._loop(node),)
-            case Let(var=var, value=value, body=body):
+            case Let(var=var, value=value, body=body, checked=None):
                 value = self._expr(fold(value, self.scalar.values))
                 return (Let(var, value, self._below(self.inner, var, body)),)
             case Storage(tensor=tensor, body=body) if node.window is None:

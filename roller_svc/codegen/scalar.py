@@ -178,7 +178,7 @@ class Scalar:
         """Offset in elements of a place inside; that an index is out of range is recorded."""
         terms = []
         for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
-            text = self._recorded(load, d) if load.checked[d] else self.index(i)
+            text = self.recorded(load.tensor, d, i) if load.checked[d] else self.index(i)
             terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms)
 
@@ -192,9 +192,10 @@ class Scalar:
             args += [text, str(place.shape[d]), str(place.strides[d]), str(number)]
         return f"{self.helper(f'gather{len(checked)}_{SHORT[place.dtype]}')}({', '.join(args)})"
 
-    def _recorded(self, load: Load, d: int) -> str:
-        text, size = self.index(load.index[d]), self.places[load.tensor].shape[d]
-        return f"checked({text}, {size}, {self.numbered(load.tensor, d, size, text)}, status)"
+    def recorded(self, tensor: str, d: int, index: Expr) -> str:
+        """An index that is inside; that it was out of range is recorded."""
+        text, size = self.index(index), self.places[tensor].shape[d]
+        return f"checked({text}, {size}, {self.numbered(tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
         """A storage node without dimensions is a plain variable; a buffer is a pointer."""

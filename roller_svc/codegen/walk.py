@@ -148,6 +148,9 @@ class Walk:
             self.nodes(let.body)
         else:
             text = scalar.index(value)
+            if let.checked is not None:
+                tensor, d = let.checked
+                text, known = scalar.recorded(tensor, d, value), (0, scalar.places[tensor].shape[d] - 1)
             if known is not None:
                 scalar.ranges[let.var] = known
             identifier = self.names.of(let.var)

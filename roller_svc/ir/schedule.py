@@ -47,11 +47,13 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """An index computed once."""
+    """An index computed once. `checked`, of one from data: a tensor and the dimension of it that it must be inside of;
+    out of range it is 0, and the status says so."""
 
     var: str
     value: Expr
     body: tuple[Node, ...]
+    checked: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, JoinLanes, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.lower.column_walk_cpu import column_walk
+from roller_svc.lower.gathered_rows_cpu import gathered_rows
 from roller_svc.lower.guards import without_guards_inside
 from roller_svc.lower.kept_values_cpu import Kept, kept_values
 from roller_svc.lower.outer_loops_cpu import Together, outer_loops
@@ -57,11 +58,11 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
         hint_bytes = hw.dram.transaction_bytes if hints_pay(group, program, hw) else None
         return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, hint_bytes).nodes()
 
-    if side_by_side is None:
-        return (ScheduleTree(group.name, outer_loops(group, program, None, rows)),)
-    width = program.thread[side_by_side.name]
-    together = Together(side_by_side, width, ref(LANE if is_vector else ROW))
-    return (ScheduleTree(group.name, outer_loops(group, program, together, rows)),)
+    together = None
+    if side_by_side is not None:
+        together = Together(side_by_side, program.thread[side_by_side.name], ref(LANE if is_vector else ROW))
+    tree = ScheduleTree(group.name, outer_loops(group, program, together, rows))
+    return (gathered_rows(tree, group, program, hw),)
 
 
 def _side_by_side(group: KernelGroup, program: RProgram) -> Axis | None:
