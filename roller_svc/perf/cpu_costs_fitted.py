@@ -112,6 +112,7 @@ FITTED = CpuCosts(
         rows_written_more=0.12,
         begun_cycles=19.0,
         place_cycles=1.6,
+        met_store_cycles=55.0,
         overlap_leak=0.046,
         ahead_most=0.72,
         ahead_bytes=2800.0,

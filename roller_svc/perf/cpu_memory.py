@@ -14,6 +14,7 @@ from roller_svc.perf.problem import Problem
 HINTED_RUN_BYTES = 8192
 PANEL_OF_L1 = 0.7  # what panels may fill to be found there again, the rest being for results and what passes by
 LINE_BYTES = 64
+STORES_HELD = 64  # by a core, until they are done: by Zen 4; by Skylake 56
 TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address masked, compared, a branch
 PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
@@ -141,6 +142,22 @@ def streaming_share(rows: int, row_bytes: int) -> float:
 def streamed_s(p: Problem, tensor: AccessFootprint, grid: int) -> float:
     """The same of results that go past the caches: to memory, wherever the rest is found."""
     return tensor.moved_bytes(p.extents) * _byte_seconds(p.machine, None, grid) / p.machine.dram.streamed_write_gain
+
+
+def met_stores(p: Problem, block: Tile) -> float:
+    """How often a read waits for a result on its way past the caches: a core takes a load for one that needs a store
+    which it still holds where both lie at the same place of a page. Rows of whole pages, or of an even part of one,
+    meet so where tasks walk pieces of them, each of fewer lines than stores are held: with the row before."""
+    along = p.vector
+    if along is None or block[along] >= p.extents[along] or math.prod(block) == block[along]:
+        return 0.0
+    read, written = ([t for t in some if t.strides.get(along) == 1] for some in (p.touched.reads, p.touched.writes))
+    if not read or not written:
+        return 0.0
+    period = PAGE_BYTES // math.gcd(PAGE_BYTES, *(t.row_bytes for t in (*read, *written)))  # rows until one meets it
+    lines = -(-block[along] * written[0].elem_bytes // LINE_BYTES)
+    pieces = p.outer_points * p.inner_points / block[along]
+    return pieces / period * max(0.0, 1 - lines * period / STORES_HELD)
 
 
 def own_byte_seconds(mach: Machine, own_bytes: float) -> float:

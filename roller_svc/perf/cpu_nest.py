@@ -14,6 +14,7 @@ from roller_svc.perf.cpu_memory import (
     PAGE_BYTES,
     TEST_OPERATIONS,
     beside_reads,
+    met_stores,
     moving_parts_s,
     moving_s,
     own_byte_seconds,
@@ -44,6 +45,8 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     steps = _steps(p, launch, walked)
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
     jumps = mach.seconds(share * sum(_jump_cycles(p, t, launch) for t in p.touched.reads))
+    if launch.streamed:
+        jumps += mach.seconds(share * costs.met_store_cycles * met_stores(p, launch.block))
     task = mach.seconds(share * launch.grid * costs.task_cycles)
     memory = sum(s.memory_s for s in steps)
     joint = _beside(costs, compute + loads + again + jumps, memory)

@@ -141,6 +141,11 @@ class AccessFootprint:
     def bytes(self, tile: Tile) -> int:
         return self.measure(tile)[0] * self.elem_bytes
 
+    @property
+    def row_bytes(self) -> int:
+        """Of the innermost dimension, all of it."""
+        return self.dims[0].dim.size * self.elem_bytes if self.dims else self.elem_bytes
+
     def moved_bytes(self, tile: Tile) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
         return self.measure(tile)[2]

@@ -437,3 +437,28 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
         stage(estimated(m, {"n": 2048}, {"m": 8, "n": 32}), "packing") for m in (model, with_memory(model, restart=0.0))
     ]
     assert (seen[0] > 1.01 * seen[1]) == waits
+
+
+@pytest.mark.parametrize(("columns", "piece", "waits"), [
+    (1024, 32, True),  # rows of a page: each piece meets the row before
+    (1024, 1024, False),  # whole rows: those stores are done
+    (512, 32, True),  # half a page: the second row before
+    (1000, 40, False),  # rows that begin elsewhere in a page each time
+])  # fmt: skip
+def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece: int, waits: bool) -> None:
+    shapes: Shapes = {"t": (F32, (30000, columns)), "i": (I32, (4096,))}
+    model = model_of("y[n,c] = t[i[n],c]", shapes)
+    no_waits = replace(FITTED, nest=replace(FITTED.nest, met_store_cycles=0.0))
+    block, thread = {"c": piece}, {"c": 16 if piece % 16 == 0 else 8}
+    here = stage(estimated(model, block, thread, streamed=True), "loads")
+    assert (here > stage(estimated(model.with_costs(no_waits), block, thread, streamed=True), "loads")) is waits
+    through = stage(estimated(model, block, thread), "loads")
+    assert through == stage(estimated(model.with_costs(no_waits), block, thread), "loads")
+
+
+def test_what_only_writes_meets_no_store() -> None:
+    model = model_of("y[n,c] = x[n] where c in 1024", {"x": (F32, (4096,))})
+    dear = replace(FITTED, nest=replace(FITTED.nest, met_store_cycles=1e6))
+    block, thread = {"c": 32}, {"c": 16}
+    here = stage(estimated(model, block, thread, streamed=True), "loads")
+    assert here == stage(estimated(model.with_costs(dear), block, thread, streamed=True), "loads")
