@@ -145,3 +145,14 @@ def test_rows_past_the_caches_are_right() -> None:
     assert "stream_" in compiled.source.text
     got = backend_for(local).load(compiled).run({"x": x})["y"]
     np.testing.assert_allclose(got, x - x.sum(1, keepdims=True), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
+    hw = hinting(HW, 0.7)  # nothing but copies in their loops
+    program = parse("y[i, j, k] = x[i, k] where j in 512", {"x": TensorType(DType.FLOAT32, (128, 512))})
+    (group,) = partition(program, hw)
+    ranked, _ = rank(group, hw, hw.unit_for(DType.FLOAT32), 1000)
+    whole = [c for c in ranked if not c.program.streamed and c.program.block.as_dict()["k"] == 512]
+    one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
+    kernel = compile_source(generate(Plan((one,)), program, (group,), hw))
+    assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
