@@ -32,8 +32,8 @@ COMMON_FLAGS = (
 # Which bits of a value are constant takes gcc 12 a fifth of its time to find out, for each vector
 # operation with numbers as wide as the vector, and tells it nothing here. Joined rounds of an outer loop gain
 # a tile of one vector here and there a tenth, which no model of tiles foresees: which tile is best then is luck.
-# -fno-tree-loop-distribute-patterns: of a loop that copies one vector a step gcc makes string instructions (`rep movs`),
-# of one of two vectors it does not; rows of 2 KiB take those a sixth longer on Zen 4 than vectors do.
+# -fno-tree-loop-distribute-patterns: of a loop that copies one vector a step gcc makes string instructions, `rep movs`,
+# of one of two vectors it does not; rows of 2 KiB take those a tenth to a sixth longer on Zen 4 than vectors do.
 GCC_FLAGS = ("-fno-tree-bit-ccp", "-fno-loop-unroll-and-jam", "-fno-tree-loop-distribute-patterns")
 # Linking with any of these adds start-up code that switches on flush-to-zero for the whole process that loads it.
 REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
