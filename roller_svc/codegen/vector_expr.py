@@ -27,6 +27,7 @@ from roller_svc.ir.expr import (
     loads_of,
     substitute,
 )
+from roller_svc.ir.few_bits import FewBits, table_of
 
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
 MAX_GUARDS = 4
@@ -43,7 +44,10 @@ _SAME_OR_HELPER = {OpKind.ABS: "abs", OpKind.FMAX: "fmax", OpKind.FMIN: "fmin"}
 
 @dataclass(frozen=True, slots=True)
 class Vector(Places):
-    """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on."""
+    """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on; or, of what is a function of few
+    bits, a table of it, an entry a lane."""
+
+    table: FewBits | None = None
 
     def stored(self, value: Expr, dtype: DType) -> str:
         """An expression as elements of a tensor of that type."""
@@ -84,6 +88,12 @@ class Vector(Places):
             if self.guard and not all(self.is_safe(load) for load in loads_of(expr)):
                 raise NotVectorError
             return Piece(self.scalar.value(expr), dtype, wide=False)
+        if self.table is not None and expr == self.table.value:
+            numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
+            return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
+        if self.table is None and (few := table_of(expr, self.lanes)) is not None:
+            entries, place = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
+            return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, place.text), dtype, wide=True)
         match expr:
             case Load():
                 place = self.scalar.places[expr.tensor]

@@ -108,6 +108,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return _word(base, dtype, lanes)
     if base == "even":
         return _every_second(dtype, lanes)
+    if base == "looked_up":
+        return _looked_up(dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
     if base not in table:
         return _library_loop(base, dtype, lanes)
@@ -151,6 +153,15 @@ def _every_second(dtype: DType, lanes: int) -> Helper:
         f"  return __builtin_shuffle(a, b, ({mask}){{{order}}});\n#endif\n}}"
     )
     return Helper(text)
+
+
+def _looked_up(dtype: DType, lanes: int) -> Helper:
+    """The entries of a table that the lowest bits of each lane's number choose."""
+    vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
+    macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i] & {lanes - 1}];\n  return r;"
+    body = where_available((macro, "__builtin_shuffle(table, at)"), plain)
+    return Helper(f"static inline {vector} looked_up_{vector}({vector} table, {numbers} at) {{\n{body}}}")
 
 
 def _builtin(base: str, dtype: DType, lanes: int) -> Helper:

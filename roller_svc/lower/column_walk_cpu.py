@@ -28,7 +28,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE
+from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE, rows_at_once
 
 LANE = ".lane"
 COLUMN = ".column"
@@ -102,25 +102,25 @@ class _Columns:
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine, dtype = statement.combine or Combine.SUM, statement.accumulator
-        acc, place, last = acc_name(statement.output), (ref(COLUMN),), inner[-1]
-        others = {a.name: ref(a.name) for a in inner[:-1]}
+        acc, place = acc_name(statement.output), (ref(COLUMN),)
+        walk = _walk(self.group, inner)
 
-        def value(step: Expr) -> Expr:
-            body = simplified(reads.with_axes({**others, last.name: step}).apply(statement.body))
-            return body if body.dtype is dtype else Cast(body, dtype, implicit=True)
+        def joined(steps: list[Expr]) -> list[Node]:
+            """Accumulators with what these steps of the walk give each."""
+            values = []
+            for at in (at for step in steps for at in walk.points(step)):
+                body = simplified(reads.with_axes(at).apply(statement.body))
+                values.append(body if body.dtype is dtype else Cast(body, dtype, implicit=True))
+            return self._each((Compute(acc, place, _joined(values, combine), combine),))
 
         start = self._each((Compute(acc, place, identity(combine, dtype)),))
-        nodes: list[Node] = []
-        steps = min(STEPS_AT_ONCE, last.extent)
-        full, rest = divmod(last.extent, steps)
-        first = mul(ref(f"{last.name}.piece"), num(steps))
-        joined = _joined([value(add(first, num(i))) for i in range(steps)], combine)
-        body = self._each((Compute(acc, place, joined, combine),))
-        nodes.append(Loop(f"{last.name}.piece", full, LoopKind.SERIAL, tuple(body)))
+        full, rest = divmod(walk.axis.extent, walk.at_once)
+        first = mul(ref(f"{walk.axis.name}.piece"), num(walk.at_once))
+        body = joined([add(first, num(i)) for i in range(walk.at_once)])
+        nodes: list[Node] = [Loop(f"{walk.axis.name}.piece", full, LoopKind.SERIAL, tuple(body))]
         if rest:
-            joined = _joined([value(num(full * steps + i)) for i in range(rest)], combine)
-            nodes += self._each((Compute(acc, place, joined, combine),))
-        return [*start, *self._around(inner[:-1], nodes)]
+            nodes += joined([num(full * walk.at_once + i) for i in range(rest)])
+        return [*start, *self._around(walk.outer, nodes)]
 
     def _each(self, nodes: tuple[Node, ...]) -> list[Node]:
         """The nodes for every column, whole vectors first."""
@@ -143,6 +143,32 @@ class _Columns:
         for axis in reversed(axes):
             nodes = [Loop(axis.name, axis.extent, LoopKind.SERIAL, tuple(nodes))]
         return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Steps along `axis`, several at once, around all of `within`, if anything, inside `outer`."""
+
+    axis: Axis
+    at_once: int
+    within: Axis | None
+    outer: tuple[Axis, ...]
+
+    def points(self, step: Expr) -> list[dict[str, Expr]]:
+        """The places of all inner axes that a step along the axis goes to."""
+        here = {a.name: ref(a.name) for a in self.outer} | {self.axis.name: step}
+        if self.within is None:
+            return [here]
+        return [here | {self.within.name: num(i)} for i in range(self.within.extent)]
+
+
+def _walk(group: KernelGroup, inner: tuple[Axis, ...]) -> _Walk:
+    last = inner[-1]
+    if len(inner) > 1:
+        rows = rows_at_once(group.space, inner[-2].extent, last.extent, last.name)
+        if rows > 1:
+            return _Walk(inner[-2], rows, last, inner[:-2])
+    return _Walk(last, min(STEPS_AT_ONCE, last.extent), None, inner[:-1])
 
 
 def _placed(nodes: tuple[Node, ...], column: Expr, lanes: int, kind: LoopKind) -> Node:

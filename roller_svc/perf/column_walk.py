@@ -10,6 +10,7 @@ from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 FEWEST_STEPS = 16
 HELD_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
 STEPS_AT_ONCE = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
+TERMS_AT_ONCE = 32  # that rows joined may have, where several terms are made of each
 
 
 def walks_columns(space: TileSpace) -> bool:
@@ -22,6 +23,23 @@ def walks_columns(space: TileSpace) -> bool:
         return False
     along = vector.members[-1].name
     return any(_is_across(access, along, inner) for access in space.accesses if not access.is_output)
+
+
+def rows_at_once(space: TileSpace, before: int, last: int, name: str) -> int:
+    """How many steps of the inner axis before the last are joined at once, of extents `before` and `last`, which is
+    called `name`: more than one where the last is short. Where it only takes other parts of the same rows, as of words
+    that have several weights each, it has no streams of its own."""
+    if last > STEPS_AT_ONCE:
+        return 1
+    streams = last if steps_across(space, name) else 1
+    return max(1, min(before, STEPS_AT_ONCE // streams, TERMS_AT_ONCE // last))
+
+
+def steps_across(space: TileSpace, name: str) -> bool:
+    """Whether steps along that axis go to other rows of what is walked."""
+    vector = next(a for a in space.axes if a.name == space.vector_axis)
+    along = vector.members[-1].name
+    return any(_is_across(access, along, {name}) for access in space.accesses if not access.is_output)
 
 
 def _is_across(access: TileAccess, along: str, inner: set[str]) -> bool:

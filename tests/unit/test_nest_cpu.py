@@ -17,6 +17,7 @@ from roller_svc.generate import generate
 from roller_svc.hardware import detect_local, load
 from roller_svc.ir.build import add, div, mod, mul, num, ref
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import loads_of
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Prefetch, Storage, descend
@@ -156,3 +157,24 @@ def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
     one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
     kernel = compile_source(generate(Plan((one,)), program, (group,), hw))
     assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
+
+
+@pytest.mark.parametrize(("words", "at_once"), [(32, 4), (18, 4), (2, 2)])
+def test_rows_of_words_are_joined_several_at_once(words: int, at_once: int) -> None:
+    """Steps that take other bits of the same row have no stream of their own."""
+    text = "y[j] +=! x[i] * bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`)"
+    rng = np.random.default_rng(words)
+    x = rng.standard_normal(8 * words).astype(np.float32)
+    q = rng.integers(-(2**31), 2**31, (words, 4096 - 16)).astype(np.int32)
+    inputs = {"x": ("float32", x.shape), "q": ("int32", q.shape)}
+    kernel = roller_svc.compile(text, inputs, select="model", top_k=1, target="cpu-x86-avx2")
+    joined = next(line for line in kernel.source.splitlines() if "y_acc" in line and "+=" in line)
+    assert joined.count("x[") == 8 * at_once
+    weights = (q[np.arange(8 * words) // 8] >> (np.arange(8 * words) % 8 * 4)[:, None]) & 15
+    np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-4, atol=1e-3)
+
+
+def test_rows_that_are_streams_are_no_more_at_once_than_before() -> None:
+    found = nodes("y[j] +=! x[a, b, j]", x=(64, 3, 4096))
+    (joined,) = (n for n in found if isinstance(n, Compute) and n.combine is not None)
+    assert len(loads_of(joined.value)) == 6

@@ -16,7 +16,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.lang import parse
 from roller_svc.lang.compare import agrees
-from roller_svc.lang.interpreter import evaluate
+from roller_svc.lang.interpreter import evaluate, reference
 from roller_svc.lang.values import storage_dtype
 
 TARGETS = pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
@@ -223,3 +223,49 @@ def test_shifts_by_what_is_unrolled_are_shifts_of_vectors(target: str) -> None:
     assert "shr_i32(" not in kernel.source
     weights = (q[np.arange(64) // 8] >> (np.arange(64) % 8 * 4)[:, None]) & 15
     np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-5, atol=1e-4)
+
+
+FEW_BITS = (
+    "(bitwise_and(x[n], 7).cast(`float32`) - 3.0) * 0.75", "bitwise_and(x[n] >> 2, 7).cast(`bfloat16`) * 1.125",
+    "bitwise_and(x[n] >> 1, 5).cast(`float32`) / 3.0", "bitwise_and(x[n], 3) * bitwise_and(x[n], 3).cast(`int32`)",
+    "(x[n] % 8).cast(`float32`) * 0.625", "(x[n] % 8 - 4).cast(`float32`).when([x[n] % 8 > 2], 0.0 - 1.0)",
+    "max(bitwise_and(x[n], 6).cast(`float32`) * 0.375, 1.0)",
+    "(bitwise_and(x[n], 7).cast(`float32`) * 1.75).cast(`float16`)",
+)  # fmt: skip
+FOUR_BITS = tuple(body.replace("7)", "15)").replace("% 8", "% 16") for body in FEW_BITS)
+
+
+@TARGETS
+@pytest.mark.parametrize("bodies", [FEW_BITS, FOUR_BITS], ids=["three", "four"])
+@pytest.mark.parametrize("dtype", [t for t in INTEGERS if t != "bool"])
+def test_functions_of_few_bits_are_what_they_were(dtype: str, bodies: tuple[str, ...], target: str) -> None:
+    """Looked up where a vector has a lane for each of their values; to the last bit what the interpreter says."""
+    x, names = values(dtype, 139), tuple(f"y{i}" for i in range(len(bodies)))
+    text = "; ".join(f"{name}[n] = {body}" for name, body in zip(names, bodies, strict=True))
+    program = parse(text, {"x": TensorType(DType(dtype), x.shape)}, names)
+    kernel = roller_svc.compile(
+        text, {"x": (dtype, x.shape)}, select="model", top_k=1, target=target, outputs=names,
+    )  # fmt: skip
+    got, want = kernel(x=x), reference(program, {"x": x})
+    for name in names:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=f"{name} of {text}\n{kernel.source}")
+
+
+def printed(body: str, dtype: str, target: str) -> str:
+    inputs = {"x": (dtype, (4096,)), "s": ("float32", (4096,))}
+    return roller_svc.compile(f"y[n] = {body} + s[n]", inputs, select="model", top_k=1, target=target).source
+
+
+@pytest.mark.parametrize(("body", "dtype", "most"), [
+    ("bitwise_and(x[n] >> 4, 15).cast(`float32`)", "int32", 16), ("(x[n] >> 4).cast(`float32`)", "uint8", 16),
+    ("(x[n] % 16).cast(`float32`)", "int8", 16), ("bitwise_and(x[n], 7).cast(`float32`)", "int32", 8),
+    ("bitwise_and(x[n], 16).cast(`float32`)", "int32", 0), ("(x[n] >> 4).cast(`float32`)", "int8", 0),
+    ("(bitwise_and(x[n], 15) + x[n]).cast(`float32`)", "int32", 0), ("bitwise_and(n, 15).cast(`float32`)", "int32", 0),
+    ("(bitwise_and(x[n], 15) * bitwise_and(x[n] >> 4, 15)).cast(`float32`)", "int32", 0),
+    ("bitwise_and(x[n], 15).cast(`float32`) * (x[n] % 16).cast(`float32`)", "int32", 16),
+])  # fmt: skip
+def test_tables_have_a_lane_for_each_value(body: str, dtype: str, most: int) -> None:
+    """`most`: entries that the function needs, 0 where it is none of few bits of one value."""
+    for target, lanes in (("cpu-x86-avx512", 16), ("cpu-x86-avx2", 8)):
+        source = printed(body, dtype, target)
+        assert ("looked_up_v" in source) == (0 < most <= lanes), source
