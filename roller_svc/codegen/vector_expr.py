@@ -92,8 +92,8 @@ class Vector(Places):
             numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
             return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
         if self.table is None and (few := table_of(expr, self.lanes)) is not None:
-            entries, place = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
-            return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, place.text), dtype, wide=True)
+            entries, chosen = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
+            return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, wide=True)
         match expr:
             case Load():
                 place = self.scalar.places[expr.tensor]

@@ -43,7 +43,7 @@ from roller_svc.perf.layout_tile import layout_space
 from roller_svc.perf.matrix_terms import LEAST_STAGES
 from roller_svc.perf.mma_attention import attention_problem
 from roller_svc.perf.model import Model, Timed
-from roller_svc.perf.nest_work import passes
+from roller_svc.perf.nest_work import passes, spared
 from roller_svc.perf.plane_tile import plane_space
 from roller_svc.perf.problem import Problem, problem
 from roller_svc.perf.roofline import roofline
@@ -216,8 +216,11 @@ def prepared(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints
     p = problem(group.space, hw, unit, all_operands(group) if is_staged else None, footprints)
     if hw.family is not Family.CPU:
         return p
-    walked = () if p.is_contraction else passes(group)
-    return replace(p, planes=plane_space(group), layout=layout_space(group, hw), passes=walked)
+    p = replace(p, planes=plane_space(group), layout=layout_space(group, hw))
+    if p.is_contraction:
+        return p
+    lanes = p.machine.unit.shape[-1]
+    return replace(p, passes=passes(group, lanes), operations=p.operations - spared(group, lanes))
 
 
 def _construct(group: KernelGroup, p: Problem, limit: int, *, varied: bool = False) -> Construction:

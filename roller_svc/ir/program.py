@@ -149,7 +149,12 @@ class TensorExpr:
 
         Arithmetic on axes alone (indices, the sides of a guard) and comparisons are not counted.
         """
-        return self.points * (_operators(self.body)[0] + (1 if self.combine else 0))
+        return self.points * (operators(self.body) + (1 if self.combine else 0))
+
+
+def operators(expr: Expr) -> int:
+    """Operators on values that come from tensors; comparisons are none."""
+    return _operators(expr)[0]
 
 
 def _operators(expr: Expr) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE, rows_at_once
+from roller_svc.perf.column_walk import STEPS_AT_ONCE, columns_at_once, rows_at_once
 
 LANE = ".lane"
 COLUMN = ".column"
@@ -37,9 +37,7 @@ COLUMN = ".column"
 def column_walk(group: KernelGroup, program: RProgram, axis: Axis) -> tuple[Node, ...]:
     """The whole tree's body; columns are the points of `axis`."""
     lanes, tile = program.thread[axis.name], program.block[axis.name]
-    most = HELD_BYTES // _held_bytes(group)
-    vectors = tile // lanes
-    width = lanes * max(n for n in range(1, vectors + 1) if n == 1 or (vectors % n == 0 and n * lanes <= most))
+    width = columns_at_once(tile, lanes, _held_bytes(group))
     native = min(lanes, program.unit.shape[-1])
 
     def columns(at: Point, count: int) -> tuple[Node, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 
 from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 
@@ -11,6 +13,33 @@ FEWEST_STEPS = 16
 HELD_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
 STEPS_AT_ONCE = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
 TERMS_AT_ONCE = 32  # that rows joined may have, where several terms are made of each
+
+
+@cache
+def columns_at_once(tile: int, lanes: int, held_bytes: int) -> int:
+    """Of a tile of columns so many whose values wait in L1, `held_bytes` each: as many times `lanes` as fit there and
+    divide the tile."""
+    most, vectors = HELD_BYTES // held_bytes, tile // lanes
+    return lanes * max(n for n in range(1, vectors + 1) if n == 1 or (vectors % n == 0 and n * lanes <= most))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a column's accumulator is loaded and stored for: so many `terms`, of so many `rows`."""
+
+    terms: int
+    rows: int
+
+
+def joined(space: TileSpace) -> Joined:
+    """At once, of all inner axes."""
+    members = [m for a in space.axes if a.role is AxisRole.INNER for m in a.members]
+    last = members[-1]
+    terms = min(STEPS_AT_ONCE, last.extent)
+    if len(members) > 1:
+        terms *= rows_at_once(space, members[-2].extent, last.extent, last.name)
+    across = last.extent > STEPS_AT_ONCE or steps_across(space, last.name)
+    return Joined(terms, terms if across else terms // last.extent)
 
 
 def walks_columns(space: TileSpace) -> bool:

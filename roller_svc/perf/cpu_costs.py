@@ -115,6 +115,7 @@ class NestCosts:
 
     task_cycles: float = TASK_CYCLES
     operation_cycles: float = 0.5  # one vector operation: two ports
+    lookup_cycles: float = 1.0  # any lane to any other: one port (Agner Fog, Skylake-X), two of half the width on Zen 4
     extreme_cycles: float = 1.5  # a maximum or minimum that a NaN wins
     quotient_cycles: float = 10.0  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
     exponential_cycles: float = 9.0  # e^x: about 17 operations

@@ -94,6 +94,7 @@ FITTED = CpuCosts(
     nest=NestCosts(
         task_cycles=590.0,
         operation_cycles=0.41,
+        lookup_cycles=1.0,
         extreme_cycles=1.5,
         quotient_cycles=9.1,
         exponential_cycles=11.0,

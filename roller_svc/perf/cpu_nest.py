@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
-from roller_svc.perf.column_walk import HELD_BYTES, STEPS_AT_ONCE, walks_columns
+from roller_svc.perf.column_walk import Joined, columns_at_once, joined, walks_columns
 from roller_svc.perf.cpu_costs import NestCosts
 from roller_svc.perf.cpu_memory import (
     LINE_BYTES,
     PAGE_BYTES,
     TEST_OPERATIONS,
     beside_reads,
+    memory_share,
     met_stores,
     moving_parts_s,
     moving_s,
@@ -85,8 +86,8 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
         known |= first
         in_turn = _in_turn(p, one, first)
         loads = max(0.0, _load_cycles(p, launch, one) - _waiting_only(p, launch, one, in_turn=in_turn))
-        cycles = (_pass_cycles(p, launch, one, in_turn=in_turn), loads, again * each)
-        steps.append(_Step(cycles, memory))
+        busy = _pass_cycles(p, launch, one, in_turn=in_turn) + _first_lines_cycles(p, launch, one, first)
+        steps.append(_Step((busy, loads, again * each), memory))
     return steps
 
 
@@ -129,7 +130,8 @@ def _columns_at_once(p: Problem, launch: Launch) -> int:
     """Columns whose values wait in L1: a reduction's accumulator, and where later statements read it what it became."""
     reductions = sum(one.joins is not None for one in p.passes)
     held = p.elem_bytes * max(1, reductions) * (2 if len(p.passes) > 1 else 1)
-    return min(launch.block[p.vector or 0], p.extents[p.vector or 0], HELD_BYTES // held)
+    place = p.vector or 0
+    return min(p.extents[place], columns_at_once(launch.block[place], launch.thread[place], held))
 
 
 def _plain_counts(p: Problem) -> Counts:
@@ -146,7 +148,7 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     is_row = each.points > rows
     cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
     if walks_columns(p.space):
-        cycles += costs.begun_cycles * each.points / _steps_at_once(each, rows) / _columns_at_once(p, launch)
+        cycles += costs.begun_cycles * each.points / _at_once(p, each).terms / _columns_at_once(p, launch)
     if launch.lanes > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
         if each.joins is not None:
@@ -154,9 +156,10 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     return cycles
 
 
-def _steps_at_once(each: Pass, columns: int) -> int:
-    """Rows of columns that a statement walks side by side: those that a reduction joins before it stores."""
-    return STEPS_AT_ONCE if each.joins is not None and each.points > columns else 1
+def _at_once(p: Problem, each: Pass) -> Joined:
+    """Of rows of columns, what a statement walks side by side: what a reduction joins before it stores."""
+    is_reduction = each.joins is not None and each.points > p.outer_points
+    return joined(p.space) if is_reduction and walks_columns(p.space) else Joined(1, 1)
 
 
 def _vector_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> tuple[float, float]:
@@ -170,13 +173,27 @@ def _vector_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> 
     busy = work_cycles(p.machine, counts + join)
     if launch.streamed and any(_streaming_share(p, t) < 1 for t in p.touched.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
-    busy += costs.loop_cycles / side_by_side / (_steps_at_once(each, p.outer_points) if walks_columns(p.space) else 1)
+    if _at_once(p, each).terms == 1:  # else a turn's loop goes beside the operations on all that the turn joins
+        busy += costs.loop_cycles / side_by_side
     if each.joins is None or each.points <= p.outer_points or walks_columns(p.space):
         return busy, 0.0
     latency = costs.extreme_latency_cycles if each.joins in _EXTREME_JOINS else costs.join_latency_cycles
     # rows that are short are under way together: theirs is not the latency of a chain
     alone = min(1.0, each.points / (p.outer_points * width * p.machine.deeper * costs.steps_in_flight))
     return busy, alone * latency / side_by_side
+
+
+def _first_lines_cycles(p: Problem, launch: Launch, each: Pass, first: frozenset[str]) -> float:
+    """What turns over rows of columns wait where they begin, for the last of their rows' first lines: a turn works on
+    all of its rows at once, and no core looks as far ahead as the next. Rows that come from memory are on other pages;
+    on those that it was on before prefetchers have gone ahead."""
+    if each.joins is None or not first or not walks_columns(p.space):
+        return 0.0
+    costs, at_once, columns = p.machine.costs.memory, joined(p.space), _columns_at_once(p, launch)
+    in_memory = memory_share(p.machine, p.compulsory_bytes)
+    new_page = min(1.0, columns * p.elem_bytes / PAGE_BYTES)
+    waits = new_page * (1 - (1 - in_memory) ** at_once.rows)
+    return each.points / (columns * at_once.terms) * waits * costs.elsewhere * p.machine.dram_latency_cycles
 
 
 def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
@@ -195,6 +212,7 @@ def work_cycles(mach: Machine, counts: Counts) -> float:
 def _others_cycles(costs: NestCosts, counts: Counts) -> float:
     return (
         costs.operation_cycles * counts.simple
+        + costs.lookup_cycles * counts.lookups
         + costs.extreme_cycles * counts.extremes
         + costs.exponential_cycles * counts.exponentials
         + costs.function_cycles * counts.functions
@@ -223,8 +241,11 @@ def _overhang(p: Problem, launch: Launch) -> float:
 
 
 def _load_cycles(p: Problem, launch: Launch, each: Pass) -> float:
-    """One statement's loads and stores at all its points, as if all were in L1."""
+    """One statement's loads and stores at all its points, as if all were in L1. What is joined at once of a row in
+    columns is loaded once."""
     vectors = each.points * _overhang(p, launch) / _width(p, launch)
+    if each.joins is not None and walks_columns(p.space):
+        vectors *= joined(p.space).rows / joined(p.space).terms
     found = [t for t in p.touched.accesses if not each.tensors or t.access.tensor in each.tensors]
     return sum(_access_cycles(p, t, launch, vectors) for t in found)
 
@@ -275,7 +296,10 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
         often *= 1.0 + _begun_anew(p, launch) + _run_ahead(p, launch)
         put += _turned(p, launch)
     past = min((_streaming_share(p, t) for t in p.touched.writes), default=0.0) if launch.streamed else 0.0
-    parts = [moving_parts_s(p, t, clipped, launch.grid, past) for t in p.touched.reads]
+    piece = clipped
+    if p.vector is not None and walks_columns(p.space):
+        piece = (*clipped[: p.vector], _columns_at_once(p, launch), *clipped[p.vector + 1 :])
+    parts = [moving_parts_s(p, t, piece, launch.grid, past) for t in p.touched.reads]
     found = [(t.access.tensor, often * sum(each)) for t, each in zip(p.touched.reads, parts, strict=True)]
     written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:

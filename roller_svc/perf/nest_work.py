@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
+from roller_svc.ir.few_bits import table_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
-from roller_svc.ir.program import Combine, StatementKind
+from roller_svc.ir.program import Combine, StatementKind, operators
 
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
 _EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
@@ -28,6 +29,7 @@ class Counts:
     """Operations at one point, on values that change from one point of a vector, or step of its loop, to the next."""
 
     simple: int = 0
+    lookups: int = 0  # of functions of few bits, in a vector
     extremes: int = 0
     quotients: int = 0  # divisions and roots
     exponentials: int = 0
@@ -40,8 +42,9 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
-            self.simple + other.simple, self.extremes + other.extremes, self.quotients + other.quotients,
-            self.exponentials + other.exponentials, self.functions + other.functions,
+            self.simple + other.simple, self.lookups + other.lookups, self.extremes + other.extremes,
+            self.quotients + other.quotients, self.exponentials + other.exponentials,
+            self.functions + other.functions,
         )  # fmt: skip
 
 
@@ -56,8 +59,9 @@ class Pass:
     tensors: frozenset[str]
 
 
-def passes(group: KernelGroup) -> tuple[Pass, ...]:
-    """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's."""
+def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
+    """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's.
+    `lanes`: elements of 32 bits that a vector has."""
     vector = next((a for a in group.space.axes if a.name == group.space.vector_axis), None)
     along = {m.name for m in vector.members} if vector is not None else set()
     outer = {a.name for a in group.outer}
@@ -68,28 +72,41 @@ def passes(group: KernelGroup) -> tuple[Pass, ...]:
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        counts = sum((_cost(e, along, inner) for e in _changing(statement.body, along | inner, known)), Counts())
+        work = _changing(statement.body, along | inner, known, lanes)
+        counts = sum((Counts(lookups=1) if table_of(e, lanes) else _cost(e, along, inner) for e in work), Counts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         found.append(Pass(statement.points, counts, joins, tensors))
     return tuple(found)
 
 
+def spared(group: KernelGroup, lanes: int) -> int:
+    """Operations, as `TensorExpr.flops` counts them, that are none where functions are looked up in vectors."""
+    return sum(s.points * _spared(s.body, lanes) for s in group.statements)
+
+
+def _spared(expr: Expr, lanes: int) -> int:
+    if (few := table_of(expr, lanes)) is not None:
+        return operators(expr) - operators(few.source) - 1
+    return 0 if isinstance(expr, Load) else sum(_spared(child, lanes) for child in children(expr))
+
+
 def work_of(expr: Expr, moving: set[str]) -> Counts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set())), Counts())
+    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set(), 0)), Counts())
 
 
-def _changing(expr: Expr, moving: set[str], known: set[Expr]) -> Iterator[Expr]:
+def _changing(expr: Expr, moving: set[str], known: set[Expr], lanes: int) -> Iterator[Expr]:
     """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
-    computed once and kept. `known` grows."""
+    computed once and kept. `known` grows. Functions that are looked up in vectors of so many `lanes` are one."""
     if isinstance(expr, Load) or not _reads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
         known.add(expr)
     yield expr
-    for child in children(expr):
-        yield from _changing(child, moving, known)
+    few = table_of(expr, lanes)
+    for child in (few.source,) if few is not None else children(expr):
+        yield from _changing(child, moving, known, lanes)
 
 
 def _reads(expr: Expr) -> bool:

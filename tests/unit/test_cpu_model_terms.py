@@ -108,10 +108,10 @@ SOFTMAX = (
 
 def test_statements_over_columns_wait_for_each_other() -> None:
     """Memory takes longest, but nothing is asked of it while exponentials are computed."""
-    model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12600))}, ("y",))
+    model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12288))}, ("y",))
     nest = replace(FITTED.nest, exponential_cycles=1.1 * FITTED.nest.exponential_cycles)
     dearer = model.with_costs(replace(FITTED, nest=nest))
-    before, after = (estimated(m, {"j": 12608}, {"j": 64}) for m in (model, dearer))
+    before, after = (estimated(m, {"j": 12288}, {"j": 64}) for m in (model, dearer))
     assert stage(before, "dram") > stage(after, "compute")
     assert after.seconds - before.seconds > 0.5 * (stage(after, "compute") - stage(before, "compute"))
     assert stage(before, "again") > 0
@@ -122,6 +122,41 @@ def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
     begun = FITTED.nest.begun_cycles * 4096 / STEPS_AT_ONCE * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.problem.machine.clock_hz
+
+
+@pytest.mark.parametrize(("rows", "waits"), [(4, False), (2048, True)])
+def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows: int, waits: bool) -> None:
+    """Eight rows of words at once, all of which begin in memory: one wait for all."""
+    model = model_of("y[j] +=! x[k] * q[k // 8, j]", {"x": (F32, (8 * rows,)), "q": (F32, (rows, 12288))})
+    wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
+    pieces = 12288 * (1 / 1024 - 1 / 4096) / model.problem.machine.clock_hz
+    begun = FITTED.nest.begun_cycles * rows / 4 * pieces
+    wait = FITTED.memory.elsewhere * model.problem.machine.dram_latency_cycles * rows / 4 * pieces
+    assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
+
+
+def sum_of_weights(mask: int) -> Model:
+    text = f"y[j] +=! x[k] * bitwise_and(q[k // 8, j] >> k % 8 * 4, {mask}).cast(`float32`)"
+    return model_of(text, {"x": (F32, (4096,)), "q": (I32, (512, 12288))})
+
+
+@pytest.mark.parametrize(("mask", "is_looked_up"), [(15, True), (16, False)])
+def test_functions_of_few_bits_are_one_look_into_a_vector(mask: int, is_looked_up: bool) -> None:
+    model = sum_of_weights(mask)
+    dearer = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, lookup_cycles=9 + FITTED.nest.lookup_cycles)))
+    before, after = (stage(estimated(m, {"j": 4096}, {"j": 64}), "compute") for m in (model, dearer))
+    cycles = 9 * 4096 * 12288 / 16 * is_looked_up
+    assert after - before == pytest.approx(cycles / model.problem.machine.clock_hz)
+
+
+def test_what_is_looked_up_are_no_operations_of_the_unit() -> None:
+    """A shift, a mask, a product and a sum: the mask is none where its bits choose an entry."""
+    plain = sum_of_weights(16).problem.operations
+    assert sum_of_weights(15).problem.operations == plain
+    scaled = "y[j] +=! x[k] * (bitwise_and(q[k // 8, j] >> k % 8 * 4, {}).cast(`float32`) - 8.0)"
+    shapes = {"x": (F32, (4096,)), "q": (I32, (512, 12288))}
+    looked_up, computed = (model_of(scaled.format(mask), shapes).problem.operations for mask in (15, 16))
+    assert computed - looked_up == 4096 * 12288
 
 
 @pytest.mark.parametrize("size", [21, 42, 83])
