@@ -234,6 +234,12 @@ class HardwareSpec:
     def block_level(self) -> MemoryLevel:
         return self.level(self.tile_levels[0])
 
+    def is_far(self, tensor_bytes: int, touched_bytes: int) -> bool:
+        """Whether a tensor comes from beyond the caches of a core whose kernel touches so much: they do not hold all of
+        that, nor is the tensor a small part of what they hold."""
+        held = self.block_level.capacity_bytes
+        return touched_bytes > held and tensor_bytes > held // 2
+
     @property
     def thread_level(self) -> MemoryLevel:
         return self.level(self.tile_levels[1])

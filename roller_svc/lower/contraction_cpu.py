@@ -327,7 +327,7 @@ class _Blocked:
         hints = ResultsAhead(self.view, height if self.in_place or self.steps == 1 else 0, width)
         ahead = hints.beside(self.kc)
         if self.a_is_straight:
-            ahead = (*ahead, *OperandAhead(self.view, self.lies[0], height, self.l2_bytes).beside())
+            ahead = (*ahead, *OperandAhead(self.view, self.lies[0], height, self.hw).beside())
         nodes = replace(kernel, beside=(*kernel.beside, *ahead)).nodes(tile, fresh)
         if self.packs_beside and width == self.columns.size and self._begins_with(height):
             beside = (*self._rows_ahead(), *ahead)

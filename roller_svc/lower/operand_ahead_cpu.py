@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import add, ceil_div, div, equal, least, mod, mul, num, ref, sub
 from roller_svc.ir.expr import Expr, Load, substitute
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.schedule import Branch, Let, Node, Prefetch
 from roller_svc.lower.contraction import View
 from roller_svc.lower.packing_cpu import K_FIRST, K_ROW, LINE_BYTES
@@ -30,12 +31,12 @@ class OperandAhead:
     view: View
     lies: CpuOperand
     height: int
-    own_bytes: int  # of a core's own caches
+    hw: HardwareSpec
 
     def beside(self) -> tuple[Node, ...]:
         """For one step along k."""
-        is_near = self.lies.tensor_bytes <= self.own_bytes // 2 or self.view.group.space.touched_bytes <= self.own_bytes
-        if is_near or not self.height:
+        is_far = self.hw.is_far(self.lies.tensor_bytes, self.view.group.space.touched_bytes)
+        if not is_far or not self.height:
             return ()
         line = LINE_BYTES // self.view.dtype.bytes  # steps of k in which each row is asked for once
         every = 1 << max(1, line // self.height).bit_length() - 1  # a power of two: the test must cost little

@@ -56,16 +56,13 @@ def hints_pay(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
 def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
     """For each statement, by its output, the streams that it is the first to walk: none where a core's own cache holds
     all that the group touches; of results, none whose lines ahead are mostly another task's."""
-    held_bytes = hw.block_level.capacity_bytes
-    if group.space.touched_bytes <= held_bytes:
-        return {}
     types = {**dict(group.inputs), **dict(group.stored)}
     known: set[str] = set()
     found: dict[str, tuple[Stream, ...]] = {}
     for statement in group.statements:
         mine = []
         for tensor, index, for_write in _accesses(statement):
-            if tensor in known or tensor not in types or types[tensor].bytes <= held_bytes // 2:
+            if tensor in known or tensor not in types or not hw.is_far(types[tensor].bytes, group.space.touched_bytes):
                 continue
             if for_write and _run(statement, program) * types[tensor].dtype.bytes < HINTED_RUN_BYTES:
                 continue

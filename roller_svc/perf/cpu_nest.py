@@ -199,9 +199,8 @@ def _first_lines_cycles(p: Problem, launch: Launch, each: Pass, first: frozenset
 def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
     """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, where they
     come from beyond a core's own caches (`lower/nest_cpu.py`)."""
-    held = p.machine.hw.block_level.capacity_bytes
     mine = [t.bytes(p.extents) for t in p.touched.reads if t.walks_reduced and t.access.tensor in first]
-    return each.joins is not None and p.compulsory_bytes > held and max(mine, default=0) > held // 2
+    return each.joins is not None and any(p.machine.hw.is_far(b, p.compulsory_bytes) for b in mine)
 
 
 def work_cycles(mach: Machine, counts: Counts) -> float:
