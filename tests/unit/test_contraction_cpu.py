@@ -218,9 +218,9 @@ def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
 def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, height: int) -> None:
     """Each line of each row once, and none of rows that are near anyway."""
     (group,) = partition(program_of((rows, 16, 48)), AVX2)
-    lies, own_bytes = cpu_operands(group)[0], AVX2.block_level.capacity_bytes
+    lies = cpu_operands(group)[0]
     view = View.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
-    beside = OperandAhead(view, lies, height, own_bytes).beside()
+    beside = OperandAhead(view, lies, height, AVX2).beside()
     asked: Counter[tuple[int, int]] = Counter()
     for k in range(48) if beside else ():
         nodes = beside
@@ -232,7 +232,7 @@ def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, h
             assert (hint.tensor, hint.ahead, hint.to_second) == ("A", height * 48, True)
             asked[value(let.value, k), value(hint.index[1], k)] += 1
     lines = {(row, first) for row in range(height) for first in (0, 16, 32)}
-    assert set(asked) == (lines if rows * 48 * 4 > own_bytes else set())
+    assert set(asked) == (lines if rows * 48 * 4 > AVX2.block_level.capacity_bytes else set())
 
 
 def test_hints_into_the_second_cache_say_so() -> None:
