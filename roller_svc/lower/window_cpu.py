@@ -39,9 +39,10 @@ from roller_svc.lower.window_planes import LANE, MAX_HINTS, Ahead, StagedSum, ah
 from roller_svc.perf.plane_layout import Layout, layout
 from roller_svc.perf.plane_tile import PlaneSpace, WindowedSum
 
-# Vectors of a line of results below which they are read one by one: a vector that lies across two that were stored a
-# moment ago waits for both to reach the cache (Intel optimization manual, store forwarding), some 13 cycles each.
-FORWARDED = 1
+# Elements of a line of results below which it is walked one by one. Longer ones are vectors, though one that lies
+# across two that were stored a moment ago waits for both to reach the cache: others go on meanwhile. A loop of few
+# rounds takes more instructions, and more or less time by where its code lies (Zen 4: lines of 11).
+SHORTEST_VECTOR = 4
 
 
 def lower_window_cpu(
@@ -148,7 +149,7 @@ class _Windows:
     def _line(self, sums: list[StagedSum], width: int) -> tuple[Node, ...]:
         nodes: list[Node] = []
         for node in self._statements(sums):
-            if width < FORWARDED * self.program.unit.shape[-1]:
+            if width < SHORTEST_VECTOR:
                 nodes.append(Loop(LANE, width, LoopKind.SERIAL, (node,)))
             else:
                 nodes += along(width, node)
@@ -174,7 +175,7 @@ class _Windows:
 
     def _rows(self) -> frozenset[str]:
         """What later statements read from a room of its own. Totals that are results as they stand have one already: a
-        vector across two that were stored a moment ago waits (`FORWARDED`), 20 cycles a line of 11 on Zen 4."""
+        vector across two that were stored a moment ago waits, 20 cycles a line of 11 on Zen 4."""
         statements = (one.statement for one in self.space.sums)
         return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
 

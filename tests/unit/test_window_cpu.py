@@ -10,7 +10,7 @@ from cpucases import AVX2, Types, cpu_case
 
 from roller_svc import hardware
 from roller_svc.ir.rprogram import RTile
-from roller_svc.ir.schedule import Storage, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, descend
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.perf.plane_layout import CROWDED, Dimension, Layout
@@ -171,6 +171,14 @@ def test_staged_vectors_are_read_once_where_registers_hold_them(rows: int, width
 
 def test_sums_that_a_function_reads_have_one_room() -> None:
     assert {"s.totals", "s.row"} & rooms("functions of the sums", {}).keys() == {"s.totals"}
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(11, LoopKind.VECTOR), (5, LoopKind.VECTOR), (3, LoopKind.SERIAL)])
+def test_lines_of_results_shorter_than_a_vector_are_parts_of_one(columns: int, kind: LoopKind) -> None:
+    case = cpu_case(*depthwise(columns, 3))
+    tree = lower(case.group, case.ranked[0].program, AVX2)[0]
+    loops = [node for node in descend(tree.body) if isinstance(node, Loop) and isinstance(node.body[0], Compute)]
+    assert {(loop.kind, loop.extent) for loop in loops if loop.body[0].tensor == "y"} == {(kind, columns)}
 
 
 @pytest.mark.parametrize("rows", [42, 44, 48])
