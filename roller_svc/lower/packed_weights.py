@@ -65,7 +65,9 @@ class PackedWeights:
         return self._rows(place, self.wide) if load is None else self._turned(load, place)
 
     def _turned(self, load: Load, place: Expr) -> tuple[Node, ...]:
-        """Blocks of rows; the last one may overlap the one before it."""
+        """Blocks of rows; the last one may overlap the one before it. All of a vector's filters before the next one's:
+        32 filters side by side, whose rows are often a multiple of 1 KiB apart, push from L1 the lines that two blocks
+        share, and packing 9 MB took 0.8 ms in place of 0.45 on Zen 4."""
         lanes, taps = self.lanes, self.image.taps
         filters, channels = self.image.filters, self.image.channels
         rows: Expr = num(self.channels * taps)
@@ -84,9 +86,9 @@ class PackedWeights:
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
         target = (ref(".filters.panel"), ref(".row"), mul(ref(".vector"), num(lanes)))
         nodes: tuple[Node, ...] = (Transpose(PACKED, target, self.wide, source, self._filter_stride(load)),)
-        nodes = (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
         blocks = ceil_div(self.channels * taps, lanes)
-        return (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
+        nodes = (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
+        return (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
 
     def _rows_in_memory(self) -> Load | None:
         """The weights, where a panel's rows are neighbours in memory for each filter, and fill at least a block."""
