@@ -112,3 +112,20 @@ def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
     text = generate(Plan((rows[0],)), program, groups, hw).text
     kernel = text[text.index("acc_0_0") : text.index("= acc_0_0;")]
     assert not re.search(r"\)\{\w+\[", kernel)  # (vf32x8){p0[0], p0[1], ...}
+
+
+def test_weights_are_turned_for_one_vector_of_filters_at_a_time() -> None:
+    """Rows of 32 filters side by side, 16 KiB apart, have no place in L1 until the next block of them reads on."""
+    program = parse(
+        "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 7, wo in 7",
+        {"x": TensorType(F32, (1, 512, 9, 9)), "w": TensorType(F32, (512, 512, 3, 3))},
+        ("y",),
+    )
+    hw = hardware.load("cpu-x86-avx512")
+    groups = partition(program, hw)
+    ranked, _ = rank_units(groups[0], hw, 200)
+    filters = [c for c in ranked if c.program.space.vector_axis == "f" and c.program.thread["f"] == 32]
+    text = generate(Plan((filters[0],)), program, groups, hw).text
+    turned = text[: text.index("(&weights[")].splitlines()[-4:]
+    loops = re.findall(r"for \(long (\w+)", "".join(turned))
+    assert loops[-2:] == ["vector", "block"]
