@@ -176,14 +176,16 @@ class Packing:
         return (Loop(LANE, panels.fill - count, LoopKind.VECTOR, (Compute(self.packed, place, zero),)),)
 
     def _across(self, panels: Panels, count: int) -> tuple[Node, ...]:
-        """Blocks of `lanes` k by as many rows, then the k that are left, one by one."""
+        """Blocks of `lanes` k by as many rows, then the k that are left, one by one. All k of a block's rows before the
+        next rows': those of 64 side by side, 16 KiB apart, push from L1 lines that two blocks share."""
         blocks = tuple(
             self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes)
         )
         chunks, rest = self.kc // self.lanes, self._rest()
         nodes: tuple[Node, ...] = ()
         if chunks:
-            nodes = (Loop(K_CHUNK, chunks, LoopKind.SERIAL, blocks, div(ref(K_COUNT), self.lanes)),)
+            limit = div(ref(K_COUNT), self.lanes)
+            nodes = tuple(Loop(K_CHUNK, chunks, LoopKind.SERIAL, (block,), limit) for block in blocks)
         if rest:
             row = add(mul(div(ref(K_COUNT), self.lanes), num(self.lanes)), ref(K_ROW))
             single = Loop(PANEL_ROW, count, LoopKind.SERIAL, (self._element(panels, row, ref(PANEL_ROW)),))

@@ -290,6 +290,14 @@ def test_what_is_turned_and_what_is_copied() -> None:
     assert not any(isinstance(node, Transpose) for node in nodes)
 
 
+def test_rows_are_turned_one_block_of_them_after_the_other() -> None:
+    """Many rows of 16 KiB side by side have no place in L1."""
+    (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
+    loops = (n for n in descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop))
+    turned = [sum(isinstance(node, Transpose) for node in loop.body) for loop in loops]
+    assert max(turned) == 1
+
+
 def test_rooms_that_are_not_needed_are_not_there() -> None:
     """A thin product copies no A, a wide one does whose rows are a page apart; a sum that is the output has no tile of
     its own, one behind an epilogue has."""
