@@ -137,8 +137,8 @@ def _halves(candidate: Json) -> tuple[float, float] | None:
 
 def _timed(built: BuiltCase, worker: Worker) -> Turns:
     """The samples of each attempt, none where something was wrong with it."""
-    kernels = [(i, attempt.compiled) for i, attempt in enumerate(built.attempts) if attempt.compiled is not None]
-    kernels = [(i, kernel) for i, kernel in kernels if built.errors[i] is None]
+    pairs = enumerate(zip(built.attempts, built.errors, strict=True))
+    kernels = [(i, a.compiled) for i, (a, error) in pairs if a.compiled is not None and error is None]
     answer = worker.ask(Hold(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
     if not isinstance(answer, tuple):
         raise InvariantError("the worker answered something else")

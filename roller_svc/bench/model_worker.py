@@ -36,8 +36,8 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Take these kernels of a case, and run each once. The answer says of each what was wrong with it, if anything:
-    whether results differ only where they are not `known` to be right."""
+    """Take these kernels of a case, and run each once. The answer says of each what was wrong with it, if anything;
+    results are compared unless they are `known` to be right."""
 
     case: BenchCase
     kernels: tuple[CompiledKernel, ...]

@@ -143,7 +143,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
             hw = hardware.from_mapping(known[0]["hardware"])
         else:
             journal.add([{"hardware": hardware.to_mapping(hw)}])
-        done = {(row["id"], row["visit"]): row for row in known[1:]}
+        done = {(row["id"], row.pop("visit")): row for row in known[1:]}
         built: dict[str, BuiltCase] = {}
         for visit, number, case in until_quiet(cases, done):
             turnstile.enter()
@@ -153,8 +153,8 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
                 row = visited(built[case.id], hw, worker)
             except RollerError as failure:
                 row = failed_case(case, failure)
-            done[case.id, visit] = row | {"visit": visit}
-            journal.add([done[case.id, visit]])
+            done[case.id, visit] = row
+            journal.add([row | {"visit": visit}])
             where = f"visit {visit + 1} of {VISITS}, {number} of {len(cases)}"
             print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
     finally:

@@ -89,14 +89,15 @@ class _Gathers:
 
     def _is_given(self, place: _Place) -> bool:
         inputs = dict(self.group.inputs)
-        return all(load.tensor in inputs for load in loads_of(place.index))
+        return place.tensor in inputs and all(load.tensor in inputs for load in loads_of(place.index))
 
     def _later(self, place: _Place) -> Expr | None:
-        """The index of the row that hints ask for while a map gathers this one; None where a core's own cache holds
-        them all, or they are no rows."""
+        """The index of the row that hints ask for while a map gathers this one; None where they come from a core's
+        own caches, or are no rows."""
         axis = next((a for a in reversed(self.group.outer) if a.name in axes_of(place.index)), None)
-        held = self.hw.block_level.capacity_bytes
-        if axis is None or self.group.space.touched_bytes <= held or self.group.space.reduced:
+        table_bytes = dict(self.group.inputs)[place.tensor].bytes
+        is_far = self.hw.is_far(table_bytes, self.group.space.touched_bytes)
+        if axis is None or not is_far or self.group.space.reduced:
             return None
         rows = max(_LEAST_ROWS_AHEAD, ceil_div(AHEAD_BYTES, self._piece_bytes(place)))
         if rows >= axis.extent:

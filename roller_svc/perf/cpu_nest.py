@@ -320,10 +320,10 @@ def _run_ahead(p: Problem, launch: Launch) -> float:
     runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
     prefetchers do, which bring them faster. Sums of rows of 4 KB take 8.85 ms on Zen 4 with four accumulators in turns,
     8.5 with one, whose loop has twice as many operations for each line, 8.3 with operations more that do nothing."""
-    joined = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
-    if len(joined) != 1 or _walks(p) > 1:
+    joining = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
+    if len(joining) != 1 or _walks(p) > 1:
         return 0.0
-    lines = max(LINES_FOLLOWED, _lines_in_flight(p, launch, joined[0]))
+    lines = max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0]))
     return p.machine.costs.nest.run_ahead_more * math.log2(lines / LINES_COPIED)
 
 
