@@ -12,11 +12,11 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import pinned
 from roller_svc.bench.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
 from roller_svc.bench.model_worker import Answer, Describe, Hold, Task, TimeKernel, work
-from roller_svc.bench.rounds import Rounds, Turns, in_turns, quiet_s
+from roller_svc.bench.rounds import Rounds, Turns, in_turns, quiet_s, quietest_s
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import TrialPlans, trial_plans
 from roller_svc.construct.shared import Shared
-from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, LaunchError, RollerError
 from roller_svc.farm.lanes import Lane
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Attempt, Plan
@@ -60,6 +60,15 @@ class Worker:
         if not isinstance(spec, HardwareSpec):
             raise InvariantError("the worker answered something else")
         return spec
+
+    def calibrated(self, before: HardwareSpec) -> HardwareSpec:
+        """Its spec measured once more; what was measured before, where others use the cores."""
+        try:
+            return self.start(calibrate=True)
+        except LaunchError as failure:
+            if failure.code != "machine-busy":
+                raise
+            return before
 
     def ask(self, task: Task) -> Answer:
         try:
@@ -164,6 +173,7 @@ def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
         "predicted_s": estimate.seconds,
         "stages": {stage.name: stage.seconds for stage in estimate.stages},
         "quiet_s": quiet_s(rounds),
+        "quietest_s": quietest_s(rounds),
         "min_s": min(calls, default=None),
         "median_s": statistics.median(calls) if calls else None,
         "samples": len(rounds),

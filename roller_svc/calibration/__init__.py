@@ -6,9 +6,9 @@ from roller_svc.calibration.calibrate import SECONDS, calibrated, on_this_machin
 from roller_svc.calibration.check import Comparison, compared
 from roller_svc.calibration.cuda import calibrated_cuda, shipped_spec
 from roller_svc.calibration.presence import check_cuda, check_present
-from roller_svc.calibration.spec import refigured
+from roller_svc.calibration.spec import quietest, refigured
 
 __all__ = [
     "SECONDS", "Comparison", "calibrated", "calibrated_cuda", "check_cuda", "check_present", "compared",
-    "on_this_machine", "refigured", "shipped_spec",
+    "on_this_machine", "quietest", "refigured", "shipped_spec",
 ]  # fmt: skip

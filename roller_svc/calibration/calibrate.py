@@ -12,7 +12,7 @@ from roller_svc.calibration.cpu import CpuKernels, compiled_kernels, probes
 from roller_svc.calibration.cuda import calibrated_cuda, check_spec, device, measured_on_device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
-from roller_svc.calibration.spec import figure_of, with_figures
+from roller_svc.calibration.spec import standing_for, with_figures
 from roller_svc.hardware.detect import localised, probe
 from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 from roller_svc.ir.kernel import Language
@@ -48,11 +48,7 @@ def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
         return measured_on_device(hw, device(0), seconds)
     start = time.perf_counter()
     every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))
-    found = sampled(every, seconds - (time.perf_counter() - start))
-    most = {one.name: one for one in sorted(found, key=lambda one: one.cores)}  # of all cores, where that was measured
-    values = {name: one.quiet for name, one in most.items()}
-    figures = {name: figure_of(name, values, hw) for name in most}
-    return tuple(replace(one, figure=figures[one.name] if one is most[one.name] else None) for one in found)
+    return standing_for(sampled(every, seconds - (time.perf_counter() - start)), hw)
 
 
 def _provenance(hw: HardwareSpec, measured: Sequence[Measured]) -> str:

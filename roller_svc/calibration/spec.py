@@ -47,6 +47,14 @@ def figure_of(name: str, values: Mapping[str, float], hw: HardwareSpec) -> str |
     return figures.get(name)
 
 
+def standing_for(measured: Sequence[Measured], hw: HardwareSpec) -> tuple[Measured, ...]:
+    """The micro-benchmarks, each with the figure that is taken from it, if any is."""
+    most = {one.name: one for one in sorted(measured, key=lambda one: one.cores)}  # of all cores, where there is that
+    values = {name: one.quiet for name, one in most.items()}
+    figures = {name: figure_of(name, values, hw) for name in most}
+    return tuple(replace(one, figure=figures[one.name] if one is most[one.name] else None) for one in measured)
+
+
 def with_figures(hw: HardwareSpec, measured: Sequence[Measured], provenance: str) -> HardwareSpec:
     """The spec with every figure that was measured. Peaks are not the vendor's, which say nothing of this machine: a
     level's is its fastest micro-benchmark's, units have none."""
@@ -71,6 +79,16 @@ def refigured(hw: HardwareSpec) -> HardwareSpec:
     if not needed <= {one.name for one in hw.measured}:
         return hw
     return with_figures(hw, hw.measured, hw.sources[0].text)
+
+
+def quietest(specs: Sequence[HardwareSpec]) -> HardwareSpec:
+    """One spec of several calibrations of the same machine, with the same micro-benchmarks: of each the one that gave
+    most, since others make a machine slower, never faster. One alone is itself, calibrated or not."""
+    if len(specs) == 1:
+        return specs[0]
+    of_each = zip(*(spec.measured for spec in specs), strict=True)
+    best = [min(same, key=lambda one: one.quiet if one.unit == "s" else -one.quiet) for same in of_each]
+    return with_figures(specs[0], standing_for(best, specs[0]), specs[0].sources[0].text)
 
 
 def _level(level: MemoryLevel, values: Mapping[str, float]) -> MemoryLevel:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
 from roller_svc.bench.trial_plans import sample_sizes
-from roller_svc.bench.visits import VISITS, joined, until_quiet
+from roller_svc.bench.visits import VISITS, Visit, joined, until_quiet
+from roller_svc.calibration import quietest
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.settings import settings
 
 PUBLISHED_COLUMNS = (
@@ -130,38 +132,69 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
         target, options.threads, options.top, options.sample, options.class_sample, options.seed,
         calibrate=not options.uncalibrated,
     )  # fmt: skip
-    samples = sample_sizes(cases, chosen.sample, chosen.class_sample)
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = _journal(options, document)
-    known = journal.rows()
-    worker, turnstile = Worker(chosen.target, chosen.threads), Turnstile(Path(options.lock) if options.lock else None)
+    turnstile = Turnstile(Path(options.lock) if options.lock else None)
+    run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), turnstile, journal)
     try:
-        turnstile.enter()
-        hw = worker.start(calibrate=chosen.calibrate and not known)
-        if known:
-            hw = hardware.from_mapping(known[0]["hardware"])
-        else:
-            journal.add([{"hardware": hardware.to_mapping(hw)}])
-        done = {(row["id"], row.pop("visit")): row for row in known[1:]}
-        built: dict[str, BuiltCase] = {}
-        for visit, number, case in until_quiet(cases, done):
-            turnstile.enter()
-            try:
-                if case.id not in built:
-                    built[case.id] = built_case(case, chosen, samples[case.cls], hw)
-                row = visited(built[case.id], hw, worker)
-            except RollerError as failure:
-                row = failed_case(case, failure)
-            done[case.id, visit] = row
-            journal.add([row | {"visit": visit}])
-            where = f"visit {visit + 1} of {VISITS}, {number} of {len(cases)}"
-            print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
+        run.visit_all()
     finally:
         turnstile.close()
-        worker.close()
-    rows = [joined([done[case.id, visit] for visit in range(VISITS)]) for case in cases]
-    return document | {"hardware": hardware.to_mapping(hw), "cases": rows}, journal
+        run.worker.close()
+    return document | run.found(), journal
+
+
+@dataclass(slots=True)
+class _Run:
+    """Visits to all cases, and a calibration before each round of them and after the last: of memory that others read
+    for minutes each may say less than there is. `journal` has what a run before this one did."""
+
+    cases: Collection[BenchCase]
+    chosen: Settings
+    worker: Worker
+    turnstile: Turnstile
+    journal: Journal
+    specs: list[HardwareSpec] = field(default_factory=list)
+    done: dict[Visit, Json] = field(default_factory=dict)
+
+    def visit_all(self) -> None:
+        known = self.journal.rows()
+        self.specs = [hardware.from_mapping(row["hardware"]) for row in known if "hardware" in row]
+        self.done = {(row["id"], row.pop("visit")): row for row in known if "id" in row}
+        self.turnstile.enter()
+        first = self.worker.start(calibrate=self.chosen.calibrate and not self.specs)
+        if not self.specs:
+            self._keep(first)
+        samples = sample_sizes(self.cases, self.chosen.sample, self.chosen.class_sample)
+        built: dict[str, BuiltCase] = {}
+        for visit, number, case in until_quiet(self.cases, self.done):
+            self.turnstile.enter()
+            self._calibrate(visit)
+            try:
+                if case.id not in built:
+                    built[case.id] = built_case(case, self.chosen, samples[case.cls], self.specs[0])
+                row = visited(built[case.id], self.specs[0], self.worker)
+            except RollerError as failure:
+                row = failed_case(case, failure)
+            self.done[case.id, visit] = row
+            self.journal.add([row | {"visit": visit}])
+            where = f"visit {visit + 1} of {VISITS}, {number} of {len(self.cases)}"
+            print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
+        self._calibrate(VISITS)
+
+    def found(self) -> Json:
+        rows = [joined([self.done[case.id, visit] for visit in range(VISITS)]) for case in self.cases]
+        return {"hardware": hardware.to_mapping(quietest(self.specs)), "cases": rows}
+
+    def _calibrate(self, before: int) -> None:
+        """Once before each round of visits, and after all."""
+        if self.chosen.calibrate and len(self.specs) <= before:
+            self._keep(self.worker.calibrated(self.specs[-1]))
+
+    def _keep(self, spec: HardwareSpec) -> None:
+        self.specs.append(spec)
+        self.journal.add([{"hardware": hardware.to_mapping(spec)}])
 
 
 def _journal(options: argparse.Namespace, document: Json) -> Journal:

@@ -15,7 +15,7 @@ from roller_svc.calibration.check import Comparison, figure, measured_comparison
 from roller_svc.calibration.cpu import DRAM, CpuKernels, compiled_kernels, pieces, probes, working_sets
 from roller_svc.calibration.limits import LimitProbes
 from roller_svc.calibration.samples import Probe, sampled
-from roller_svc.calibration.spec import figure_of, refigured, with_figures
+from roller_svc.calibration.spec import figure_of, quietest, refigured, with_figures
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, LaunchError, SpecError
 from roller_svc.hardware import catalog
@@ -30,8 +30,9 @@ LOCAL = hardware.detect_local()
 
 def measured_as(values: dict[str, float], cores: int, spec: HardwareSpec) -> tuple[Measured, ...]:
     figures = {name: figure_of(name, values, spec) for name in values}
+    units = {name: "s" if value < 1 else "1/s" for name, value in values.items()}
     return tuple(
-        Measured(name, "1/s", cores, 0.9 * value, value, 1.1 * value, value, 5, "made up", figures[name])
+        Measured(name, units[name], cores, 0.9 * value, value, 1.1 * value, value, 5, "made up", figures[name])
         for name, value in values.items()
     )
 
@@ -144,6 +145,17 @@ def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
     assert refigured(LOCAL) == LOCAL
     few = replace(before, measured=tuple(one for one in before.measured if one.name != "write_streamed_dram"))
     assert refigured(few) == few
+
+
+def test_of_several_calibrations_each_micro_benchmark_counts_where_it_was_quietest() -> None:
+    busy = {"read_dram": 1e10, "read_ahead_dram": 1.2e10, "latency_dram": 2e-7, "read_l2": 3e11}
+    found = quietest([calibrated_as(every_figure() | busy), calibrated_as(every_figure())])
+    assert (found.dram.bandwidth_bytes_per_s, found.dram.latency_s) == (2e10, 1e-7)
+    assert found.level("l2").bandwidth_bytes_per_s == 3e11
+    figures = {one.name: one.figure for one in found.measured}
+    assert figures["read_dram"] == "levels.dram.bandwidth_bytes_per_s"
+    assert figures["read_ahead_dram"] is None  # of the busy calibration it was the faster one
+    assert quietest([LOCAL]) == LOCAL
 
 
 def test_a_calibration_of_before_has_no_quotients() -> None:
