@@ -29,10 +29,10 @@ from roller_svc.perf.nest_work import Counts, Pass
 from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
-LINES_FOLLOWED = 32.0  # in flight, up to which prefetchers are ahead of a core
-LINES_COPIED = 128  # in flight in a copy: a load, a store and a part of its loop's step for each
+LINES_FOLLOWED = 48.0  # in flight, up to which prefetchers are ahead of a core
+LINES_COPIED = 128.0  # in flight in a copy: a load, a store and a part of its loop's step for each; more are no worse
 # Instructions of a loop's step beside its work, of a pair of lanes joined, of an extreme, of a polynomial.
-LOOP_OPERATIONS, EXTREME_OPERATIONS, FUNCTION_OPERATIONS = 2, 2, 17
+LOOP_OPERATIONS, EXTREME_OPERATIONS, FUNCTION_OPERATIONS = 2, 3, 17
 JUMPS = 64  # steps from which a strided walk is more than a window
 _EXTREME_JOINS = frozenset({Combine.MAX, Combine.MIN})
 
@@ -85,9 +85,9 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
         memory = sum(s for tensor, s in moving if tensor in first)
         known |= first
         in_turn = _in_turn(p, one, first)
-        loads = max(0.0, _load_cycles(p, launch, one) - _waiting_only(p, launch, one, in_turn=in_turn))
+        loads = _load_cycles(p, launch, one, in_turn=in_turn) - _waiting_only(p, launch, one, in_turn=in_turn)
         busy = _pass_cycles(p, launch, one, in_turn=in_turn) + _first_lines_cycles(p, launch, one, first)
-        steps.append(_Step((busy, loads, again * each), memory))
+        steps.append(_Step((busy, max(0.0, loads), again * each), memory))
     return steps
 
 
@@ -152,8 +152,18 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     if launch.lanes > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
         if each.joins is not None:
-            cycles += rows * costs.horizontal_cycles * math.log2(launch.lanes) / math.prod(launch.thread)
+            cycles += rows * _horizontal_cycles(p, launch, each)
     return cycles
+
+
+def _horizontal_cycles(p: Problem, launch: Launch, each: Pass) -> float:
+    """A row's lanes joined: a chain that the row's next walk waits for, beside those of the rows at hand; where nothing
+    walks the row again, the next row's loads and joins go on meanwhile, and what it takes is its operations."""
+    costs, halvings = p.machine.costs.nest, math.log2(launch.lanes)
+    if _walks(p) > 1:
+        return costs.horizontal_cycles * halvings / math.prod(launch.thread)
+    joined = costs.extreme_cycles if each.joins in _EXTREME_JOINS else costs.operation_cycles
+    return (costs.operation_cycles + joined) * halvings  # a shuffle, and what joins
 
 
 def _at_once(p: Problem, each: Pass) -> Joined:
@@ -197,9 +207,10 @@ def _first_lines_cycles(p: Problem, launch: Launch, each: Pass, first: frozenset
 
 
 def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
-    """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, where they
-    come from beyond a core's own caches (`lower/nest_cpu.py`)."""
-    mine = [t.bytes(p.extents) for t in p.touched.reads if t.walks_reduced and t.access.tensor in first]
+    """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, each element
+    once, where they come from beyond a core's own caches (`lower/nest_cpu.py`)."""
+    wide = {i for i, extent in enumerate(p.extents) if extent > 1}
+    mine = [t.bytes(p.extents) for t in p.touched.reads if t.access.tensor in first and wide <= set(t.axes)]
     return each.joins is not None and any(p.machine.hw.is_far(b, p.compulsory_bytes) for b in mine)
 
 
@@ -239,14 +250,16 @@ def _overhang(p: Problem, launch: Launch) -> float:
     return -(-extent // width) * width / extent
 
 
-def _load_cycles(p: Problem, launch: Launch, each: Pass) -> float:
+def _load_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """One statement's loads and stores at all its points, as if all were in L1. What is joined at once of a row in
-    columns is loaded once."""
+    columns is loaded once, and so is what rows have in common that are walked side by side."""
     vectors = each.points * _overhang(p, launch) / _width(p, launch)
     if each.joins is not None and walks_columns(p.space):
         vectors *= joined(p.space).rows / joined(p.space).terms
     found = [t for t in p.touched.accesses if not each.tensors or t.access.tensor in each.tensors]
-    return sum(_access_cycles(p, t, launch, vectors) for t in found)
+    side_by_side = launch.lanes > 1 and not in_turn
+    common = [math.prod(n for i, n in enumerate(launch.thread) if side_by_side and i not in t.axes) for t in found]
+    return sum(_access_cycles(p, t, launch, vectors / n) for t, n in zip(found, common, strict=True))
 
 
 def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
@@ -318,24 +331,28 @@ def _begun_anew(p: Problem, launch: Launch) -> float:
 def _run_ahead(p: Problem, launch: Launch) -> float:
     """What rows that are joined as they come take more to read than calibration's copies, or less, by how far the core
     runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
-    prefetchers do, which bring them faster. Sums of rows of 4 KB take 8.85 ms on Zen 4 with four accumulators in turns,
-    8.5 with one, whose loop has twice as many operations for each line, 8.3 with operations more that do nothing."""
+    prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.1 ms on Zen 4 with four accumulators
+    or two, 8.75 with one, whose loop has more operations for each line; of rows of 484 bytes 8.3 with four rows at hand
+    and four accumulators, whose ends are joined together, and 8.0 to 8.1 in other tiles."""
     joining = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
     if len(joining) != 1 or _walks(p) > 1:
         return 0.0
-    lines = max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0]))
-    return p.machine.costs.nest.run_ahead_more * math.log2(lines / LINES_COPIED)
+    lines = min(LINES_COPIED, max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0])))
+    in_memory = memory_share(p.machine, p.compulsory_bytes)
+    return in_memory * p.machine.costs.nest.run_ahead_more * math.log2(lines / LINES_COPIED)
 
 
 def _lines_in_flight(p: Problem, launch: Launch, each: Pass) -> float:
     """Of a row that lanes join, how many lines' loads a core holds at once: as many as it has room for what is done
     with each, the ends of rows included."""
-    width, counts = _width(p, launch), each.counts
+    width, counts, rows = _width(p, launch), each.counts, math.prod(launch.thread)
     points = each.points // p.outer_points
-    work: float = counts.simple + EXTREME_OPERATIONS * (counts.extremes + (each.joins in _EXTREME_JOINS))
-    work += 1 + FUNCTION_OPERATIONS * (counts.exponentials + counts.functions) + counts.quotients
+    joins = EXTREME_OPERATIONS if each.joins in _EXTREME_JOINS else 1
+    work: float = counts.simple + EXTREME_OPERATIONS * counts.extremes + joins
+    work += FUNCTION_OPERATIONS * (counts.exponentials + counts.functions) + counts.quotients
     work += LOOP_OPERATIONS * width / launch.lanes
-    end = LOOP_OPERATIONS * (1 + math.log2(width)) + launch.lanes / width + points % width
+    loop = LOOP_OPERATIONS / rows  # of rows at hand one for all: over rows, and over what fills no vector
+    end = loop + (1 + joins) * math.log2(width) + joins * launch.lanes / width + points % width * (joins + loop)
     vectors = HELD * p.machine.deeper / (work + end * width / points)
     return vectors * width * p.elem_bytes / LINE_BYTES
 
