@@ -27,7 +27,7 @@ from roller_svc.ir.expr import (
     loads_of,
     substitute,
 )
-from roller_svc.ir.few_bits import FewBits, table_of
+from roller_svc.ir.few_bits import FewBits, Tables
 
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
 MAX_GUARDS = 4
@@ -91,7 +91,7 @@ class Vector(Places):
         if self.table is not None and expr == self.table.value:
             numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
             return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
-        if self.table is None and (few := table_of(expr, self.lanes)) is not None:
+        if self.table is None and (few := Tables(self.lanes, frozenset((self.var,))).of(expr)) is not None:
             entries, chosen = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
             return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, wide=True)
         match expr:

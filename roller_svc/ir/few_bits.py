@@ -1,11 +1,15 @@
-"""Functions of a few bits of an integer, as of a weight's four: all their values fit a vector of a table."""
+"""Functions of a few bits of an integer, as of a weight's four: all their values fit a vector of a table.
+
+Where values that are the same for all lanes take part, the table is theirs too: made anew when they change.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Op, OpKind, Select, children, loads_of
+from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Op, OpKind, Select, axes_of, children, loads_of
 
 ENTRY_BITS = 32  # of a table's entry, and of what chooses one
 TABLE_BYTES = (32, 64)  # vectors of which any lane may become any other in one instruction
@@ -26,25 +30,62 @@ class FewBits:
     mask: int
 
 
-def table_of(expr: Expr, entries: int) -> FewBits | None:
-    """The value of few bits, read from memory, of which alone an expression is a function that a table of so many
-    `entries` has; None where it is none, or no more than that value itself."""
-    fits = ENTRY_BITS * entries // 8 in TABLE_BYTES and expr.dtype.compute.bits == ENTRY_BITS
-    if not fits or _is_plain(expr, entries):
-        return None
-    found: FewBits | None = None
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if (few := _few_bits(node, entries)) is not None:
-            if found is not None and found.value != few.value:
-                return None
-            found = few
-        elif isinstance(node, Cast | Select) or (isinstance(node, Op) and node.kind in _FOLDED):
-            stack += children(node)
-        elif not isinstance(node, Const):
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Vectors of so many `entries`, each of which is what lanes choose from that go `along` these axes; where it is None
+    tables have constants alone in them."""
+
+    entries: int
+    along: frozenset[str] | None = None
+
+    def of(self, expr: Expr) -> FewBits | None:
+        """The value of few bits, read from memory, of which alone, and of what is the same for all lanes, an expression
+        is a function that a table has; None where it is none, or no more than that value itself."""
+        fits = ENTRY_BITS * self.entries // 8 in TABLE_BYTES and expr.dtype.compute.bits == ENTRY_BITS
+        if not fits or _is_plain(expr, self.entries):
             return None
-    return found if found is not None and loads_of(found.value) else None
+        found: FewBits | None = None
+        stack = [expr]
+        while stack:
+            node = stack.pop()
+            if self._is_fixed(node):
+                continue
+            if (few := _few_bits(node, self.entries)) is not None:
+                if found is not None and found.value != few.value:
+                    return None
+                found = few
+            elif isinstance(node, Cast | Select) or (isinstance(node, Op) and node.kind in _FOLDED):
+                stack += children(node)
+            else:
+                return None
+        return found if found is not None and loads_of(found.value) else None
+
+    def product(self, expr: Expr) -> Expr:
+        """A product of floats with the factors that are the same for all lanes next to one that a table has, so that
+        they go into the table: x * (s * f) as s * (x * f). Others as they are."""
+        factors = _factors(expr)
+        looked_up = next((f for f in factors if self.of(f) is not None), None)
+        fixed = [f for f in factors if self._is_fixed(f)]
+        if looked_up is None or not fixed:
+            return expr
+        others = [f for f in factors if f is not looked_up and not self._is_fixed(f)]
+        return reduce(_times, [*others, reduce(_times, [*fixed, looked_up])])
+
+    def _is_fixed(self, expr: Expr) -> bool:
+        return isinstance(expr, Const) or (self.along is not None and self.along.isdisjoint(axes_of(expr)))
+
+
+def _factors(expr: Expr) -> list[Expr]:
+    """Of a product of floats of one type."""
+    match expr:
+        case Op(kind=OpKind.MUL, args=(a, b), dtype=dtype) if dtype.is_float:
+            return [f for arg in (a, b) for f in (_factors(arg) if arg.dtype is dtype else [arg])]
+        case _:
+            return [expr]
+
+
+def _times(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.MUL, (a, b), a.dtype)
 
 
 def _is_plain(expr: Expr, entries: int) -> bool:

@@ -1,15 +1,17 @@
 """Nest whose inner axes jump through memory while an outer one runs along it → rows of columns, one after the other.
 
 A sum over the rows of a matrix is one: taken a vector of columns at a time it would fetch a line of every page. Here
-a task walks whole pieces of rows, and every column's value waits in L1 (accumulators, row tensors).
+a task walks whole pieces of rows, and every column's value waits in a cache (accumulators, row tensors).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from roller_svc.ir.build import add, mul, num, ref
 from roller_svc.ir.expr import Cast, Expr, Load, Op, substitute
+from roller_svc.ir.few_bits import Tables
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
@@ -28,7 +30,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.perf.column_walk import STEPS_AT_ONCE, columns_at_once, rows_at_once
+from roller_svc.perf.column_walk import STEPS_AT_ONCE, columns_at_once, held_room, rows_at_once
 
 LANE = ".lane"
 COLUMN = ".column"
@@ -37,7 +39,7 @@ COLUMN = ".column"
 def column_walk(group: KernelGroup, program: RProgram, axis: Axis) -> tuple[Node, ...]:
     """The whole tree's body; columns are the points of `axis`."""
     lanes, tile = program.thread[axis.name], program.block[axis.name]
-    width = columns_at_once(tile, lanes, _held_bytes(group))
+    width = columns_at_once(tile, lanes, _held_bytes(group), held_room(group.space))
     native = min(lanes, program.unit.shape[-1])
 
     def columns(at: Point, count: int) -> tuple[Node, ...]:
@@ -102,14 +104,16 @@ class _Columns:
         combine, dtype = statement.combine or Combine.SUM, statement.accumulator
         acc, place = acc_name(statement.output), (ref(COLUMN),)
         walk = _walk(self.group, inner)
+        product = Tables(self.native, _along(self.group)).product(statement.body)
+
+        def term(at: dict[str, Expr]) -> Expr:
+            body = simplified(reads.with_axes(at).apply(product))
+            return body if body.dtype is dtype else Cast(body, dtype, implicit=True)
 
         def joined(steps: list[Expr]) -> list[Node]:
             """Accumulators with what these steps of the walk give each."""
-            values = []
-            for at in (at for step in steps for at in walk.points(step)):
-                body = simplified(reads.with_axes(at).apply(statement.body))
-                values.append(body if body.dtype is dtype else Cast(body, dtype, implicit=True))
-            return self._each((Compute(acc, place, _joined(values, combine), combine),))
+            rows = [_in_turn([term(at) for at in walk.points(step)], combine) for step in steps]
+            return self._each((Compute(acc, place, _in_pairs(rows, combine), combine),))
 
         start = self._each((Compute(acc, place, identity(combine, dtype)),))
         full, rest = divmod(walk.axis.extent, walk.at_once)
@@ -179,9 +183,19 @@ def _placed(nodes: tuple[Node, ...], column: Expr, lanes: int, kind: LoopKind) -
     return without_guards_inside(Loop(LANE, lanes, kind, here))
 
 
-def _joined(parts: list[Expr], combine: Combine) -> Expr:
-    """Neighbours in pairs: short chains, and sums that lose less."""
+def _along(group: KernelGroup) -> frozenset[str]:
+    """The axes that columns are points of."""
+    return frozenset(m.name for a in group.space.axes if a.name == group.space.vector_axis for m in a.members)
+
+
+def _in_turn(terms: list[Expr], combine: Combine) -> Expr:
+    """The terms of one row, few of them: each product is added as it is formed."""
+    return reduce(lambda a, b: Op(JOINS[combine], (a, b), a.dtype), terms)
+
+
+def _in_pairs(parts: list[Expr], combine: Combine) -> Expr:
+    """Rows, neighbours first: short chains, and sums that lose less."""
     while len(parts) > 1:
-        pairs = [Op(JOINS[combine], (a, b), a.dtype) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        pairs = [_in_turn([a, b], combine) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = [*pairs, *parts[len(pairs) * 2 :]]
     return parts[0]

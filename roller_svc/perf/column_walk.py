@@ -8,18 +8,20 @@ from functools import cache
 
 from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 
-# Steps over the inner axes from which columns wait in L1 for them; below, they wait in registers.
+# Steps over the inner axes from which columns wait in a cache for them; below, they wait in registers.
 FEWEST_STEPS = 16
 HELD_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
+# The same where many terms are joined before a value is loaded and stored, which then may take as long as L2 does.
+HELD_FOR_MANY, MANY_TERMS = 64 << 10, 32
 STEPS_AT_ONCE = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
-TERMS_AT_ONCE = 32  # that rows joined may have, where several terms are made of each
+TERMS_AT_ONCE = 64  # that rows joined may have, where several terms are made of each
 
 
 @cache
-def columns_at_once(tile: int, lanes: int, held_bytes: int) -> int:
-    """Of a tile of columns so many whose values wait in L1, `held_bytes` each: as many times `lanes` as fit there and
-    divide the tile."""
-    most, vectors = HELD_BYTES // held_bytes, tile // lanes
+def columns_at_once(tile: int, lanes: int, held_bytes: int, room: int) -> int:
+    """Of a tile of columns so many whose values wait in a cache's `room`, `held_bytes` each: as many times `lanes` as
+    fit there and divide the tile."""
+    most, vectors = room // held_bytes, tile // lanes
     return lanes * max(n for n in range(1, vectors + 1) if n == 1 or (vectors % n == 0 and n * lanes <= most))
 
 
@@ -40,6 +42,11 @@ def joined(space: TileSpace) -> Joined:
         terms *= rows_at_once(space, members[-2].extent, last.extent, last.name)
     across = last.extent > STEPS_AT_ONCE or steps_across(space, last.name)
     return Joined(terms, terms if across else terms // last.extent)
+
+
+def held_room(space: TileSpace) -> int:
+    """Bytes of a cache in which values of columns wait."""
+    return HELD_FOR_MANY if joined(space).terms >= MANY_TERMS else HELD_BYTES
 
 
 def walks_columns(space: TileSpace) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
-from roller_svc.perf.column_walk import Joined, columns_at_once, joined, walks_columns
+from roller_svc.perf.column_walk import Joined, columns_at_once, held_room, joined, walks_columns
 from roller_svc.perf.cpu_costs import NestCosts
 from roller_svc.perf.cpu_memory import (
     LINE_BYTES,
@@ -127,11 +127,11 @@ def _at_hand(p: Problem, launch: Launch) -> Tile:
 
 
 def _columns_at_once(p: Problem, launch: Launch) -> int:
-    """Columns whose values wait in L1: a reduction's accumulator, and where later statements read it what it became."""
+    """Columns whose values wait in a cache: a reduction's accumulator, and where later statements read it what it became."""
     reductions = sum(one.joins is not None for one in p.passes)
     held = p.elem_bytes * max(1, reductions) * (2 if len(p.passes) > 1 else 1)
     place = p.vector or 0
-    return min(p.extents[place], columns_at_once(launch.block[place], launch.thread[place], held))
+    return min(p.extents[place], columns_at_once(launch.block[place], launch.thread[place], held, held_room(p.space)))
 
 
 def _plain_counts(p: Problem) -> Counts:

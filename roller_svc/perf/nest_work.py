@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
-from roller_svc.ir.few_bits import table_of
+from roller_svc.ir.few_bits import Tables
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, StatementKind, operators
+from roller_svc.perf.column_walk import walks_columns
 
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
 _EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
@@ -62,9 +63,9 @@ class Pass:
 def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
     """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's.
     `lanes`: elements of 32 bits that a vector has."""
-    vector = next((a for a in group.space.axes if a.name == group.space.vector_axis), None)
-    along = {m.name for m in vector.members} if vector is not None else set()
+    along = _along(group)
     outer = {a.name for a in group.outer}
+    tables = _tables(group, lanes)
     with_first = {j.second.output for j in joints(group.statements) if j.kind is JointKind.PLACE}
     known: set[Expr] = set()
     found = []
@@ -72,8 +73,8 @@ def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        work = _changing(statement.body, along | inner, known, lanes)
-        counts = sum((Counts(lookups=1) if table_of(e, lanes) else _cost(e, along, inner) for e in work), Counts())
+        work = _changing(tables.product(statement.body), along | inner, known, tables)
+        counts = sum((Counts(lookups=1) if tables.of(e) else _cost(e, along, inner) for e in work), Counts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         found.append(Pass(statement.points, counts, joins, tensors))
@@ -82,38 +83,50 @@ def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
 
 def spared(group: KernelGroup, lanes: int) -> int:
     """Operations, as `TensorExpr.flops` counts them, that are none where functions are looked up in vectors."""
-    return sum(s.points * _spared(s.body, lanes) for s in group.statements)
+    tables = _tables(group, lanes)
+    return sum(s.points * _spared(tables.product(s.body), tables) for s in group.statements)
 
 
-def _spared(expr: Expr, lanes: int) -> int:
-    if (few := table_of(expr, lanes)) is not None:
+def _tables(group: KernelGroup, lanes: int) -> Tables:
+    """With what is the same for all columns where these are walked row by row: made once for a row's columns."""
+    return Tables(lanes, _along(group) if walks_columns(group.space) else None)
+
+
+def _along(group: KernelGroup) -> frozenset[str]:
+    """The axes that lanes go along."""
+    vector = next((a for a in group.space.axes if a.name == group.space.vector_axis), None)
+    return frozenset() if vector is None else frozenset(m.name for m in vector.members)
+
+
+def _spared(expr: Expr, tables: Tables) -> int:
+    if (few := tables.of(expr)) is not None:
         return operators(expr) - operators(few.source) - 1
-    return 0 if isinstance(expr, Load) else sum(_spared(child, lanes) for child in children(expr))
+    return 0 if isinstance(expr, Load) else sum(_spared(child, tables) for child in children(expr))
 
 
 def work_of(expr: Expr, moving: set[str]) -> Counts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set(), 0)), Counts())
+    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set(), Tables(0))), Counts())
 
 
-def _changing(expr: Expr, moving: set[str], known: set[Expr], lanes: int) -> Iterator[Expr]:
+def _changing(expr: Expr, moving: Set[str], known: set[Expr], tables: Tables) -> Iterator[Expr]:
     """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
-    computed once and kept. `known` grows. Functions that are looked up in vectors of so many `lanes` are one."""
+    computed once and kept. `known` grows. Functions that are looked up in `tables` are one."""
     if isinstance(expr, Load) or not _reads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
         known.add(expr)
     yield expr
-    few = table_of(expr, lanes)
+    few = tables.of(expr)
     for child in (few.source,) if few is not None else children(expr):
-        yield from _changing(child, moving, known, lanes)
+        yield from _changing(child, moving, known, tables)
 
 
 def _reads(expr: Expr) -> bool:
     return isinstance(expr, Load) or any(_reads(child) for child in children(expr))
 
 
-def _cost(expr: Expr, along: set[str], inner: set[str]) -> Counts:
+def _cost(expr: Expr, along: Set[str], inner: Set[str]) -> Counts:
     match expr:
         case Op(kind=kind) if kind in _FREE:
             return Counts()
