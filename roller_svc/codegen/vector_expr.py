@@ -27,7 +27,7 @@ from roller_svc.ir.expr import (
     loads_of,
     substitute,
 )
-from roller_svc.ir.few_bits import FewBits, Tables
+from roller_svc.ir.few_bits import FewBits, Tables, is_product
 
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
 MAX_GUARDS = 4
@@ -91,9 +91,8 @@ class Vector(Places):
         if self.table is not None and expr == self.table.value:
             numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
             return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
-        if self.table is None and (few := Tables(self.lanes, frozenset((self.var,))).of(expr)) is not None:
-            entries, chosen = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
-            return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, wide=True)
+        if (looked_up := self._looked_up(expr)) is not None:
+            return looked_up
         match expr:
             case Load():
                 place = self.scalar.places[expr.tensor]
@@ -278,8 +277,17 @@ class Vector(Places):
         """What is unrolled is a number by now."""
         return fold(expr, self.scalar.values)
 
+    def _looked_up(self, expr: Expr, *, is_factor: bool = False) -> Piece | None:
+        """Each lane's entry of a table of the expression, where it is a function that one has."""
+        few = Tables(self.lanes, {self.var}).of(expr, is_factor=is_factor) if self.table is None else None
+        if few is None:
+            return None
+        dtype = expr.dtype.compute
+        entries, chosen = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
+        return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, wide=True)
+
     def _joined(self, op: Op) -> Piece:
-        a, b = (self.piece(arg) for arg in op.args)
+        a, b = ((is_product(op) and self._looked_up(arg, is_factor=True)) or self.piece(arg) for arg in op.args)
         if not (a.wide or b.wide):
             raise NotVectorError
         return Piece(f"({self.operand(a)} {_SIGNS[op.kind]} {self.operand(b)})", op.dtype.compute, wide=True)

@@ -1,10 +1,11 @@
 """Functions of a few bits of an integer, as of a weight's four: all their values fit a vector of a table.
 
-Where values that are the same for all lanes take part, the table is theirs too: made anew when they change.
+What multiplies such a function, and is the same for all lanes, may multiply the table: made anew when it changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import reduce
 
@@ -32,15 +33,15 @@ class FewBits:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Vectors of so many `entries`, each of which is what lanes choose from that go `along` these axes; where it is None
-    tables have constants alone in them."""
+    """Vectors of so many `entries`, in which lanes look up that go `along` these axes."""
 
     entries: int
-    along: frozenset[str] | None = None
+    along: Set[str] = frozenset()
 
-    def of(self, expr: Expr) -> FewBits | None:
-        """The value of few bits, read from memory, of which alone, and of what is the same for all lanes, an expression
-        is a function that a table has; None where it is none, or no more than that value itself."""
+    def of(self, expr: Expr, *, is_factor: bool = False) -> FewBits | None:
+        """The value of few bits, read from memory, of which alone an expression is a function that a table has; None
+        where it is none, or no more than that value itself. `is_factor`: of a product, whose table may have in it what
+        is the same for all lanes."""
         fits = ENTRY_BITS * self.entries // 8 in TABLE_BYTES and expr.dtype.compute.bits == ENTRY_BITS
         if not fits or _is_plain(expr, self.entries):
             return None
@@ -48,7 +49,7 @@ class Tables:
         stack = [expr]
         while stack:
             node = stack.pop()
-            if self._is_fixed(node):
+            if isinstance(node, Const) or (is_factor and self._is_fixed(node)):
                 continue
             if (few := _few_bits(node, self.entries)) is not None:
                 if found is not None and found.value != few.value:
@@ -62,26 +63,30 @@ class Tables:
 
     def product(self, expr: Expr) -> Expr:
         """A product of floats with the factors that are the same for all lanes next to one that a table has, so that
-        they go into the table: x * (s * f) as s * (x * f). Others as they are."""
+        they go into the table: x * (s * f) as s * (x * f). Others as they are: x * f joined to a sum is one
+        multiply-add, and would be an addition beside x's table."""
         factors = _factors(expr)
         looked_up = next((f for f in factors if self.of(f) is not None), None)
         fixed = [f for f in factors if self._is_fixed(f)]
-        if looked_up is None or not fixed:
-            return expr
         others = [f for f in factors if f is not looked_up and not self._is_fixed(f)]
+        if looked_up is None or not fixed or not others:
+            return expr
         return reduce(_times, [*others, reduce(_times, [*fixed, looked_up])])
 
     def _is_fixed(self, expr: Expr) -> bool:
-        return isinstance(expr, Const) or (self.along is not None and self.along.isdisjoint(axes_of(expr)))
+        return isinstance(expr, Const) or (bool(self.along) and self.along.isdisjoint(axes_of(expr)))
+
+
+def is_product(expr: Expr) -> bool:
+    """Whether it is one of floats, whose factors may have tables with fixed values in them."""
+    return isinstance(expr, Op) and expr.kind is OpKind.MUL and expr.dtype.is_float
 
 
 def _factors(expr: Expr) -> list[Expr]:
     """Of a product of floats of one type."""
-    match expr:
-        case Op(kind=OpKind.MUL, args=(a, b), dtype=dtype) if dtype.is_float:
-            return [f for arg in (a, b) for f in (_factors(arg) if arg.dtype is dtype else [arg])]
-        case _:
-            return [expr]
+    if not is_product(expr):
+        return [expr]
+    return [f for arg in children(expr) for f in (_factors(arg) if arg.dtype is expr.dtype else [arg])]
 
 
 def _times(a: Expr, b: Expr) -> Expr:

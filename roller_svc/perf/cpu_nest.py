@@ -127,7 +127,7 @@ def _at_hand(p: Problem, launch: Launch) -> Tile:
 
 
 def _columns_at_once(p: Problem, launch: Launch) -> int:
-    """Columns whose values wait in a cache: a reduction's accumulator, and where later statements read it what it became."""
+    """Columns whose values wait in a cache: a reduction's accumulator, and where it is read what it became."""
     reductions = sum(one.joins is not None for one in p.passes)
     held = p.elem_bytes * max(1, reductions) * (2 if len(p.passes) > 1 else 1)
     place = p.vector or 0

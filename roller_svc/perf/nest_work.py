@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
-from roller_svc.ir.few_bits import Tables
+from roller_svc.ir.few_bits import Tables, is_product
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, StatementKind, operators
@@ -74,7 +74,7 @@ def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
         work = _changing(tables.product(statement.body), along | inner, known, tables)
-        counts = sum((Counts(lookups=1) if tables.of(e) else _cost(e, along, inner) for e in work), Counts())
+        counts = sum((Counts(lookups=1) if is_known else _cost(e, along, inner) for e, is_known in work), Counts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
         found.append(Pass(statement.points, counts, joins, tensors))
@@ -88,8 +88,8 @@ def spared(group: KernelGroup, lanes: int) -> int:
 
 
 def _tables(group: KernelGroup, lanes: int) -> Tables:
-    """With what is the same for all columns where these are walked row by row: made once for a row's columns."""
-    return Tables(lanes, _along(group) if walks_columns(group.space) else None)
+    """With what is the same for all columns where these are walked row by row: made once for a row of them."""
+    return Tables(lanes, _along(group) if walks_columns(group.space) else frozenset())
 
 
 def _along(group: KernelGroup) -> frozenset[str]:
@@ -98,28 +98,31 @@ def _along(group: KernelGroup) -> frozenset[str]:
     return frozenset() if vector is None else frozenset(m.name for m in vector.members)
 
 
-def _spared(expr: Expr, tables: Tables) -> int:
-    if (few := tables.of(expr)) is not None:
+def _spared(expr: Expr, tables: Tables, *, is_factor: bool = False) -> int:
+    if (few := tables.of(expr, is_factor=is_factor)) is not None:
         return operators(expr) - operators(few.source) - 1
-    return 0 if isinstance(expr, Load) else sum(_spared(child, tables) for child in children(expr))
+    parts = () if isinstance(expr, Load) else children(expr)
+    return sum(_spared(part, tables, is_factor=is_product(expr)) for part in parts)
 
 
 def work_of(expr: Expr, moving: set[str]) -> Counts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_cost(e, moving, moving) for e in _changing(expr, moving, set(), Tables(0))), Counts())
+    return sum((_cost(e, moving, moving) for e, _ in _changing(expr, moving, set(), Tables(0))), Counts())
 
 
-def _changing(expr: Expr, moving: Set[str], known: set[Expr], tables: Tables) -> Iterator[Expr]:
+def _changing(
+    expr: Expr, moving: Set[str], known: set[Expr], tables: Tables, *, is_factor: bool = False
+) -> Iterator[tuple[Expr, bool]]:
     """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
-    computed once and kept. `known` grows. Functions that are looked up in `tables` are one."""
+    computed once and kept. `known` grows. Functions that are looked up in `tables` are one, and said to be."""
     if isinstance(expr, Load) or not _reads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
         known.add(expr)
-    yield expr
-    few = tables.of(expr)
+    few = tables.of(expr, is_factor=is_factor)
+    yield expr, few is not None
     for child in (few.source,) if few is not None else children(expr):
-        yield from _changing(child, moving, known, tables)
+        yield from _changing(child, moving, known, tables, is_factor=is_product(expr))
 
 
 def _reads(expr: Expr) -> bool:

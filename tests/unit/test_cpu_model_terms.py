@@ -130,8 +130,9 @@ def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows
     model = model_of("y[j] +=! x[k] * q[k // 8, j]", {"x": (F32, (8 * rows,)), "q": (F32, (rows, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
     pieces = 12288 * (1 / 1024 - 1 / 4096) / model.problem.machine.clock_hz
-    begun = FITTED.nest.begun_cycles * rows / 4 * pieces
-    wait = FITTED.memory.elsewhere * model.problem.machine.dram_latency_cycles * rows / 4 * pieces
+    turns = max(1, rows // STEPS_AT_ONCE)
+    begun = FITTED.nest.begun_cycles * turns * pieces
+    wait = FITTED.memory.elsewhere * model.problem.machine.dram_latency_cycles * turns * pieces
     assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
 
 
@@ -157,6 +158,17 @@ def test_what_is_looked_up_are_no_operations_of_the_unit() -> None:
     shapes = {"x": (F32, (4096,)), "q": (I32, (512, 12288))}
     looked_up, computed = (model_of(scaled.format(mask), shapes).problem.operations for mask in (15, 16))
     assert computed - looked_up == 4096 * 12288
+
+
+def test_a_factor_that_columns_share_is_free_where_another_one_is_left() -> None:
+    """x goes into the table, s takes its place in the multiply-add."""
+    shapes = {"x": (F32, (4096,)), "q": (I32, (512, 12288))}
+    text = "y[j] +=! x[k] * {}bitwise_and(q[k // 8, j] >> k % 8 * 4, 15).cast(`float32`)"
+    plain = model_of(text.format(""), shapes)
+    scaled = model_of(text.format("s[k // 128, j] * "), shapes | {"s": (F32, (32, 12288))})
+    assert scaled.problem.operations == plain.problem.operations
+    counts = [[one.counts for one in model.problem.passes] for model in (plain, scaled)]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("size", [21, 42, 83])

@@ -24,6 +24,7 @@ from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Pre
 from roller_svc.lang.parser import parse
 from roller_svc.lower import lower
 from roller_svc.lower.linear import simplified
+from roller_svc.perf.column_walk import HELD_BYTES, HELD_FOR_MANY
 from roller_svc.toolchain import compile_source
 
 HW = hinting(load("cpu-x86-avx512"))
@@ -159,7 +160,7 @@ def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
     assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
 
 
-@pytest.mark.parametrize(("words", "at_once"), [(32, 4), (18, 4), (2, 2)])
+@pytest.mark.parametrize(("words", "at_once"), [(32, 8), (18, 8), (2, 2)])
 def test_rows_of_words_are_joined_several_at_once(words: int, at_once: int) -> None:
     """Steps that take other bits of the same row have no stream of their own."""
     text = "y[j] +=! x[i] * bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`)"
@@ -172,6 +173,42 @@ def test_rows_of_words_are_joined_several_at_once(words: int, at_once: int) -> N
     assert joined.count("x[") == 8 * at_once
     weights = (q[np.arange(8 * words) // 8] >> (np.arange(8 * words) % 8 * 4)[:, None]) & 15
     np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-4, atol=1e-3)
+
+
+QUANTISED = "y[j] +=! x[i] * {}(bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`) - 8.0)"
+
+
+@pytest.mark.parametrize(("scale", "in_table"), [("", False), ("s[i // 32, j] * ", True)])
+def test_what_columns_share_goes_into_the_table_where_a_product_is_left(scale: str, in_table: bool) -> None:
+    rng = np.random.default_rng(3)
+    arrays = {
+        "x": rng.standard_normal(256).astype(np.float32),
+        "q": rng.integers(-(2**31), 2**31, (32, 1000)).astype(np.int32),
+    }
+    if scale:
+        arrays["s"] = rng.uniform(0.5, 2, (8, 1000)).astype(np.float32)
+    inputs = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+    source = roller_svc.compile(QUANTISED.format(scale), inputs, select="model", target="cpu-x86-avx512").source
+    assert "looked_up_v" in source
+    assert ("looked_up_vf32x16((x[" in source) is in_table
+    kernel = roller_svc.compile(QUANTISED.format(scale), inputs, select="model", top_k=1)
+    i = np.arange(256)
+    weights = ((arrays["q"][i // 8] >> (i % 8 * 4)[:, None]) & 15) - 8.0
+    want = arrays["x"] @ (weights * (arrays["s"][i // 32] if scale else 1.0))
+    np.testing.assert_allclose(kernel(**arrays)["y"], want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", HELD_FOR_MANY), ("q[i, j]", HELD_BYTES)])
+def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, room: int) -> None:
+    program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
+        "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),
+    })  # fmt: skip
+    (group,) = partition(program, HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    whole = replace(candidate.program, block=candidate.program.block.grown("j", 12288))
+    (tree,) = lower(group, whole, HW)
+    (held,) = (n for n in descend(tree.body) if isinstance(n, Storage))
+    assert held.shape == (min(12288, room // DType.FLOAT32.bytes),)
 
 
 def test_rows_that_are_streams_are_no_more_at_once_than_before() -> None:
