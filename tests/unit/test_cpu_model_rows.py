@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from test_cpu_model_terms import F32, estimated_program, model_of, stage
 
+import pytest
+
 from roller_svc.ir.estimate import Estimate
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
@@ -39,7 +41,7 @@ def test_a_mean_walks_its_rows_once() -> None:
     """The quotient of a sum is one value of a row: several rows at hand begin no walk anew."""
     model = model_of("s[i] +=! x[i, k]; y[i] = s[i] / 7.0", {"x": (F32, (65536, 1024))}, ("y",))
     one, four = (stage(by_lanes(model, 16, rows), "dram") for rows in (1, 4))
-    assert one == four
+    assert four == pytest.approx(one, rel=2e-3)  # one loop over rows for all four
 
 
 def test_a_core_that_runs_ahead_of_prefetchers_reads_slower() -> None:
