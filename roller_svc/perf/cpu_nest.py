@@ -332,8 +332,8 @@ def _run_ahead(p: Problem, launch: Launch) -> float:
     """What rows that are joined as they come take more to read than calibration's copies, or less, by how far the core
     runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
     prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.1 ms on Zen 4 with two or four
-    accumulators, 8.75 with one, whose loop has more operations for each line; of rows of 484 bytes 8.3 with four rows at
-    hand and four accumulators, whose ends are joined together, and 8.0 to 8.1 in other tiles."""
+    accumulators, 8.75 with one, whose loop has more operations for each line; of rows of 484 bytes 8.3 with four rows
+    at hand and four accumulators, whose ends are joined together, and 8.0 to 8.1 in other tiles."""
     joining = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
     if len(joining) != 1 or _walks(p) > 1:
         return 0.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_cpu_model_terms import F32, estimated_program, model_of, stage
-
 import pytest
+from test_cpu_model_terms import F32, estimated_program, model_of, stage
 
 from roller_svc.ir.estimate import Estimate
 from roller_svc.perf.cpu_costs_fitted import FITTED
