@@ -30,7 +30,7 @@ from roller_svc.lower.rows import (
     row_tensors,
     wrapped,
 )
-from roller_svc.perf.column_walk import STEPS_AT_ONCE, columns_at_once, held_room, rows_at_once
+from roller_svc.perf.column_walk import STEPS_AT_ONCE, columns_at_once, held_room, lanes_along, rows_at_once
 
 LANE = ".lane"
 COLUMN = ".column"
@@ -104,7 +104,7 @@ class _Columns:
         combine, dtype = statement.combine or Combine.SUM, statement.accumulator
         acc, place = acc_name(statement.output), (ref(COLUMN),)
         walk = _walk(self.group, inner)
-        product = Tables(self.native, _along(self.group)).product(statement.body)
+        product = Tables(self.native, lanes_along(self.group.space)).product(statement.body)
 
         def term(at: dict[str, Expr]) -> Expr:
             body = simplified(reads.with_axes(at).apply(product))
@@ -181,11 +181,6 @@ def _placed(nodes: tuple[Node, ...], column: Expr, lanes: int, kind: LoopKind) -
         for n in nodes if isinstance(n, Compute)
     )  # fmt: skip
     return without_guards_inside(Loop(LANE, lanes, kind, here))
-
-
-def _along(group: KernelGroup) -> frozenset[str]:
-    """The axes that columns are points of."""
-    return frozenset(m.name for a in group.space.axes if a.name == group.space.vector_axis for m in a.members)
 
 
 def _in_turn(terms: list[Expr], combine: Combine) -> Expr:

@@ -44,6 +44,11 @@ def joined(space: TileSpace) -> Joined:
     return Joined(terms, terms if across else terms // last.extent)
 
 
+def lanes_along(space: TileSpace) -> frozenset[str]:
+    """The axes that lanes go along, as columns do: members of the vector axis, where there is one."""
+    return frozenset(m.name for a in space.axes if a.name == space.vector_axis for m in a.members)
+
+
 def held_room(space: TileSpace) -> int:
     """Bytes of a cache in which values of columns wait."""
     return HELD_FOR_MANY if joined(space).terms >= MANY_TERMS else HELD_BYTES

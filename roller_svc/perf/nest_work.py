@@ -11,7 +11,7 @@ from roller_svc.ir.few_bits import Tables, is_product
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.joint import JointKind, joints
 from roller_svc.ir.program import Combine, StatementKind, operators
-from roller_svc.perf.column_walk import walks_columns
+from roller_svc.perf.column_walk import lanes_along, walks_columns
 
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
 _EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
@@ -63,7 +63,7 @@ class Pass:
 def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
     """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's.
     `lanes`: elements of 32 bits that a vector has."""
-    along = _along(group)
+    along = lanes_along(group.space)
     outer = {a.name for a in group.outer}
     tables = _tables(group, lanes)
     with_first = {j.second.output for j in joints(group.statements) if j.kind is JointKind.PLACE}
@@ -89,13 +89,7 @@ def spared(group: KernelGroup, lanes: int) -> int:
 
 def _tables(group: KernelGroup, lanes: int) -> Tables:
     """With what is the same for all columns where these are walked row by row: made once for a row of them."""
-    return Tables(lanes, _along(group) if walks_columns(group.space) else frozenset())
-
-
-def _along(group: KernelGroup) -> frozenset[str]:
-    """The axes that lanes go along."""
-    vector = next((a for a in group.space.axes if a.name == group.space.vector_axis), None)
-    return frozenset() if vector is None else frozenset(m.name for m in vector.members)
+    return Tables(lanes, lanes_along(group.space) if walks_columns(group.space) else frozenset())
 
 
 def _spared(expr: Expr, tables: Tables, *, is_factor: bool = False) -> int:
