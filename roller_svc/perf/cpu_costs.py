@@ -125,6 +125,7 @@ class NestCosts:
     steps_in_flight: float = 40.0  # of a row: what 224 entries of the reorder buffer hold
     load_cycles: float = 0.5  # one vector load or store that hits L1
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
+    permuted_cycles: float = 2.0  # a vector of every other element, or of neighbours that repeat: two loads, a shuffle
     tail_cycles: float = 2.5  # one element at the end of a row that fills no vector
     horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
     loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step

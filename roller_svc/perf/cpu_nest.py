@@ -30,7 +30,7 @@ from roller_svc.perf.problem import Problem
 from roller_svc.perf.terms import Costs, Launch
 
 LINES_FOLLOWED = 48.0  # in flight, up to which prefetchers are ahead of a core
-LINES_COPIED = 128.0  # in flight in a copy: a load, a store and a part of its loop's step for each; more are no worse
+LINES_COPIED = 128.0  # in flight in a copy: a load, a store and a part of its loop's step for each
 # Instructions of a loop's step beside its work, of a pair of lanes joined, of an extreme, of a polynomial.
 LOOP_OPERATIONS, EXTREME_OPERATIONS, FUNCTION_OPERATIONS = 2, 3, 17
 JUMPS = 64  # steps from which a strided walk is more than a window
@@ -269,11 +269,13 @@ def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors:
         vectors = p.outer_points / (1 if launch.lanes > 1 else width)
     if width == 1 or p.vector is None or p.vector not in tensor.axes:
         return vectors * costs.load_cycles
-    if tensor.strides.get(p.vector) == 1:
+    stride = tensor.strides.get(p.vector)
+    if stride == 1:
         return vectors * costs.load_cycles
-    # a compiler finds the places of a whole axis, where there is a quotient in them
-    is_late = p.vector not in tensor.strides and launch.block[p.vector] < p.extents[p.vector]
-    return vectors * (costs.place_cycles if is_late else costs.gather_cycles) * width
+    # a quotient is in the place where there is no stride: of a whole axis a compiler knows them all
+    if stride == 2 or (stride is None and launch.block[p.vector] >= p.extents[p.vector]):
+        return vectors * costs.permuted_cycles
+    return vectors * width * (costs.place_cycles if stride is None else costs.gather_cycles)
 
 
 def _again_cycles_per_byte(p: Problem, launch: Launch) -> float:
@@ -331,13 +333,14 @@ def _begun_anew(p: Problem, launch: Launch) -> float:
 def _run_ahead(p: Problem, launch: Launch) -> float:
     """What rows that are joined as they come take more to read than calibration's copies, or less, by how far the core
     runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
-    prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.1 ms on Zen 4 with two or four
-    accumulators, 8.75 with one, whose loop has more operations for each line; of rows of 484 bytes 8.3 with four rows
-    at hand and four accumulators, whose ends are joined together, and 8.0 to 8.1 in other tiles."""
+    prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.46 ms on Zen 4 with four
+    accumulators, 9.31 with two and 8.92 with one, whose loop has more operations for each line; of rows of 484 bytes
+    8.25 with four rows at hand and four accumulators, whose ends are joined together, and 8.12 to 8.18 a row at a time
+    or with one accumulator."""
     joining = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
     if len(joining) != 1 or _walks(p) > 1:
         return 0.0
-    lines = min(LINES_COPIED, max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0])))
+    lines = max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0]))
     in_memory = memory_share(p.machine, p.compulsory_bytes)
     return in_memory * p.machine.costs.nest.run_ahead_more * math.log2(lines / LINES_COPIED)
 

@@ -30,7 +30,7 @@ def test_rows_of_columns_that_begin_together_wait_together() -> None:
 def test_loads_hide_where_joins_wait_for_each_other() -> None:
     """One accumulator to a row: only the chain of additions counts. Four of them wait less than loads take."""
     model = model_of("y[i] +=! x[i, k]", {"x": (F32, (16, 1024))})
-    slow = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, join_latency_cycles=2.0)))
+    slow = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, join_latency_cycles=4.0)))
     assert stage(by_lanes(slow, 16), "loads") == 0.0
     assert stage(by_lanes(slow, 64), "loads") > 0.0
     assert by_lanes(slow, 16).seconds > by_lanes(slow, 64).seconds
@@ -48,7 +48,7 @@ def test_a_core_that_runs_ahead_of_prefetchers_reads_slower() -> None:
     what ends a short row counts too."""
     sums, maxima = (model_of(f"y[i] {join} x[i, k]", {"x": (F32, (65536, 1024))}) for join in ("+=!", ">=!"))
     times = [stage(by_lanes(sums, lanes), "dram") for lanes in (16, 32, 64)]
-    assert times[2] > times[1] > times[0]
+    assert times[2] > 1.005 * times[1] > times[0]  # as measured: 1.5 % from two accumulators to four, 4 % from one
     assert stage(by_lanes(maxima, 16), "dram") < times[0]
     short = model_of("y[i] +=! x[i, k]", {"x": (F32, (1 << 20, 64))})  # as many bytes
     assert stage(by_lanes(short, 64), "dram") < 0.99 * times[2]

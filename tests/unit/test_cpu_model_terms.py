@@ -313,6 +313,17 @@ def test_places_with_a_quotient_are_found_by_the_compiler_where_an_axis_is_whole
     assert cut > whole
 
 
+def test_every_other_element_is_a_shuffle_of_two_vectors() -> None:
+    """As it is of neighbours that repeat; elements further apart come one by one."""
+    pair, far, twice = (
+        stage(estimated(model_of(text, {"x": (F32, (64, columns))}), {"j": 64}, {"j": 32}), "loads")
+        for text, columns in (("x[i, 2 * j]", 128), ("x[i, 5 * j]", 320), ("x[i, j // 2]", 32))
+        for text in (f"y[i, j] = {text} where j in 64",)
+    )
+    assert pair == pytest.approx(twice)
+    assert far > 2 * pair
+
+
 def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     model = model_of("y[j, i] = x[i, j]", {"x": (F32, (1008, 1008))})
     found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
