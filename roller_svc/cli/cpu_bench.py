@@ -140,17 +140,17 @@ def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
     if not path.is_file():
         raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
     cases = tuple(performance_cases(path))
-    if unknown := [text for text in options.only if not any(_is(case, text) for case in cases)]:
+    if unknown := [text for text in options.only if not any(_matches(case, text) for case in cases)]:
         classes = ", ".join(sorted({case.cls for case in cases}))
         raise ArgumentError(f"--only {unknown[0]}: no id begins so; classes are {classes}", code="invalid-option")
     return [
         case for case in cases
         if zlib.crc32(case.id.encode()) % options.every == 0
-        and (not options.only or any(_is(case, text) for text in options.only))
+        and (not options.only or any(_matches(case, text) for text in options.only))
     ]  # fmt: skip
 
 
-def _is(case: BenchCase, text: str) -> bool:
+def _matches(case: BenchCase, text: str) -> bool:
     """Whether the text is the case's class, or what its id begins with."""
     return case.cls == text or case.id.startswith(text)
 
