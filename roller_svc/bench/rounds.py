@@ -23,7 +23,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 6, 240
 AGREE, ORDERED = 1.02, 0.95
 # Samples of a visit take no longer than this for each candidate, or for all of few, but for LEAST_ROUNDS: what reads a
 # matrix once takes about the same in any tiles, and which are a percent faster shows after seconds.
-CANDIDATE_S, CASE_S = 0.5, 15.0
+CANDIDATE_S, CASE_S = 0.25, 8.0
 # A candidate so many times slower than the best is not near it, whatever else is measured: so many rounds will do. Its
 # least is put beside the best one's median, for its rounds may all have met neighbours where the best one's least call
 # met none: of 70 plans of a gather 23 looked three to six times slower than the best, and were one to three times.
