@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roller_svc.bench.documents import CaseModel, InputModel, Kind, checked, read_json
 from roller_svc.errors import ArgumentError
 from roller_svc.front import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
 
 Json = dict[str, Any]
+CASES = Kind("not a case file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,43 @@ class BenchCase:
     def program(self) -> TensorProgram:
         return parse(self.expression, {n: _type(n, t) for n, t in self.inputs.items()}, self.outputs)
 
+    @property
+    def digest(self) -> str:
+        """Of the program, and of the inputs that it is run on."""
+        parts = {name: value for name, value in asdict(self).items() if name not in ("id", "cls")}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
-def performance_cases(path: Path) -> Iterator[BenchCase]:
-    """Cases whose `use` has performance, and those that do not say what they are for."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        rows = document["cases"]
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise ArgumentError(f"{path}: not a case file: {problem}", code="unreadable-file") from problem
-    for row in rows:
-        if "performance" in row.get("use", ("performance",)):
-            outputs = tuple(row["out_meta"]) if row.get("out_meta") else None
-            yield BenchCase(str(row["id"]), str(row.get("cls", "")), row["expr"], row["inputs"], outputs,
-                            dict(row.get("hints") or {}))  # fmt: skip
+
+def performance_cases(path: Path) -> tuple[BenchCase, ...]:
+    """Cases whose `use` has performance, and those that do not say what they are for.
+
+    Raises ArgumentError where the file is none of cases, or two of them have one id.
+    """
+    document = read_json(path, CASES)
+    rows = document.get("cases") if isinstance(document, dict) else None
+    if not isinstance(rows, list):
+        raise CASES.refusal(path, "it has no list `cases`")
+    numbered = [(number, row) for number, row in enumerate(rows) if _is_for_performance(row)]
+    cases = tuple(_case(checked(path, CASES, CaseModel, row, f"cases.{number}")) for number, row in numbered)
+    if twice := [id_ for id_, count in Counter(case.id for case in cases).items() if count > 1]:
+        raise CASES.refusal(path, f"{twice[0]} is there twice")
+    return cases
+
+
+def _is_for_performance(row: object) -> bool:
+    """Whether the row says so, or does not say, or is none."""
+    uses = row.get("use") if isinstance(row, dict) else None
+    return not isinstance(uses, list) or "performance" in uses
+
+
+def _case(row: CaseModel) -> BenchCase:
+    outputs = tuple(row.outputs or row.out_meta or ()) or None
+    return BenchCase(row.id, row.cls, row.expr, typed(row.inputs), outputs, row.hints or {})
+
+
+def typed(inputs: dict[str, InputModel]) -> Json:
+    """Inputs as a case has them."""
+    return {name: value.model_dump() for name, value in inputs.items()}
 
 
 def _type(name: str, value: Json) -> TensorType:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from roller_svc.bench.documents import Read
 
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Read(BaseModel):
-    """What is not read again may be there and is not looked at; no coercion, no NaN."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class MachineModel(_Read):
+class MachineModel(Read):
     cpu: str
     date: str
 
 
-class SettingsModel(_Read):
+class SettingsModel(Read):
     threads: Count
 
 
-class KernelModel(_Read):
+class KernelModel(Read):
     """`reading`: which of the group's views; whether the tiles fit them, today's generator says."""
 
     reading: Annotated[int, Field(ge=0)]
@@ -33,7 +29,7 @@ class KernelModel(_Read):
     thread: dict[str, Count]
 
 
-class CandidateModel(_Read):
+class CandidateModel(Read):
     error: str | None
     min_s: Annotated[float, Field(gt=0)] | None
     quiet_s: Annotated[float, Field(gt=0)] | None = None  # earlier documents have none
@@ -47,14 +43,17 @@ class CandidateModel(_Read):
         return self
 
 
-class RowModel(_Read):
+class RowModel(Read):
+    """`program`: its digest."""
+
     id: str
     cls: str
+    program: str | None = None  # earlier documents have none
     error: str | None
     candidates: list[CandidateModel]
 
 
-class MeasurementsModel(_Read):
+class MeasurementsModel(Read):
     """`hardware` has checks of its own."""
 
     machine: MachineModel

@@ -113,13 +113,19 @@ def visited(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
         | {"kernels": tiles_of(plan, trial.groups, hw)}
         for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, turns.taken, strict=True))
     ]  # fmt: skip
-    return {"id": case.id, "cls": case.cls, "error": None, "build_s": built.build_s, "repeated": turns.repeated,
-            "disturbed": turns.is_disturbed, "candidates": rows}  # fmt: skip
+    return _row_of(case) | {
+        "error": None, "build_s": built.build_s, "repeated": turns.repeated, "disturbed": turns.is_disturbed,
+        "candidates": rows,
+    }  # fmt: skip
 
 
 def failed_case(case: BenchCase, failure: RollerError) -> Json:
     """The row of a case that could not be built or timed."""
-    return {"id": case.id, "cls": case.cls, "error": f"{failure.code}: {failure.message}", "candidates": []}
+    return _row_of(case) | {"error": f"{failure.code}: {failure.message}", "candidates": []}
+
+
+def _row_of(case: BenchCase) -> Json:
+    return {"id": case.id, "cls": case.cls, "program": case.digest}
 
 
 def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.documents import Kind, checked, read_json
 from roller_svc.bench.measured_plans import FitCase
 from roller_svc.bench.measurements_schema import MeasurementsModel
 from roller_svc.bench.model_cpu import fit_case
@@ -22,32 +20,31 @@ from roller_svc.hardware import from_mapping, to_mapping
 from roller_svc.ir.hardware import HardwareSpec
 
 Json = dict[str, Any]
+MEASUREMENTS = Kind("no measurements of candidates", "roller bench model --json writes such a file")
 
 
 def read_measurements(path: Path) -> Json:
     """The document of an earlier run; ArgumentError, with what is wrong and where, for any other file."""
+    document: Json = read_json(path, MEASUREMENTS)
+    checked(path, MEASUREMENTS, MeasurementsModel, document)
     try:
-        document: Json = json.loads(path.read_text(encoding="utf-8"))
-        MeasurementsModel.model_validate(document)
         from_mapping(document["hardware"], "hardware")
-        return document
-    except ValidationError as invalid:
-        first = invalid.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        problem = f"{where}: {first['msg']}" if where else first["msg"]
-    except SpecError as invalid_spec:
-        problem = invalid_spec.message
-    except (OSError, ValueError) as failure:
-        problem = str(failure)
-    raise ArgumentError(f"{path}: no measurements of candidates: {problem}", code="unreadable-file",
-                        hint="roller bench model --json writes such a file")  # fmt: skip
+    except SpecError as invalid:
+        raise MEASUREMENTS.refusal(path, invalid.message) from invalid
+    return document
 
 
 def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
     """The document with its rows judged: `overall` and `classes` with constants fitted to the other half of the rows,
-    `as_shipped` the same with today's; each row gets both, each of its candidates `predicted_s` and `fitted_s`."""
+    `as_shipped` the same with today's; each row gets both, each of its candidates `predicted_s` and `fitted_s`.
+
+    Raises ArgumentError where no row is of one of the cases.
+    """
     hw = spec_of(document)
     rows = [row for row in document["cases"] if row["id"] in cases]
+    if not rows:
+        raise ArgumentError("none of the measured programs is among the cases", code="stale-measurements",
+                            hint="--cases FILE: those that were measured")  # fmt: skip
     found = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
     timed = [case for case in found.values() if isinstance(case, FitCase) and case.plans]
     shipped, halves = as_shipped(timed, hw), by_halves(timed, hw)
@@ -78,6 +75,8 @@ def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
     """The row as today's model sees it, or why it does not count."""
     if row["error"]:
         return str(row["error"])
+    if row.get("program", case.digest) != case.digest:
+        return "stale-measurements: the case is another program now"
     try:
         return fit_case(row, case, hw)
     except ArgumentError as stale:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 LEAST_RANKED = 3  # two values are always in order or in reverse
 
 
-def median_abs_log_ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    """The median of |ln(predicted / taken)|: 0.1 is a tenth off."""
-    return statistics.median(abs(math.log(predicted / taken)) for predicted, taken in pairs)
+def median_abs_log_ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """The median of |ln(predicted / taken)|: 0.1 is a tenth off; None of no pair."""
+    logs = [abs(math.log(predicted / taken)) for predicted, taken in pairs]
+    return statistics.median(logs) if logs else None
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from roller_svc.calibration.calibrate import SECONDS, measured_on
 from roller_svc.calibration.cuda import device
 from roller_svc.calibration.presence import check_present
+from roller_svc.calibration.spec import GAINS, with_figures
 from roller_svc.errors import existing
 from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 
 # What two calibrations of a machine may differ by: turbo clocks alone vary by a tenth with what the neighbours do.
 AGREES_WITHIN = 1.15
-COUNT, BYTES = "count", "bytes"
+COUNT, BYTES, RATIO = "count", "bytes", "ratio"
 _CACHES = ("l1", "l2", "l3")
 
 
@@ -41,16 +42,26 @@ class Comparison:
 
 
 def compared(hw: HardwareSpec, seconds: float = SECONDS) -> tuple[Comparison, ...]:
-    """What can be counted, then every figure that a micro-benchmark stands for. Raises as `check_present` does, and
+    """What can be counted, every figure that a micro-benchmark stands for, and those that follow from several. Raises as `check_present` does, and
     LaunchError (machine-busy) where other processes use the cores."""
     check_present(hw)
-    return (*_counted(hw), *measured_comparisons(hw, measured_on(hw, seconds)))
+    measured = measured_on(hw, seconds)
+    derived = derived_comparisons(hw, measured) if hw.family is Family.CPU else ()
+    return (*_counted(hw), *measured_comparisons(hw, measured), *derived)
 
 
 def measured_comparisons(hw: HardwareSpec, measured: Sequence[Measured]) -> Iterator[Comparison]:
     for one in measured:
         if one.figure is not None and (spec := figure(hw, one.figure)) is not None:
             yield Comparison(one.figure, one.unit, spec, one.min, one.median, one.max, one.quiet / spec)
+
+
+def derived_comparisons(hw: HardwareSpec, measured: Sequence[Measured]) -> Iterator[Comparison]:
+    """Of a CPU. Peaks are left out: a spec has the vendor's, or what was the fastest on a quiet machine."""
+    here = with_figures(hw, measured, "")
+    for path in GAINS:
+        spec, found = (existing(figure(one, path), f"{path} of {one.id}") for one in (hw, here))
+        yield Comparison(path, RATIO, spec, found, found, found, found / spec)
 
 
 def figure(hw: HardwareSpec, path: str) -> float | None:

@@ -26,9 +26,12 @@ _OPERAND_BYTES = 3 * 4  # of a multiply-add of float32: what registers give
 
 CLOCK_FIGURE, LAUNCH_FIGURE = "clock_hz", "limits.launch_overhead_s"
 # What follows from several micro-benchmarks.
-DERIVED_FIGURES = (
+GAINS = (
     "levels.dram.streamed_write_gain", "levels.dram.streamed_copy_gain", "levels.dram.write_gain",
     "levels.dram.copy_gain", "levels.dram.hinted_gain", "levels.l3.hinted_gain",
+)  # fmt: skip
+DERIVED_FIGURES = (
+    *GAINS,
     "levels.*.peak_bandwidth_bytes_per_s", "levels.register.bandwidth_bytes_per_s", "levels.register.latency_s",
 )  # fmt: skip
 

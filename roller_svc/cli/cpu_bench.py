@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def execute(options: argparse.Namespace) -> int:
     document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
     try:
         for threads in dict.fromkeys(options.threads or [1]):
-            journals.append(_journal(options, document, threads))
+            journals.append(_journal(options, cases, document, threads))
             document["threads"][str(threads)] = _measured(cases, threads, chosen, turnstile, journals[-1])
     finally:
         turnstile.close()
@@ -127,11 +127,16 @@ def _measured(
     }  # fmt: skip
 
 
-def _journal(options: argparse.Namespace, document: Json, threads: int) -> Journal:
-    """Rows that are done, of the same command on the same machine with the same generator."""
-    parts = [options.cases, options.every, options.only, document["settings"], document["machine"]["cpu"], threads]
-    run = hashlib.sha256(json.dumps([*parts, generator_digest()]).encode()).hexdigest()[:32]
-    return Journal(settings().store / "bench" / f"cpu-{run}.jsonl", keep=options.resume)
+def _journal(options: argparse.Namespace, cases: Sequence[BenchCase], document: Json, threads: int) -> Journal:
+    """Rows that are done, of the same command and cases on the same machine with the same generator."""
+    return journal_of("cpu", options, cases, [document["settings"], document["machine"]["cpu"], threads])
+
+
+def journal_of(kind: str, options: argparse.Namespace, cases: Iterable[BenchCase], parts: Sequence[Any]) -> Journal:
+    """The journal of a run of these cases; `parts`: what else makes it the same run, beside the generator."""
+    same = [[(case.id, case.cls, case.digest) for case in cases], *parts, generator_digest()]
+    run = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
+    return Journal(settings().store / "bench" / f"{kind}-{run}.jsonl", keep=options.resume)
 
 
 def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
@@ -139,7 +144,7 @@ def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
     path = Path(options.cases) if options.cases else CASES
     if not path.is_file():
         raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
-    cases = tuple(performance_cases(path))
+    cases = performance_cases(path)
     if unknown := [text for text in options.only if not any(_matches(case, text) for case in cases)]:
         classes = ", ".join(sorted({case.cls for case in cases}))
         raise ArgumentError(f"--only {unknown[0]}: no id begins so; classes are {classes}", code="invalid-option")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
@@ -26,9 +24,7 @@ from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError, RollerError
-from roller_svc.farm.action import generator_digest
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.settings import settings
 
 PUBLISHED_COLUMNS = (
     "class", "cases", "median |log ratio|", "ROLLER's roofline", "peaks' roofline", "Spearman", "within uncertainty",
@@ -134,7 +130,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     )  # fmt: skip
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
-    journal = _journal(options, document)
+    journal = cpu_bench.journal_of("model", options, cases, [document["settings"], document["machine"]["cpu"]])
     turnstile = Turnstile(Path(options.lock) if options.lock else None)
     run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), turnstile, journal)
     try:
@@ -197,13 +193,6 @@ class _Run:
         self.journal.add([{"hardware": hardware.to_mapping(spec)}])
 
 
-def _journal(options: argparse.Namespace, document: Json) -> Journal:
-    """The spec, then the rows that are done: of the same command on the same machine with the same generator."""
-    parts = [options.cases, options.every, options.only, document["settings"], document["machine"]["cpu"]]
-    run = hashlib.sha256(json.dumps([*parts, generator_digest()]).encode()).hexdigest()[:32]
-    return Journal(settings().store / "bench" / f"model-{run}.jsonl", keep=options.resume)
-
-
 def _line(row: Json) -> str:
     if row["error"]:
         return f"{row['id']} {row['cls']}: {row['error']}"
@@ -220,8 +209,7 @@ def _text(document: Json) -> str:
     for title, found in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
         rows = [_measured_row(name, one) for name, one in _by_class(found)]
         parts += [f"\n{title}", show.table(MEASURED_COLUMNS, rows)]
-    parts += [f"{row['id']}: {row['error']}" for row in document["cases"] if row["error"]]
-    return "\n".join(parts)
+    return "\n".join([*parts, *_errors(document)])
 
 
 def _measured_row(name: str, one: Json) -> tuple[object, ...]:
@@ -238,9 +226,18 @@ def _published(published: Path, target: str) -> tuple[Json, str]:
     """The results, and their table: of tiles where the file has them for the device, else of the best times."""
     if target in COLUMNS:
         results = bench_tiles(published, target)
-        return results, show.table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
-    results = bench_published(published, target)
-    return results, show.table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
+        shown = show.table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
+    elif target == TARGET:
+        results = bench_published(published)
+        shown = show.table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
+    else:
+        raise ArgumentError(f"no times are published for {target}", code="invalid-option",
+                            hint=f"--target: {', '.join((TARGET, *COLUMNS))}")  # fmt: skip
+    return results, "\n".join([shown, *_errors(results)])
+
+
+def _errors(results: Json) -> list[str]:
+    return [f"{row['id']}: {row['error']}" for row in results["cases"] if row["error"]]
 
 
 def _by_class(results: Json) -> list[tuple[str, Json]]:
@@ -249,13 +246,16 @@ def _by_class(results: Json) -> list[tuple[str, Json]]:
 
 def _published_row(name: str, one: Json) -> tuple[object, ...]:
     logs = (one["median_abs_log_ratio"], one["rooflines"]["artifact"], one["rooflines"]["peaks"])
-    within = f"{one['within_uncertainty']:.0%}"
-    return name, one["cases"], *(f"{log:.3f}" for log in logs), _three_places(one["spearman"]), within
+    return name, one["cases"], *map(_three_places, (*logs, one["spearman"])), _percent(one["within_uncertainty"])
 
 
 def _tile_row(name: str, one: Json) -> tuple[object, ...]:
-    shares = (f"{one[key]:.0%}" for key in ("top10_within_estimate", "top10_within_published"))
-    return name, one["cases"], f"{one['median_abs_log_ratio']:.3f}", _three_places(one["spearman"]), *shares
+    shares = (_percent(one[key]) for key in ("top10_within_estimate", "top10_within_published"))
+    return name, one["cases"], *map(_three_places, (one["median_abs_log_ratio"], one["spearman"])), *shares
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _three_places(found: float | None) -> str:

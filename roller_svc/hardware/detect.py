@@ -137,7 +137,8 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
     if level.name == "dram":
         if machine.vendor != base.vendor:
             level = replace(
-                level, streamed_write_gain=_STREAMED_WRITE_GAIN, streamed_copy_gain=_STREAMED_COPY_GAIN
+                level, streamed_write_gain=_STREAMED_WRITE_GAIN, streamed_copy_gain=_STREAMED_COPY_GAIN,
+                write_gain=1.0, copy_gain=1.0,
             )  # fmt: skip
         rate = _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores
         rate = rate if machine.is_mesh else max(level.bandwidth_bytes_per_s, rate)

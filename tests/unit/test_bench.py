@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tilespaces import matmul
 
 from roller_svc import hardware
+from roller_svc.bench.cases import performance_cases
 from roller_svc.bench.construct import bench_construct
 from roller_svc.bench.published import bench_published
 from roller_svc.bench.published_tiles import bench_tiles, published_program
@@ -49,6 +51,58 @@ def test_a_file_that_is_no_case_file_is_refused(tmp_path: Path) -> None:
         bench_construct(path, ["local"])
     with pytest.raises(ArgumentError, match="published times"):
         bench_published(path)
+
+
+@pytest.mark.parametrize(
+    ("case", "where"),
+    [
+        (1, "cases.0: "),
+        ({"id": "a"}, "cases.0.expr: "),
+        ({"id": "a", "expr": "x", "inputs": {"A": {"shape": [1]}}}, "cases.0.inputs.A.dtype: "),
+        ({"id": "a", "expr": "x", "inputs": {"A": {"dtype": "float32", "shape": "1"}}}, "cases.0.inputs.A.shape: "),
+    ],
+)
+def test_it_is_said_where_a_case_is_wrong(case: object, where: str, tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"cases": [case]}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match=f"not a case file: {where}") as refused:
+        performance_cases(path)
+    assert refused.value.code == "unreadable-file"
+
+
+def test_cases_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    case = {"id": "a", "expr": "x", "inputs": {}}
+    path.write_text(json.dumps({"cases": [case, case | {"use": ["correctness"]}]}), encoding="utf-8")
+    assert [found.id for found in performance_cases(path)] == ["a"]
+    path.write_text(json.dumps({"cases": [case, case]}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match="a is there twice"):
+        performance_cases(path)
+
+
+@pytest.mark.parametrize(
+    ("ops", "where"),
+    [([], "ops: "), ([{}], "ops.0.id: "), ("text", "ops: "), (None, "ops: ")],
+)
+def test_it_is_said_where_published_times_are_wrong(ops: object, where: str, tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps({"ops": ops}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match=f"not a file of published times: {where}"):
+        bench_published(path)
+
+
+@pytest.mark.parametrize("judged", [bench_published, lambda path: bench_tiles(path, "nvidia-k80")])
+def test_an_operator_that_is_refused_is_a_row(judged: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
+    right, wrong = json.loads((DATA / "roller_v100.json").read_text(encoding="utf-8"))["ops"][-2:]
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps({"ops": [right, wrong | {"expr": "C[m] = D["}]}), encoding="utf-8")
+    report = judged(path)
+    assert [row["error"] is None for row in report["cases"]] == [True, False]
+    assert {"id", "predicted_s", "best_published_s", "roller_s"} <= report["cases"][0].keys()
+    assert report["overall"]["cases"] == 1
+    path.write_text(json.dumps({"ops": [wrong | {"expr": "C[m] = D["}]}), encoding="utf-8")
+    report = judged(path)
+    assert (report["overall"]["cases"], report["overall"]["median_abs_log_ratio"]) == (0, None)
 
 
 @pytest.fixture(scope="module")

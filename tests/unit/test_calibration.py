@@ -11,7 +11,7 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.calibration import kernels, samples
-from roller_svc.calibration.check import Comparison, figure, measured_comparisons
+from roller_svc.calibration.check import Comparison, derived_comparisons, figure, measured_comparisons
 from roller_svc.calibration.cpu import DRAM, CpuKernels, compiled_kernels, pieces, probes, working_sets
 from roller_svc.calibration.limits import LimitProbes
 from roller_svc.calibration.samples import Probe, sampled
@@ -208,6 +208,15 @@ def test_a_spec_is_compared_figure_by_figure() -> None:
     assert found["clock_hz"].spec == LOCAL.clock_hz
     assert found["levels.l2.latency_s"].ratio == pytest.approx(5e-9 / LOCAL.level("l2").latency_s)
     assert figure(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
+
+
+def test_what_follows_from_several_micro_benchmarks_is_compared_too() -> None:
+    measured = measured_as(every_figure(), LOCAL.num_cores, LOCAL)
+    found = {one.figure: one for one in derived_comparisons(LOCAL, measured)}
+    here = with_figures(LOCAL, measured, "").dram
+    assert found["levels.dram.streamed_write_gain"].median == here.streamed_write_gain
+    assert found["levels.dram.hinted_gain"].ratio == pytest.approx(here.hinted_gain / LOCAL.dram.hinted_gain)
+    assert all(one.agrees for one in derived_comparisons(with_figures(LOCAL, measured, ""), measured))
 
 
 def with_caches(**capacities: int) -> HardwareSpec:

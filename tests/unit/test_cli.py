@@ -308,8 +308,11 @@ def test_bench_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     ran = Ran(capsys, "bench", "model", "--published", str(path), "--json")
     assert ran.code == 0, ran.err
     assert ran.json["overall"]["median_abs_log_ratio"] >= 0
-    assert {"id", "predicted_s", "best_published_s"} <= set(ran.json["cases"][0])
+    assert {"id", "predicted_s", "best_published_s", "roller_s"} <= set(ran.json["cases"][0])
     assert Ran(capsys, "bench", "model", "--published", "no-such-file").code == 2
+    other = Ran(capsys, "bench", "model", "--published", str(path), "--target", "nvidia-h200-sxm")
+    assert other.code == 2
+    assert "no times are published for nvidia-h200-sxm" in other.err
 
 
 def test_a_result_that_is_too_large_to_check_is_said_to_be_unchecked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from dataclasses import replace
@@ -14,17 +15,19 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.measured_plans import plan_of, tiles_of
 from roller_svc.bench.model_cpu import fit_case
-from roller_svc.bench.model_report import read_measurements
+from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.model_worker import Describe, Hold, TimeKernel, spec_here, work
 from roller_svc.bench.sampling import Sample
 from roller_svc.bench.trial_plans import sample_sizes, trial_plans
 from roller_svc.cli import main
+from roller_svc.cli.cpu_bench import journal_of
 from roller_svc.construct import rank_units
 from roller_svc.construct.random_tiles import random_rprograms
 from roller_svc.construct.rprograms import rules_for
 from roller_svc.construct.rules import Rules
 from roller_svc.errors import ArgumentError, InvariantError, NoCandidateError, WrongAnswerError
 from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.perf.problem import Problem
 from roller_svc.ranking import ranked_groups
 from roller_svc.selection import built_for_trial
@@ -144,10 +147,12 @@ def test_a_smaller_target_gets_this_machines_cores() -> None:
     assert (spec.num_cores, spec.clock_hz) == (local.num_cores, local.clock_hz)
 
 
-def corpus(tmp_path: Path) -> Path:
-    file = tmp_path / "cases.json"
+def corpus(tmp_path: Path, longer: str = "") -> Path:
+    """Three cases; the one that is to be `longer` has another program."""
+    file = tmp_path / f"cases{longer}.json"
     cases = [
-        {"id": c.id, "cls": c.cls, "expr": c.expression, "inputs": c.inputs, "out_meta": c.outputs}
+        {"id": c.id, "cls": c.cls, "inputs": c.inputs, "outputs": c.outputs}
+        | {"expr": c.expression + ";" * (c.id == longer)}
         for c in (PRODUCT, SOFTMAX, BenchCase("broken", "gemm", "C[m] = D[m]", PRODUCT.inputs, None))
     ]
     file.write_text(json.dumps({"cases": cases}), encoding="utf-8")
@@ -181,6 +186,26 @@ def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "softmax" in shown
     assert "gemm" not in shown
+    changed = corpus(tmp_path, "softmax")
+    assert main([*command[:2], "--cases", str(changed), "--json", "--measurements", str(kept)]) == 0
+    errors = {row["id"]: row["error"] for row in json.loads(capsys.readouterr().out)["cases"]}
+    assert errors["product"] is None
+    assert errors["softmax"].startswith("stale-measurements")
+
+
+def test_measurements_of_other_cases_are_refused(hw: HardwareSpec) -> None:
+    document = {"cases": [ROW], "hardware": hardware.to_mapping(hw)}
+    with pytest.raises(ArgumentError, match="none of the measured programs") as refused:
+        report(document, {"other": PRODUCT})
+    assert refused.value.code == "stale-measurements"
+
+
+def test_a_run_goes_on_with_the_same_programs_only(tmp_path: Path) -> None:
+    options = argparse.Namespace(resume=True)
+    larger = replace(PRODUCT, inputs={name: value | {"shape": [64, 64]} for name, value in PRODUCT.inputs.items()})
+    journal_of("model", options, [PRODUCT], []).add([{"id": PRODUCT.id}])
+    assert journal_of("model", options, [PRODUCT], []).rows()
+    assert not journal_of("model", options, [larger], []).rows()
 
 
 def test_measurements_that_are_none_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
