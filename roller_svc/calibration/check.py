@@ -42,8 +42,10 @@ class Comparison:
 
 
 def compared(hw: HardwareSpec, seconds: float = SECONDS) -> tuple[Comparison, ...]:
-    """What can be counted, every figure that a micro-benchmark stands for, and those that follow from several. Raises as `check_present` does, and
-    LaunchError (machine-busy) where other processes use the cores."""
+    """What can be counted, every figure that a micro-benchmark stands for, and those that follow from several.
+
+    Raises as `check_present` does, and LaunchError (machine-busy) where other processes use the cores.
+    """
     check_present(hw)
     measured = measured_on(hw, seconds)
     derived = derived_comparisons(hw, measured) if hw.family is Family.CPU else ()

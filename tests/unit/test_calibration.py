@@ -365,7 +365,7 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
     file.write_text(hardware.yaml_of(spec))
     assert hardware.load("local") == spec
-    fewer = replace(spec, num_cores=spec.num_cores - 1) if spec.num_cores > 1 else replace(spec, vector_bytes=2)
+    fewer = replace(spec, num_cores=spec.num_cores - 1) if spec.num_cores > 1 else replace(spec, vector_bytes=spec.vector_bytes // 2)
     for other in (replace(spec, name="another CPU"), fewer):
         file.write_text(hardware.yaml_of(other))
         with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:
