@@ -365,8 +365,8 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
     file.write_text(hardware.yaml_of(spec))
     assert hardware.load("local") == spec
-    fewer = replace(spec, num_cores=spec.num_cores - 1) if spec.num_cores > 1 else replace(spec, vector_bytes=spec.vector_bytes // 2)
-    for other in (replace(spec, name="another CPU"), fewer):
+    others = [replace(spec, name="another CPU"), replace(spec, vector_bytes=spec.vector_bytes // 2)]
+    for other in (*others, *([replace(spec, num_cores=spec.num_cores - 1)] if spec.num_cores > 1 else [])):
         file.write_text(hardware.yaml_of(other))
         with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:
             hardware.load("local")
@@ -378,8 +378,8 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
     alone = tuple(replace(one, cores=1, figure=None) for one in measured_as({"read_l1": 4e11}, 1, LOCAL))
-    spec = calibrated_as(every_figure())
-    spec = replace(spec, num_cores=4, measured=(*spec.measured, *alone))
+    four = replace(LOCAL, num_cores=4)
+    spec = with_figures(four, (*measured_as(every_figure(), 4, four), *alone), "Made up.")
     for cores, l1 in ((1, 4e11), (2, 6e11), (4, 6e11)):  # what one core reads alone, at most what all do
         fewer = catalog.with_fewer_cores(spec, cores)
         assert (fewer.num_cores, fewer.level("l1").bandwidth_bytes_per_s) == (cores, pytest.approx(l1))
