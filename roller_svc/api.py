@@ -261,6 +261,9 @@ def estimate(
         raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
     found = estimated(item, targets, count)
+    if twice := [a.spec.id for a in found for b in found if a.spec.id == b.spec.id and a.spec != b.spec]:
+        raise ArgumentError(f"two of the targets are {twice[0]}, which answers are named by", code="invalid-option",
+                            hint="give each spec an id of its own: dataclasses.replace(spec, id=...)")  # fmt: skip
     return {one.spec.id: [Estimate.of(plan, one.roofline) for plan in one.plans] for one in found}
 
 

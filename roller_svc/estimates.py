@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from roller_svc import hardware
 from roller_svc.ask import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
@@ -13,7 +14,7 @@ from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import Json, error_json, sensitivity_json
 from roller_svc.errors import RollerError
 from roller_svc.front import parse
-from roller_svc.ir.canonical import digest
+from roller_svc.ir.canonical import digest, digest_and_length
 from roller_svc.ir.demands import Demands
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram, TensorType
@@ -23,10 +24,12 @@ from roller_svc.memo import Memo
 from roller_svc.outcomes import Work, outcomes
 from roller_svc.ranking import Estimated, estimate_program
 
-# What a memo keeps: characters of programs' texts, a dozen bytes each when parsed; devices; and characters of outcomes,
-# of one program on one device each, as JSON, several bytes each as values.
-PROGRAMS_MOST, SPECS_MOST, OUTCOMES_MOST = 4 << 20, 256, 32 << 20
+# What a memo keeps: characters of programs as JSON; devices; and characters of outcomes, of one program on one device
+# each, as JSON: several bytes each as values.
+PROGRAMS_MOST, SPECS_MOST, OUTCOMES_MOST = 16 << 20, 256, 32 << 20
 
+T = TypeVar("T")
+R = TypeVar("R")
 TextKey = tuple[str, tuple[tuple[str, TensorType], ...], tuple[str, ...] | None]
 
 
@@ -59,6 +62,14 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A program, and what is demanded of its kernels."""
+
+    program: Named
+    demands: Demands
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """One outcome that is wanted."""
 
@@ -82,22 +93,18 @@ class Estimates:
     def answers(self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
         """In order of items, then targets. What is refused stands in its place as `error`."""
         count = checked_top_k(top_k)
+        programs = [_or_refusal(self._wanted, item) for item in items]
+        devices = [_or_refusal(self._spec, target) for target in targets]
         asked = [
-            (index, target, self._asked(item, target, count)) for index, item in enumerate(items) for target in targets
+            (index, target, _asked(program, device, count))
+            for index, program in enumerate(programs)
+            for target, device in zip(targets, devices, strict=True)
         ]
         known = self._known([one for _, _, one in asked if isinstance(one, _Asked)])
         return [
             {"item": index, "target": _name(target)} | (known[one.key] if isinstance(one, _Asked) else one)
             for index, target, one in asked
         ]
-
-    def _asked(self, item: Item, target: str | HardwareSpec, top_k: int) -> _Asked | Json:
-        try:
-            spec, of_spec = self._spec(target)
-            named = self._program(item)
-            return _Asked(OutcomeKey(named.digest, of_spec, top_k, _demands(item)), named.noun, spec)
-        except RollerError as error:
-            return {"error": error_json(error)}
 
     def _known(self, asked: Sequence[_Asked]) -> dict[OutcomeKey, Json]:
         """The outcome of each; what is not remembered is computed, all devices of one program together."""
@@ -120,13 +127,13 @@ class Estimates:
                 self._outcomes.put(one.key, outcome, len(json.dumps(outcome)))
         return known
 
-    def _program(self, item: Item) -> Named:
-        key = _text_key(item)
-        if (known := self._programs.get(key)) is not None:
-            return known
-        program = _parsed(key)
-        self._programs.put(key, named := Named(program, digest(program)), 256 + len(key[0]))
-        return named
+    def _wanted(self, item: Item) -> _Wanted:
+        key, demands = _text_key(item), _demands(item)
+        if (known := self._programs.get(key)) is None:
+            program = _parsed(key)
+            name, length = digest_and_length(program)
+            self._programs.put(key, known := Named(program, name), length)
+        return _Wanted(known, demands)
 
     def _spec(self, target: str | HardwareSpec) -> tuple[HardwareSpec, str]:
         """An id always means the same figures while a process runs; a spec is what it says."""
@@ -156,6 +163,24 @@ def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
     groups = Shared(_parsed(_text_key(item))).grouping_of(plan, spec)
     return sensitivity_json(sensitivities(plan, groups, spec))
+
+
+def _or_refusal(resolve: Callable[[T], R], given: T) -> R | Json:
+    try:
+        return resolve(given)
+    except RollerError as error:
+        return {"error": error_json(error)}
+
+
+def _asked(wanted: _Wanted | Json, device: tuple[HardwareSpec, str] | Json, top_k: int) -> _Asked | Json:
+    """The outcome that is wanted, or why there is none."""
+    if isinstance(device, dict):
+        return device
+    if isinstance(wanted, dict):
+        return wanted
+    spec, of_spec = device
+    named = wanted.program
+    return _Asked(OutcomeKey(named.digest, of_spec, top_k, wanted.demands), named.noun, spec)
 
 
 def _text_key(item: Item) -> TextKey:

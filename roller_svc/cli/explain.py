@@ -122,8 +122,9 @@ def _axes(group: Mapping[str, Any]) -> list[str]:
 
 
 def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    total = sum(stage["seconds"] for stage in plan["stages"]) or 1.0
-    return [(s["name"], show.duration(s["seconds"]), f"{s['seconds'] / total:.0%}") for s in plan["stages"]]
+    """Stages overlap: their shares of the whole may add up to more."""
+    whole = plan["seconds"]
+    return [(s["name"], show.duration(s["seconds"]), f"{s['seconds'] / whole:.0%}") for s in plan["stages"]]
 
 
 def _changes(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roller_svc.construct.rprograms import prepared
 from roller_svc.ir.estimate import Sensitivity
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.report import Plan
 from roller_svc.perf.model import Model
 
@@ -45,5 +45,12 @@ def _better(hw: HardwareSpec) -> Iterator[tuple[str, HardwareSpec]]:
     yield "issue rate", replace(hw, clock_hz=hw.clock_hz * (1 + STEP))  # arithmetic and memory keep theirs
     units = tuple(replace(unit, flops_per_s=unit.flops_per_s * (1 + STEP)) for unit in hw.units)
     yield "arithmetic rate", replace(hw, units=units)
+    if any(unit.quotients_per_s for unit in hw.units):
+        yield "division rate", replace(hw, units=tuple(map(_divides_faster, hw.units)))
     launch = replace(hw.limits, launch_overhead_s=hw.limits.launch_overhead_s * (1 - STEP))
     yield "launch overhead", replace(hw, limits=launch)
+
+
+def _divides_faster(unit: ComputeUnit) -> ComputeUnit:
+    rate = unit.quotients_per_s
+    return unit if rate is None else replace(unit, quotients_per_s=rate * (1 + STEP))

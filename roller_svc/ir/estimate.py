@@ -43,6 +43,7 @@ class Sensitivity:
 
 
 COMPUTE = "compute"  # the roof that is no memory level
+FLOOR = " floor"  # behind the name of a roof that no tile goes below: a stage of an estimate that it decides
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,7 +69,7 @@ class Plan:
             stages=tuple(StageCost(name, cost) for name, cost in stages.items()),
             occupancy=sum(w * p.occupancy for w, p in zip(weight, parts, strict=True)),
             waves=max(p.waves for p in parts),
-            uncertainty=max(p.uncertainty for p in parts),
+            uncertainty=math.prod(p.uncertainty**w for w, p in zip(weight, parts, strict=True)),
         )
 
     @property

@@ -61,7 +61,10 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
-        parts=(*((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)), ("dram", memory)),
+        parts=(
+            *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
+            (found.name if (found := source(mach, p.compulsory_bytes)) else mach.dram.name, memory),
+        ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.cpu_contraction import kernel_cycles, source_bandwidth
-from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moving_s
+from roller_svc.perf.cpu_memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moved_from, moving_s
 from roller_svc.perf.image_tile import ImageSpace
 from roller_svc.perf.machine import LOAD_PORTS
 from roller_svc.perf.problem import Problem
@@ -51,7 +51,10 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
-        parts=(*((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)), ("dram", memory)),
+        parts=(
+            *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
+            (moved_from(p, launch), memory),
+        ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
     )

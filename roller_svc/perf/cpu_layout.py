@@ -12,6 +12,7 @@ from roller_svc.perf.cpu_memory import (
     byte_seconds,
     kept_bytes,
     memory_share,
+    moved_from,
     streamed_s,
     streaming_share,
 )
@@ -55,7 +56,7 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
         core_stage=None,
         parts=(
             ("turn", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
-            ("dram", memory),
+            (moved_from(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,

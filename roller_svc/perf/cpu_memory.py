@@ -9,6 +9,7 @@ from roller_svc.perf.column_walk import STEPS_AT_ONCE, walks_columns
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
 from roller_svc.perf.problem import Problem
+from roller_svc.perf.terms import Launch
 
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
@@ -69,6 +70,12 @@ def moving_parts_s(
         else:
             caches_s += seconds
     return caches_s, memory_s
+
+
+def moved_from(p: Problem, launch: Launch) -> str:
+    """Name of the level that most of what a call moves comes from, or, past the caches, goes to: the stage it is."""
+    _, cache = max(_found(p.machine, p.compulsory_bytes), key=lambda found: found[0])
+    return p.machine.dram.name if cache is None or launch.streamed else cache.name
 
 
 def _written(p: Problem) -> float:

@@ -16,6 +16,7 @@ from roller_svc.perf.cpu_memory import (
     beside_reads,
     memory_share,
     met_stores,
+    moved_from,
     moving_parts_s,
     moving_s,
     own_byte_seconds,
@@ -57,7 +58,8 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
         core_s=ahead * joint + (1 - ahead) * max(joint, apart) + task,
         core_stage=None,
         parts=(
-            ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task), ("dram", memory),
+            ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task),
+            (moved_from(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,

@@ -6,7 +6,7 @@ import math
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.program import Combine
-from roller_svc.perf.cpu_memory import LINE_BYTES, moving_s, own_byte_seconds, repeated
+from roller_svc.perf.cpu_memory import LINE_BYTES, moved_from, moving_s, own_byte_seconds, repeated
 from roller_svc.perf.cpu_nest import work_cycles
 from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.plane_layout import Dimension, Layout, Tile, layout
@@ -44,7 +44,7 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
         core_stage=None,
         parts=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
-            ("dram", memory),
+            (moved_from(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,

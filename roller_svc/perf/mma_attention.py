@@ -41,7 +41,7 @@ from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem, problem
-from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
 from roller_svc.perf.wgmma_attention_tile import grouped_attention
 
 WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
@@ -101,7 +101,7 @@ def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
         ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
-    parts.append(("latency", seconds - max(s for _, s in parts)))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 

@@ -37,7 +37,7 @@ from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, MmaTile, staged, thread_registers
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, simt_waves
 
 # A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
@@ -73,7 +73,7 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     cycles += edges * (1 + runs / resident)
     parts = alone(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
-    parts.append(("latency", seconds - max(s for _, s in parts)))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 

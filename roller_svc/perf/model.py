@@ -57,12 +57,15 @@ class Timed(NamedTuple):
     joining_s: float
     copying_s: float
     machine: Machine
+    floor: StageCost | None  # where it decides
 
     def estimate(self) -> Estimate:
         costs, mach = self.costs, self.machine
         stages = [StageCost(name, s) for name, s in costs.parts]
         if costs.core_stage is not None:
             stages.append(StageCost(costs.core_stage, costs.core_s))
+        if self.floor is not None:
+            stages.append(self.floor)
         stages.append(StageCost("launch", self.launching_s))
         if self.joining_s:
             stages.append(StageCost("combine", self.joining_s))
@@ -120,8 +123,9 @@ class Model:
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         launching = launching_s(mach, launch.grid)
-        seconds = max(p.floor_s, body + copying) + launching + joining
-        return Timed(program, seconds, costs, launching, joining, copying, mach)
+        floor = found if (found := p.floor).seconds > body + copying else None
+        seconds = (body + copying if floor is None else floor.seconds) + launching + joining
+        return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
 
     def needs(self, program: RProgram) -> BlockNeeds | None:
         """What a block of the main launch takes of a core, as the model assumes it; None where there are no blocks."""

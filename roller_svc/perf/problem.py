@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.operand import Operand as Factor
@@ -109,17 +110,23 @@ class Problem:
     def extents(self) -> Tile:
         return self.touched.extents
 
-    # These two are not kept: a CPU's depend on costs, and `Model.with_costs` replaces those.
+    # These are not kept: a CPU's depend on costs, and `Model.with_costs` replaces those.
     @property
     def found_in(self) -> str:
         """Name of the level where a repeated run finds what it touches."""
         return _outer_level(self.machine, self.compulsory_bytes)
 
     @property
+    def floor(self) -> StageCost:
+        """What no tile stays below: operations over the unit's rate, each byte once from where it is found."""
+        level = self.found_in
+        moving = StageCost(level + FLOOR, self.compulsory_bytes / self.machine.most_bytes_per_s(level))
+        computing = StageCost(COMPUTE + FLOOR, self.operations / self.machine.unit.flops_per_s)
+        return moving if moving.seconds > computing.seconds else computing
+
+    @property
     def floor_s(self) -> float:
-        """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
-        rate = self.machine.most_bytes_per_s(self.found_in)
-        return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
+        return self.floor.seconds
 
     def words(self, depth: int) -> int:
         """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.ir.estimate import StageCost
+from roller_svc.ir.estimate import FLOOR, StageCost
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 
 # Of an estimate all of whose figures are published or measured: nine in ten of ROLLER's operators on a V100 lie within
@@ -33,7 +33,7 @@ class Assumed:
             return self.launch
         if stage == LATENCY:
             return self.latency
-        return dict(self.levels).get(stage, self.arithmetic)
+        return dict(self.levels).get(stage.removesuffix(FLOOR), self.arithmetic)
 
 
 def assumed_figures(hw: HardwareSpec, unit: ComputeUnit) -> Assumed:

@@ -29,7 +29,7 @@ from roller_svc.perf.mma_attention import EXPONENTIALS_PER_CYCLE, attended_bytes
 from roller_svc.perf.mma_step import Step
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.wgmma_attention_tile import AttentionGroupTile, GroupedAttention
 from roller_svc.perf.wgmma_contraction import (
     BOX_CYCLES,
@@ -84,7 +84,7 @@ def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Cost
     parts = alone(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
-    parts.append(("latency", seconds - max(s for _, s in parts)))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 

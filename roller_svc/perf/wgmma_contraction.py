@@ -32,7 +32,7 @@ from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.wgmma_step import WgmmaBlock
 from roller_svc.perf.wgmma_tile import (
     ADDRESS_REGISTERS,
@@ -93,7 +93,7 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
     cycles += _edges(p, launch, tile, step, _Turns(again, min(resident, -(-launch.grid // mach.cores))))
     parts = alone(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
-    parts.append(("latency", seconds - max(s for _, s in parts)))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 

@@ -22,6 +22,7 @@ from roller_svc.perf.model import Model
 from roller_svc.perf.plane_layout import Dimension
 from roller_svc.perf.plane_tile import Slide
 from roller_svc.perf.roofline import roofline
+from roller_svc.perf.uncertainty import Assumed
 
 F32, I32 = DType.FLOAT32, DType.INT32
 L3_BYTES = 32 << 20
@@ -68,6 +69,15 @@ def stage(estimate: Estimate, name: str) -> float:
     return next(s.seconds for s in estimate.stages if s.name == name)
 
 
+def moved_from(estimate: Estimate) -> str:
+    return next(s.name for s in estimate.stages if s.name in ("dram", "l3", "l2", "l1"))
+
+
+def moving(estimate: Estimate) -> float:
+    """Seconds of what is moved, from whichever level it comes."""
+    return stage(estimate, moved_from(estimate))
+
+
 def with_memory(model: Model, **changed: float) -> Model:
     return model.with_costs(replace(FITTED, memory=replace(FITTED.memory, **changed)))
 
@@ -85,8 +95,7 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
     model = gathered(1024)  # rows of a page each
     for columns, is_dearer in ((1024, False), (512, True)):
         one, none = (
-            stage(estimated(with_memory(model, overrun=share), {"c": columns}, {"c": 16}), "dram")
-            for share in (1.0, 0.0)
+            moving(estimated(with_memory(model, overrun=share), {"c": columns}, {"c": 16})) for share in (1.0, 0.0)
         )
         assert (one > 1.001 * none) == is_dearer  # indices have one end within a page
 
@@ -94,8 +103,7 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
 def test_what_l2_keeps_was_not_brought_for_nothing() -> None:
     model = gathered(1024)
     one, none = (
-        stage(estimated(with_memory(model, overrun=share), {"f": 100, "c": 512}, {"c": 16}), "dram")
-        for share in (1.0, 0.0)
+        moving(estimated(with_memory(model, overrun=share), {"f": 100, "c": 512}, {"c": 16})) for share in (1.0, 0.0)
     )
     assert one == none
 
@@ -112,7 +120,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
     nest = replace(FITTED.nest, exponential_cycles=1.1 * FITTED.nest.exponential_cycles)
     dearer = model.with_costs(replace(FITTED, nest=nest))
     before, after = (estimated(m, {"j": 12288}, {"j": 64}) for m in (model, dearer))
-    assert stage(before, "dram") > stage(after, "compute")
+    assert moving(before) > stage(after, "compute")
     assert after.seconds - before.seconds > 0.5 * (stage(after, "compute") - stage(before, "compute"))
     assert stage(before, "again") > 0
 
@@ -232,7 +240,7 @@ def summed(row: int, joins: str = "+") -> Model:
 def walked(model: Model, rows: int, lanes: int) -> float:
     """What memory takes for sums of so many rows at hand."""
     program = estimated_program(model, {}, {"i": rows})
-    return stage(model.estimate(replace(program, lanes=lanes)), "dram")
+    return moving(model.estimate(replace(program, lanes=lanes)))
 
 
 ROW_SOFTMAX = "m[i] >=! x[i, k]\ns[i] +=! (x[i, k] - m[i]).call(`exp`)\ny[i, k] = (x[i, k] - m[i]).call(`exp`) / s[i]"
@@ -302,7 +310,7 @@ def test_longer_rows_turn_memory_longer() -> None:
         for row in (1024, 4096, 16384):
             model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
             program = replace(estimated_program(model, {}, {"i": 1}), lanes=16, streamed=way)
-            found.append(stage(model.estimate(program), "dram"))
+            found.append(moving(model.estimate(program)))
         assert found == sorted(found)
         assert found[-1] > 1.05 * found[0]
 
@@ -328,11 +336,11 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     model = model_of("y[j, i] = x[i, j]", {"x": (F32, (1008, 1008))})
     found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
     each = model.problem.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
-    assert stage(found[1], "dram") > 2 * each
+    assert moving(found[1]) > 2 * each
     costs = FITTED.layout
     slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
-    assert stage(again, "dram") == pytest.approx(stage(found[0], "dram"))
+    assert moving(again) == pytest.approx(moving(found[0]))
 
 
 @pytest.mark.parametrize(("write", "copy"), [(0.86, 1.5), (0.56, 0.8), (1.67, 1.0)])
@@ -342,7 +350,7 @@ def test_a_copy_past_the_caches_takes_what_was_measured_of_one(write: float, cop
     dram = replace(hw.dram, streamed_write_gain=write, streamed_copy_gain=copy)
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (size,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
     rate = hw.dram.bandwidth_bytes_per_s * min(2.0, max(copy, 2 / (1 + 1 / write)))
-    moved_s = stage(estimated(model, {}, {"i": 64}, streamed=True), "dram")
+    moved_s = moving(estimated(model, {}, {"i": 64}, streamed=True))
     assert moved_s == pytest.approx(2 * 4 * size / rate, rel=1e-3)
 
 
@@ -354,7 +362,7 @@ def test_results_through_the_caches_take_what_was_measured(text: str, read: int,
     hw = one_core()
     dram = replace(hw.dram, write_gain=0.8, copy_gain=0.9)
     model = model_of(f"y[i] = {text}", {"x": (F32, (read,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
-    moved_s = stage(estimated(with_memory(model, written=1.0), {}, {"i": 64}), "dram")
+    moved_s = moving(estimated(with_memory(model, written=1.0), {}, {"i": 64}))
     assert moved_s == pytest.approx(each * (4 << 26) / hw.dram.bandwidth_bytes_per_s, rel=1e-3)
 
 
@@ -362,7 +370,7 @@ def test_results_past_the_caches_leave_room_for_what_is_read() -> None:
     """Half of the last cache is read, as much is written: only through the caches some of what is read is lost."""
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (L3_BYTES // 8,))})
     tight, wide = (with_memory(model, lost_last=most) for most in (0.8, 8.0))
-    streamed, plain = ([stage(estimated(m, {}, {"i": 64}, streamed=way), "dram") for m in (tight, wide)]
+    streamed, plain = ([moving(estimated(m, {}, {"i": 64}, streamed=way)) for m in (tight, wide)]
                        for way in (True, False))  # fmt: skip
     assert plain[0] > 1.3 * plain[1]
     assert streamed[0] < 1.3 * streamed[1]
@@ -370,11 +378,11 @@ def test_results_past_the_caches_leave_room_for_what_is_read() -> None:
 
 def test_stretches_that_begin_elsewhere_are_dearer() -> None:
     model = model_of("y[i, j, k] = x[i, k] where j in 512", {"x": (F32, (128, 512))})
-    times = [stage(estimated(model, {"j": rows}, {"k": 32}), "dram") for rows in (32, 64, 128, 512)]
+    times = [moving(estimated(model, {"j": rows}, {"k": 32})) for rows in (32, 64, 128, 512)]
     assert times == sorted(times, reverse=True)
     assert times[0] > 1.05 * times[-1]
     near = with_memory(model, elsewhere=0.0)
-    assert stage(estimated(near, {"j": 32}, {"k": 32}), "dram") == pytest.approx(times[-1], rel=0.01)
+    assert moving(estimated(near, {"j": 32}, {"k": 32})) == pytest.approx(times[-1], rel=0.01)
 
 
 def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
@@ -388,6 +396,26 @@ def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
         assert p.floor_s == next(roof.seconds for roof in roofline(p) if roof.level == "dram")
 
 
+def test_a_floor_that_decides_is_a_stage_and_what_an_estimate_rests_on() -> None:
+    """Copies that are faster than reading alone, by the spec: no byte is moved faster than the level's figure."""
+    hw = one_core()
+    dram = replace(hw.dram, streamed_copy_gain=2.0, streamed_write_gain=2.0)
+    model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (1 << 26,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
+    found = estimated(model, {}, {"i": 64}, streamed=True)
+    assert found.bound == "dram floor"
+    assert stage(found, "dram floor") == model.problem.floor_s > moving(found)
+    assumed = Assumed(levels=(("dram", True),), arithmetic=False, latency=False, launch=False)
+    assert "dram floor" in assumed
+    assert "compute floor" not in assumed
+
+
+def test_what_is_moved_is_named_by_where_most_of_it_comes_from() -> None:
+    sizes = (1 << 12, 1 << 16, L3_BYTES // 64, 1 << 26)
+    models = [model_of("y[i] = x[i] * 2.0", {"x": (F32, (size,))}) for size in sizes]
+    assert [moved_from(estimated(model, {}, {"i": 64})) for model in models] == ["l1", "l2", "l3", "dram"]
+    assert moved_from(estimated(models[2], {}, {"i": 64}, streamed=True)) == "dram"
+
+
 def test_rows_that_begin_within_a_line_go_through_the_caches() -> None:
     """Of rows of 1012 bytes every sixteenth begins with a line, of rows of 1024 bytes all do."""
     saved = {}
@@ -398,7 +426,7 @@ def test_rows_that_begin_within_a_line_go_through_the_caches() -> None:
         (group,) = partition(parse("y[j, i] = x[i, j]", {"x": TensorType(F32, (rows, 4096))}, None), hw)
         faster = Model(prepared(group, hw, hw.unit_for(F32)))
         tiles = {"i": 256, "j": 4096}, {"i": 64, "j": 32}
-        slow, fast = (stage(estimated(m, *tiles, streamed=True), "dram") for m in (model, faster))
+        slow, fast = (moving(estimated(m, *tiles, streamed=True)) for m in (model, faster))
         saved[rows] = slow - fast
     assert 0 < saved[253] < saved[256] / 8
 
@@ -410,7 +438,7 @@ def test_lines_that_two_tiles_of_a_row_share_are_met_again() -> None:
         without = model.with_costs(replace(FITTED, layout=replace(FITTED.layout, met_again=0.0)))
         for wide in (64, 128):
             tiles = {"i": 256, "j": 4096}, {"i": wide, "j": 32}
-            met_again[rows, wide] = stage(estimated(model, *tiles), "dram") - stage(estimated(without, *tiles), "dram")
+            met_again[rows, wide] = moving(estimated(model, *tiles)) - moving(estimated(without, *tiles))
     assert met_again[256, 64] == met_again[256, 128] == 0
     assert met_again[253, 64] > 2 * met_again[253, 128] > 0
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from roller_svc.describe import Json
 from roller_svc.errors import FarmError
 from roller_svc.estimates import Estimates, Item, estimated, estimates_json
 from roller_svc.farm.estimating import LARGE, Estimating
+from roller_svc.front import parse
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.memo import Memo
 from roller_svc.outcomes import Work, outcomes
@@ -83,6 +85,28 @@ def test_refusals_stand_in_their_places_whatever_is_remembered() -> None:
         ]
         codes = [one["error"]["code"] if isinstance(one.get("error"), dict) else None for one in found]
         assert codes == ["unknown-hardware", "unknown-name", "unknown-hardware", None]
+
+
+def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def counted(*program: Any) -> Any:
+        read.append(program)
+        return parse(*program)
+
+    monkeypatch.setattr("roller_svc.estimates.parse", counted)
+    wrong = Item("C[m, n] +=! A[m, k] * Q[k, n]", SIDE)
+    assert len(Estimates().answers([wrong], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
+    assert len(read) == 1
+
+
+def test_programs_weigh_what_their_inputs_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.estimates.PROGRAMS_MOST", 4096)
+    unread = {f"x{i}": ("float32", (2, 3, 4)) for i in range(200)}
+    for inputs, kept in (({}, 1), (unread, 0)):
+        estimates = Estimates()
+        estimates.answers([replace(MATMUL, inputs=SIDE | inputs)], ["nvidia-h200-sxm"], 1)
+        assert len(estimates._programs) == kept
 
 
 def test_a_memo_forgets_what_was_used_longest_ago() -> None:

@@ -9,13 +9,18 @@ from tilespaces import matmul, relu
 
 from roller_svc import hardware
 from roller_svc.construct import rank
+from roller_svc.construct.partition import partition
 from roller_svc.construct.what_if import sensitivities
+from roller_svc.front import parse
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Source
+from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.perf.uncertainty import assumed_figures, uncertainty
 
+QUOTIENT = {name: TensorType(DType.FLOAT32, (65536,)) for name in "xy"}
 V100 = hardware.load("nvidia-v100-sxm2")
 
 
@@ -41,6 +46,14 @@ def test_the_resource_that_bounds_saves_most(target: str, group: KernelGroup, re
     assert least < first.saved <= 0.1
 
 
+def test_what_divides_gains_by_a_higher_rate_of_divisions() -> None:
+    hw = hardware.load("cpu-x86-avx512")
+    units = (replace(unit, quotients_per_s=1e9) if unit.name == "vector_f32" else unit for unit in hw.units)
+    hw, group = replace(hw, units=tuple(units)), partition(parse("z[i] = x[i] / y[i]", QUOTIENT), hw)[0]
+    found = {s.resource: s.saved for s in sensitivities(best(group, hw), (group,), hw)}
+    assert found["division rate"] > 0.05
+
+
 def test_more_of_everything_saves_no_more_than_a_tenth() -> None:
     """All rates a tenth up and all latencies a tenth down make a time that is between 1/1.1 and 0.9 of the old one."""
     for group in (matmul(1024, 1024, 1024), relu(4096, 1024)):
@@ -54,6 +67,16 @@ def test_plans_of_several_kernels_weigh_them_by_their_time() -> None:
     found = {s.resource: s.saved for s in sensitivities(both, (long, short), V100)}
     alone = {s.resource: s.saved for s in sensitivities(best(long, V100), (long,), V100)}
     assert 0 < found["dram bandwidth"] < alone["dram bandwidth"]
+
+
+def test_kernels_weigh_by_their_time_in_how_sure_a_plan_is() -> None:
+    (long,), (short,) = (best(group, V100).choices for group in (relu(4096, 4096), relu(8, 8)))
+    sure, unsure = (replace(long.estimate, uncertainty=factor) for factor in (1.3, 2.0))
+    brief = replace(short.estimate, seconds=long.estimate.seconds / 99)
+    plan = Plan((replace(long, estimate=sure), replace(short, estimate=replace(brief, uncertainty=2.0))))
+    assert plan.estimate.uncertainty == pytest.approx(1.3**0.99 * 2.0**0.01)
+    plan = Plan((replace(long, estimate=unsure), replace(short, estimate=replace(brief, uncertainty=2.0))))
+    assert plan.estimate.uncertainty == pytest.approx(2.0)
 
 
 def with_sources(*sources: Source) -> HardwareSpec:
