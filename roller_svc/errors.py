@@ -22,6 +22,7 @@ RollerError(code)
 │   └── WrongAnswerError          the kernel disagrees with the reference
 ├── FarmError             ours, transient    HTTP 503
 │   ├── QueueFullError
+│   ├── EstimatesTimeoutError
 │   └── StoreError
 └── InvariantError        a bug of ours      HTTP 500; exit 1
 """
@@ -156,6 +157,10 @@ class FarmError(RollerError):
 
 class QueueFullError(FarmError):
     default_code = "queue-full"
+
+
+class EstimatesTimeoutError(FarmError):
+    default_code = "estimates-timeout"
 
 
 class StoreError(FarmError):

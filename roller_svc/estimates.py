@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,7 +14,7 @@ from roller_svc.ask import checked_expression, checked_flag, checked_outputs, ch
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import Json, error_json, sensitivity_json
-from roller_svc.errors import RollerError
+from roller_svc.errors import EstimatesTimeoutError, RollerError
 from roller_svc.front import parse
 from roller_svc.ir.canonical import digest, digest_and_length
 from roller_svc.ir.demands import Demands
@@ -90,8 +92,11 @@ class Estimates:
         self._specs: Memo[str, tuple[HardwareSpec, str]] = Memo(SPECS_MOST)
         self._outcomes: Memo[OutcomeKey, Json] = Memo(OUTCOMES_MOST)
 
-    def answers(self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
-        """In order of items, then targets. What is refused stands in its place as `error`."""
+    def answers(
+        self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, within_s: float = math.inf
+    ) -> list[Json]:
+        """In order of items, then targets. What is refused, or not begun `within_s`, stands in its place as `error`."""
+        until_s = time.monotonic() + within_s
         count = checked_top_k(top_k)
         programs = [_or_refusal(self._wanted, item) for item in items]
         devices = [_or_refusal(self._spec, target) for target in targets]
@@ -100,13 +105,13 @@ class Estimates:
             for index, program in enumerate(programs)
             for target, device in zip(targets, devices, strict=True)
         ]
-        known = self._known([one for _, _, one in asked if isinstance(one, _Asked)])
+        known = self._known([one for _, _, one in asked if isinstance(one, _Asked)], until_s)
         return [
             {"item": index, "target": _name(target)} | (known[one.key] if isinstance(one, _Asked) else one)
             for index, target, one in asked
         ]
 
-    def _known(self, asked: Sequence[_Asked]) -> dict[OutcomeKey, Json]:
+    def _known(self, asked: Sequence[_Asked], until_s: float) -> dict[OutcomeKey, Json]:
         """The outcome of each; what is not remembered is computed, all devices of one program together."""
         known: dict[OutcomeKey, Json] = {}
         missing: dict[tuple[str, Demands], dict[str, _Asked]] = {}
@@ -118,13 +123,14 @@ class Estimates:
                 missing.setdefault((key.program, key.demands), {})[key.spec] = one
         groups = [tuple(group.values()) for group in missing.values()]
         works = [
-            Work(group[0].program, tuple(one.spec for one in group), group[0].key.top_k, group[0].key.demands)
+            Work(group[0].program, tuple(one.spec for one in group), group[0].key.top_k, group[0].key.demands, until_s)
             for group in groups
         ]
         for group, found in zip(groups, self._compute(works), strict=True):
             for one, outcome in zip(group, found, strict=True):
                 known[one.key] = outcome
-                self._outcomes.put(one.key, outcome, len(json.dumps(outcome)))
+                if not _is_late(outcome):
+                    self._outcomes.put(one.key, outcome, len(json.dumps(outcome)))
         return known
 
     def _wanted(self, item: Item) -> _Wanted:
@@ -163,6 +169,12 @@ def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
     groups = Shared(_parsed(_text_key(item))).grouping_of(plan, spec)
     return sensitivity_json(sensitivities(plan, groups, spec))
+
+
+def _is_late(outcome: Json) -> bool:
+    """Whether it says no more than that there was no time for it."""
+    error = outcome.get("error")
+    return isinstance(error, dict) and error["code"] == EstimatesTimeoutError.default_code
 
 
 def _or_refusal(resolve: Callable[[T], R], given: T) -> R | Json:

@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
     items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
+    estimates_timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="longest time that the estimates of one request may take"
+    )
     local_spec: Path | None = Field(
         None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"
     )

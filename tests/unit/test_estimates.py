@@ -100,6 +100,15 @@ def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest
     assert len(read) == 1
 
 
+def test_what_there_is_no_time_for_says_so_and_is_not_remembered() -> None:
+    estimates = Estimates()
+    (late,) = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=0.0)
+    assert late["error"]["code"] == "estimates-timeout"
+    (found,) = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=60.0)
+    assert found["candidates"]
+    assert estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=0.0) == [found]
+
+
 def test_programs_weigh_what_their_inputs_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roller_svc.estimates.PROGRAMS_MOST", 4096)
     unread = {f"x{i}": ("float32", (2, 3, 4)) for i in range(200)}

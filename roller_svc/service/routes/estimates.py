@@ -37,13 +37,14 @@ async def estimates(body: EstimateBody, request: Request) -> Response:
         )
     items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
     loop = asyncio.get_running_loop()
-    content = await loop.run_in_executor(state.compute, _content, state.estimates, items, body.targets, top_k)
+    within_s = state.settings.estimates_timeout_s
+    content = await loop.run_in_executor(state.compute, _content, state.estimates, items, body.targets, top_k, within_s)
     return Response(content, media_type="application/json")
 
 
-def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int) -> bytes:
+def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int, within_s: float) -> bytes:
     """The answer as it is sent; written out here, since that of a large batch would hold up other requests."""
-    answers = estimates.answers(items, targets, top_k)
+    answers = estimates.answers(items, targets, top_k, within_s)
     for answer in answers:
         if isinstance(error := answer.get("error"), dict):
             answer["error"] = recorded_problem(error, f"/items/{answer['item']}")
