@@ -18,7 +18,7 @@ from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
 from roller_svc.bench.trial_plans import sample_sizes
-from roller_svc.bench.visits import VISITS, Visit, joined, until_quiet
+from roller_svc.bench.visits import VISITS, Visit, joined, until_quiet, visits_of
 from roller_svc.calibration import quietest
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
@@ -175,12 +175,12 @@ class _Run:
                 row = failed_case(case, failure)
             self.done[case.id, visit] = row
             self.journal.add([row | {"visit": visit}])
-            where = f"visit {visit + 1} of {VISITS}, {number} of {len(self.cases)}"
+            where = f"visit {visit + 1}, {number} of {len(self.cases)}"
             print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
         self._calibrate(VISITS)
 
     def found(self) -> Json:
-        rows = [joined([self.done[case.id, visit] for visit in range(VISITS)]) for case in self.cases]
+        rows = [joined(visits_of(case, self.done)) for case in self.cases]
         return {"hardware": hardware.to_mapping(quietest(self.specs)), "cases": rows}
 
     def _calibrate(self, before: int) -> None:

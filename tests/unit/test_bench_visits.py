@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.rounds import PARTS, quietest_s
-from roller_svc.bench.visits import VISITS, joined, until_quiet
+from roller_svc.bench.visits import MOST_VISITS, VISITS, joined, until_quiet, visits_of
 
 CASES = [BenchCase(name, "gemm", "C[m] = A[m]", {}, None) for name in ("first", "second", "third")]
 
@@ -23,13 +24,34 @@ def row(seconds: list[float], **changes: Any) -> dict[str, Any]:
 
 
 def test_all_cases_come_before_one_comes_again_and_disturbed_visits_at_the_end() -> None:
-    done: dict[tuple[str, int], Any] = {("second", 0): {"disturbed": False}}
+    done: dict[tuple[str, int], Any] = {("second", 0): row([1.0])}
     order = []
     for visit, number, case in until_quiet(CASES, done):
         order.append((visit, number))
-        done[case.id, visit] = {"disturbed": number == 3 and visit == 1}
+        done[case.id, visit] = row([1.0], disturbed=number == 3 and visit == 1)
     later = [(visit, number) for visit in range(1, VISITS) for number in (1, 2, 3)]
     assert order == [(0, 1), (0, 3), *later, (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("slow", "more"),
+    [
+        ((), []),
+        ((0, 1), []),  # either half has met a quiet minute
+        ((1, 3), [4, 5, 6, 7]),  # until the quietest fifth of all calls in the second half are quiet ones
+        (range(1, MOST_VISITS, 2), list(range(VISITS, MOST_VISITS))),
+    ],
+)
+def test_a_case_comes_again_while_halves_of_its_visits_are_apart(slow: Collection[int], more: list[int]) -> None:
+    done: dict[tuple[str, int], Any] = {}
+    order = []
+    for visit, number, case in until_quiet(CASES, done):
+        order.append((visit, number))
+        level = 1.1 if number == 2 and visit in slow else 1.0
+        done[case.id, visit] = row([level, 3 * level, 1.0])
+    assert order[: VISITS * 3] == [(visit, number) for visit in range(VISITS) for number in (1, 2, 3)]
+    assert order[VISITS * 3 :] == [(visit, 2) for visit in more]
+    assert len(visits_of(CASES[1], done)) == VISITS + len(more)
 
 
 def test_the_quietest_calls_of_each_candidate_count_and_what_either_half_of_its_visits_says_is_kept() -> None:
