@@ -14,7 +14,7 @@ from typing import Any
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.rounds import undisturbed_s
 
-VISITS, MOST_VISITS = 4, 12
+VISITS, MOST_VISITS = 4, 8
 # A case is visited further while the halves of its visits are so far apart: a neighbour reads for half a minute, all
 # plans of a visit take 4 % longer then, and two names of one program were 1.4 % apart after four visits.
 APART = 1.01
