@@ -28,7 +28,7 @@ DIGITS = 2  # significant ones: what measuring tells
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents, one of a machine")
+    parser.add_argument("results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents of one machine or several")
     parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
     options = parser.parse_args()

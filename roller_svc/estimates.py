@@ -26,8 +26,8 @@ from roller_svc.memo import Memo
 from roller_svc.outcomes import Work, outcomes
 from roller_svc.ranking import Estimated, estimate_program
 
-# What a memo keeps: characters of programs as JSON; devices; and characters of outcomes, of one program on one device
-# each, as JSON: several bytes each as values.
+# What a memo keeps: characters of programs, as text and as JSON; devices; and characters of outcomes, of one program on
+# one device each, as JSON: several bytes each as values.
 PROGRAMS_MOST, SPECS_MOST, OUTCOMES_MOST = 16 << 20, 256, 32 << 20
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Estimates:
         if (known := self._programs.get(key)) is None:
             program = _parsed(key)
             name, length = digest_and_length(program)
-            self._programs.put(key, known := Named(program, name), length)
+            self._programs.put(key, known := Named(program, name), len(key[0]) + length)
         return _Wanted(known, demands)
 
     def _spec(self, target: str | HardwareSpec) -> tuple[HardwareSpec, str]:

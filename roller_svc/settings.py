@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
     items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
     estimates_timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="longest time that the estimates of one request may take"
+        60.0, gt=0, le=3600, description="how long estimates of one request are begun; later ones are refused"
     )
     local_spec: Path | None = Field(
         None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"

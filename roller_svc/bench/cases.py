@@ -35,7 +35,7 @@ class BenchCase:
 
     @property
     def digest(self) -> str:
-        """Of the program, and of the inputs that it is run on."""
+        """Of the program's text, and of the inputs that it is run on."""
         parts = {name: value for name, value in asdict(self).items() if name not in ("id", "cls")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

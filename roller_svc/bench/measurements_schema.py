@@ -44,7 +44,7 @@ class CandidateModel(Read):
 
 
 class RowModel(Read):
-    """`program`: its digest."""
+    """`program`: the digest of its text and inputs."""
 
     id: str
     cls: str

@@ -75,8 +75,8 @@ def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
     """The row as today's model sees it, or why it does not count."""
     if row["error"]:
         return str(row["error"])
-    if row.get("program", case.digest) != case.digest:
-        return "stale-measurements: the case is another program now"
+    if (row.get("program") or case.digest) != case.digest:
+        return "stale-measurements: the case has another text, or other inputs, now"
     try:
         return fit_case(row, case, hw)
     except ArgumentError as stale:

@@ -14,8 +14,8 @@ from typing import Any
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, typed
 from roller_svc.bench.documents import Kind, OperatorModel, PublishedModel, checked, read_json
-from roller_svc.bench.ranks import median_abs_log_ratio, spearman
-from roller_svc.errors import RollerError
+from roller_svc.bench.ranks import median_abs_log_ratio, share, spearman
+from roller_svc.errors import InvariantError, RollerError
 from roller_svc.generate import generate
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
@@ -65,6 +65,8 @@ def tried(op: OperatorModel, hw: HardwareSpec, row: Callable[[OperatorModel, Har
     """The operator's row; `error`: why it has no figures."""
     try:
         return {"id": op.id, "cls": op.kind, "error": None} | row(op, hw)
+    except InvariantError:
+        raise
     except RollerError as failure:
         return {"id": op.id, "cls": op.kind, "error": f"{failure.code}: {failure.message}"}
 
@@ -132,6 +134,6 @@ def _summary(rows: Sequence[Json]) -> Json:
         "cases": len(rows),
         "median_abs_log_ratio": median_abs_log_ratio(predicted),
         "spearman": spearman(predicted),
-        "within_uncertainty": sum(within) / len(within) if within else None,
+        "within_uncertainty": share(within),
         "rooflines": rooflines,
     }

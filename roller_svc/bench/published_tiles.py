@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from roller_svc import hardware
 from roller_svc.bench.artifact_kernel import artifact_seconds
 from roller_svc.bench.documents import OperatorModel, TileModel
 from roller_svc.bench.published import TOP_K, by_class, operators, program_of, tried
-from roller_svc.bench.ranks import median_abs_log_ratio, spearman
+from roller_svc.bench.ranks import median_abs_log_ratio, share, spearman
 from roller_svc.construct.partition import partition
 from roller_svc.construct.rprograms import prepared
 from roller_svc.errors import ArgumentError
@@ -37,8 +37,8 @@ Json = dict[str, Any]
 
 def bench_tiles(path: Path, target: str) -> Json:
     """Spearman's correlation within each class and the median of |ln(estimate / published)| of the published tiles
-    (`tile_s` of `roller_s`), and how often the best of our own ten (`predicted_s`) is estimated within the published
-    tile's estimate, and within the published time. Operators with an `error` are in no figure."""
+    (`tile_s` beside `roller_s`), and how often the best of our own ten (`predicted_s`) is estimated within the
+    published tile's estimate, and within the published time. Operators with an `error` are in no figure."""
     if target not in COLUMNS:
         raise ArgumentError(
             f"no tiles are published for {target}", code="invalid-option", hint=f"--target: {' or '.join(COLUMNS)}"
@@ -99,12 +99,6 @@ def _summary(rows: Sequence[Json]) -> Json:
         "cases": len(rows),
         "spearman": spearman(pairs),
         "median_abs_log_ratio": median_abs_log_ratio(pairs),
-        "top10_within_estimate": _share(row["predicted_s"] <= row["tile_s"] for row in rows),
-        "top10_within_published": _share(row["predicted_s"] <= row["roller_s"] for row in rows),
+        "top10_within_estimate": share([row["predicted_s"] <= row["tile_s"] for row in rows]),
+        "top10_within_published": share([row["predicted_s"] <= row["roller_s"] for row in rows]),
     }
-
-
-def _share(found: Iterable[bool]) -> float | None:
-    """How many of them hold; None of none."""
-    every = list(found)
-    return sum(every) / len(every) if every else None

@@ -16,6 +16,11 @@ def median_abs_log_ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
     return statistics.median(logs) if logs else None
 
 
+def share(found: Sequence[bool]) -> float | None:
+    """How many of them hold; None of none."""
+    return sum(found) / len(found) if found else None
+
+
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Spearman's rank correlation, ties given their mean rank; None where there are too few, or all are equal."""
     first, second = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))

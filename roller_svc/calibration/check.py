@@ -21,8 +21,8 @@ _CACHES = ("l1", "l2", "l3")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure. `min`, `median`, `max` of the samples; what the system tells has but one value. `ratio`: what the
-    machine gives where nothing else runs, over the spec's figure."""
+    """One figure. `min`, `median`, `max` of the samples; what the system tells, and what follows from several figures,
+    has but one value. `ratio`: what the machine gives where nothing else runs, over the spec's figure."""
 
     figure: str
     unit: str

@@ -18,7 +18,7 @@ from roller_svc.bench.model_report import read_measurements, report
 from roller_svc.bench.published import TARGET, bench_published
 from roller_svc.bench.published_tiles import COLUMNS, bench_tiles
 from roller_svc.bench.trial_plans import sample_sizes
-from roller_svc.bench.visits import VISITS, Visit, joined, until_quiet, visits_of
+from roller_svc.bench.visits import Visit, joined, until_quiet, visits_of
 from roller_svc.calibration import quietest
 from roller_svc.cli import cpu_bench, show
 from roller_svc.cli import options as common
@@ -177,7 +177,7 @@ class _Run:
             self.journal.add([row | {"visit": visit}])
             where = f"visit {visit + 1}, {number} of {len(self.cases)}"
             print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
-        self._calibrate(VISITS)
+        self._calibrate(1 + max((visit for _, visit in self.done), default=0))
 
     def found(self) -> Json:
         rows = [joined(visits_of(case, self.done)) for case in self.cases]

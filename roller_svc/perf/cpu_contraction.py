@@ -57,13 +57,13 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
     parts = (kernel, update, packing, store + costs.task_cycles)
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
-    names = ("compute", "update", "packing", "task")
+    found, names = source(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
         parts=(
             *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
-            (found.name if (found := source(mach, p.compulsory_bytes)) else mach.dram.name, memory),
+            (mach.dram.name if found is None else found.name, memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,

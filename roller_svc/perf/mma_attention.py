@@ -41,7 +41,8 @@ from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem, problem
-from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.wgmma_attention_tile import grouped_attention
 
 WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion

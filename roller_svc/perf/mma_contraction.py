@@ -37,7 +37,8 @@ from roller_svc.perf.mma_step import MmaBlock, Step
 from roller_svc.perf.mma_tile import Feed, MmaTile, staged, thread_registers
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.uncertainty import EXPOSED
 
 # A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).

@@ -123,8 +123,9 @@ class Model:
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
         launching = launching_s(mach, launch.grid)
-        floor = found if (found := p.floor).seconds > body + copying else None
-        seconds = (body + copying if floor is None else floor.seconds) + launching + joining
+        floor_s = p.floor_s
+        floor = p.floor if floor_s > body + copying else None
+        seconds = max(floor_s, body + copying) + launching + joining
         return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
 
     def needs(self, program: RProgram) -> BlockNeeds | None:

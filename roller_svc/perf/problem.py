@@ -117,16 +117,16 @@ class Problem:
         return _outer_level(self.machine, self.compulsory_bytes)
 
     @property
-    def floor(self) -> StageCost:
-        """What no tile stays below: operations over the unit's rate, each byte once from where it is found."""
-        level = self.found_in
-        moving = StageCost(level + FLOOR, self.compulsory_bytes / self.machine.most_bytes_per_s(level))
-        computing = StageCost(COMPUTE + FLOOR, self.operations / self.machine.unit.flops_per_s)
-        return moving if moving.seconds > computing.seconds else computing
+    def floor_s(self) -> float:
+        """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
+        rate = self.machine.most_bytes_per_s(self.found_in)
+        return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
 
     @property
-    def floor_s(self) -> float:
-        return self.floor.seconds
+    def floor(self) -> StageCost:
+        """The same, and what it is of."""
+        is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.floor_s
+        return StageCost((COMPUTE if is_arithmetic else self.found_in) + FLOOR, self.floor_s)
 
     def words(self, depth: int) -> int:
         """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""

@@ -33,11 +33,6 @@ class Launch(NamedTuple):
     compiled: BlockNeeds | None = None
 
 
-# Of a launch on a matrix unit, what is left beside its longest stage: pipelines that fill, epilogues, the tail of the
-# last wave, uneven warps, and what of the other stages does not hide.
-EXPOSED = "exposed"
-
-
 class Costs(NamedTuple):
     """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it or, where no
     `core_stage` names it, are contained in it (a CPU's add up, a matrix unit's overlap step by step).

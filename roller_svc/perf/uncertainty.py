@@ -16,12 +16,15 @@ ASSUMED_UNCERTAINTY = 2.0
 CLOSE = 0.75  # a stage this near to the longest may well be the one that bounds
 LAUNCHES = ("launch", "combine", "copy")
 LATENCY = "latency"
+# Of a launch on a matrix unit, what is left beside its longest stage: pipelines that fill, epilogues, the tail of the
+# last wave, uneven warps, and what of the other stages does not hide.
+EXPOSED = "exposed"
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Which kinds of stages rest on a figure that the spec assumes. A stage that is no memory level, latency or launch
-    is work of the cores and rests on the arithmetic rate."""
+    """Which kinds of stages rest on a figure that the spec assumes. What is exposed rests on latencies and on the
+    arithmetic rate, and any other stage that is no memory level, latency or launch on the latter: work of the cores."""
 
     levels: tuple[tuple[str, bool], ...]
     arithmetic: bool
@@ -33,6 +36,8 @@ class Assumed:
             return self.launch
         if stage == LATENCY:
             return self.latency
+        if stage == EXPOSED:
+            return self.latency or self.arithmetic
         return dict(self.levels).get(stage.removesuffix(FLOOR), self.arithmetic)
 
 

@@ -32,7 +32,8 @@ from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import WORD_BYTES
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.problem import Problem
-from roller_svc.perf.terms import EXPOSED, Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.wgmma_step import WgmmaBlock
 from roller_svc.perf.wgmma_tile import (
     ADDRESS_REGISTERS,

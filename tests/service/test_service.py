@@ -91,6 +91,16 @@ def problem(response: Any, status: int, code: str) -> dict[str, Any]:
     return body
 
 
+def test_estimates_that_there_is_no_time_for_say_so(tmp_path: Path) -> None:
+    items = [{"expression": BODY["expression"], "inputs": BODY["inputs"]}]
+    late = Settings(store=tmp_path / "store", estimates_timeout_s=1e-9)
+    with served(create_app(late)) as client:
+        answer = client.post("/v1/estimates", json={"items": items, "targets": ["cpu-x86-avx2"]}).json()
+    (one,) = answer["estimates"]
+    assert one["error"]["code"] == "estimates-timeout"
+    assert "candidates" not in one
+
+
 def test_compile_answers_with_an_operation(client: Client, builder: Builder) -> None:
     response = compiled(client)
     assert response.status_code == 200

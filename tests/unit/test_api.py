@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,11 @@ def test_estimates_for_devices_that_are_not_here() -> None:
         roller_svc.estimate(MATMUL, TYPES, targets="local")
     with pytest.raises(ArgumentError):
         roller_svc.estimate(MATMUL, TYPES, targets=[])
+    half = replace(hardware.load("nvidia-h200-sxm"), num_cores=66)
+    with pytest.raises(ArgumentError, match="two of the targets are nvidia-h200-sxm"):
+        roller_svc.estimate(MATMUL, TYPES, targets=["nvidia-h200-sxm", half])
+    named = replace(half, id="half-an-h200")
+    assert list(roller_svc.estimate(MATMUL, TYPES, ["nvidia-h200-sxm", named])) == ["nvidia-h200-sxm", "half-an-h200"]
 
 
 def test_compiling_for_a_device_without_a_compiler_says_what_is_missing() -> None:

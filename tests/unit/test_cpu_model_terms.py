@@ -406,6 +406,9 @@ def test_a_floor_that_decides_is_a_stage_and_what_an_estimate_rests_on() -> None
     assert stage(found, "dram floor") == model.problem.floor_s > moving(found)
     assumed = Assumed(levels=(("dram", True),), arithmetic=False, latency=False, launch=False)
     assert "dram floor" in assumed
+    assert "exposed" not in assumed
+    assert "exposed" in replace(assumed, latency=True)
+    assert "exposed" in replace(assumed, arithmetic=True)
     assert "compute floor" not in assumed
 
 

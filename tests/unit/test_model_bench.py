@@ -31,6 +31,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.perf.problem import Problem
 from roller_svc.ranking import ranked_groups
 from roller_svc.selection import built_for_trial
+from roller_svc.settings import Settings
 
 F32 = "float32"
 PRODUCT = BenchCase(
@@ -200,7 +201,8 @@ def test_measurements_of_other_cases_are_refused(hw: HardwareSpec) -> None:
     assert refused.value.code == "stale-measurements"
 
 
-def test_a_run_goes_on_with_the_same_programs_only(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_same_programs_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("roller_svc.cli.cpu_bench.settings", lambda: Settings(store=tmp_path))
     options = argparse.Namespace(resume=True)
     larger = replace(PRODUCT, inputs={name: value | {"shape": [64, 64]} for name, value in PRODUCT.inputs.items()})
     journal_of("model", options, [PRODUCT], []).add([{"id": PRODUCT.id}])
