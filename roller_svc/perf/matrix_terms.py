@@ -14,7 +14,7 @@ from roller_svc.perf.machine import Machine
 from roller_svc.perf.mma_step import Step
 from roller_svc.perf.mma_tile import CHUNK_BYTES, Feed, LoadKind
 from roller_svc.perf.problem import ADDRESS_OPS, Operand, Problem, address_ops
-from roller_svc.perf.terms import Launch, load_latency_cycles
+from roller_svc.perf.terms import Launch, load_latency_cycles, wave_rectangle
 
 CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the last cache (A100 whitepaper: 5,120 bytes a clock, 80 ports)
 BARRIER_CYCLES = 30.0
@@ -52,12 +52,6 @@ def alone(p: Problem, step: Step, steps: int, dram_bytes: float) -> list[tuple[s
 def tile_count(p: Problem, block: Tile) -> int:
     """Tiles of the output."""
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
-
-
-def wave_rectangle(grid_m: int, grid_n: int, at_once: int, raster: int) -> tuple[int, int]:
-    """Tiles along m and n of those that are computed at once, `raster` rows of tiles being walked together."""
-    tall = max(min(raster, grid_m), min(grid_m, at_once // grid_n))
-    return tall, min(grid_n, max(1, at_once // tall))
 
 
 def operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:

@@ -40,7 +40,7 @@ from roller_svc.perf.wgmma_contraction import wgmma_contraction
 
 Factors = tuple[Operand, ...]
 
-OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others adds to the longest
+OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others shows, at most
 
 
 class Timed(NamedTuple):
@@ -192,6 +192,9 @@ def _launch(p: Problem, program: RProgram) -> Launch:
 
 
 def _overlapped(costs: Costs) -> float:
+    """Of a block that loads once the others leak whole: memory has nothing to do while its wave computes. Blocks of
+    many loads keep it evenly busy, and what is left is waiting in its queue, the more the busier it is."""
     times = [costs.core_s, *(s for _, s in costs.parts)]
     longest = max(times)
-    return longest + OVERLAP_LEAK * (math.fsum(times) - longest)
+    shown = [s * (s / longest + (1.0 - s / longest) / costs.loads) for s in times]
+    return longest + OVERLAP_LEAK * (math.fsum(shown) - longest)

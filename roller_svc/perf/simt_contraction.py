@@ -11,7 +11,7 @@ from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_regi
 from roller_svc.perf.problem import DIVISION_OPS, Operand, Problem
 from roller_svc.perf.simt_step import BARRIER_CYCLES, Staged, Step, ThreadRegisters
 from roller_svc.perf.simt_tile import SimtFeed, neighbours, staged_row
-from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.terms import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves, wave_rectangle
 
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
 # Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
@@ -35,15 +35,15 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
     steps = block_steps(p, launch)
-    epilogue = _epilogue_cycles(p, launch)
     warps, ahead = -(-launch.threads // hw.limits.warp_size), steps_ahead(p, launch.block, launch.stages)
 
     def block_cycles(blocks: float) -> float:
-        return steps * step.cycles(blocks, warps, ahead) + blocks * epilogue
+        return steps * step.cycles(blocks, warps, ahead)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
-    # blocks that share a core drift apart: but for the first wave's, first loads hide behind the other blocks
-    core_cycles += step.latency * (1 + (waves - 1) / resident)
+    edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
+    # blocks that share a core drift apart: but for one wave's, first loads and results hide behind the other blocks
+    core_cycles += edges * (1 + (waves - 1) / resident)
     l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.rest.total_bytes
     dram_bytes = _dram_bytes(p, launch, resident)
     last = mach.last_cache
@@ -59,6 +59,7 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
         needs=needs,
+        loads=steps,
     )
 
 
@@ -209,16 +210,9 @@ def _epilogue_cycles(p: Problem, launch: Launch) -> float:
 def _dram_bytes(p: Problem, launch: Launch, resident: int) -> float:
     """Compulsory traffic, and what concurrent blocks do not share through the last cache (§5, t_dram)."""
     grid_m, grid_n = (-(-p.extent(axis) // _at(launch.block, axis)) for axis in (p.m, p.n))
-    at_once = max(1, p.machine.cores * resident)
-    if launch.raster > 1:
-        tall = min(grid_m, launch.raster)
-        wide = min(grid_n, max(1, at_once // tall))
-    else:
-        wide = min(grid_n, at_once)
-        tall = min(grid_m, max(1, at_once // grid_n))
-    rounds = max(1.0, grid_m * grid_n / (wide * tall))
-    a = resident_bytes(p.machine, p.a.total_bytes, rounds * tall / grid_m)
-    b = resident_bytes(p.machine, p.b.total_bytes, rounds * wide / grid_n)
+    tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
+    a = resident_bytes(p.machine, p.a.total_bytes, grid_n / wide)
+    b = resident_bytes(p.machine, p.b.total_bytes, grid_m / tall)
     return p.rest.total_bytes + a + b
 
 

@@ -10,6 +10,10 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockNeeds
 
+# Waves after which blocks are no longer in step. Their times are taken to differ by a tenth: ends of n blocks one after
+# another then spread by 0.1 sqrt(n) of one, and any moment of it is as likely as another from 1 / sqrt(12) on.
+DRIFTED_WAVES = 8.0
+
 
 class Launch(NamedTuple):
     """An rProgram as the cost functions read it: tiles as tuples in the order of the space's axes.
@@ -36,7 +40,7 @@ class Launch(NamedTuple):
 class Costs(NamedTuple):
     """`core_s`: time of the cores with all that cannot overlap; `parts`: stages that overlap with it or, where no
     `core_stage` names it, are contained in it (a CPU's add up, a matrix unit's overlap step by step).
-    `needs`: what the model assumes that a block takes of a SIMT core."""
+    `needs`: what the model assumes that a block takes of a SIMT core. `loads`: of a block, one after another."""
 
     core_s: float
     core_stage: str | None
@@ -44,21 +48,30 @@ class Costs(NamedTuple):
     occupancy: float
     waves: int
     needs: BlockNeeds | None = None
+    loads: int = 1
 
 
 def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]) -> tuple[int, float]:
     """How often the device is filled, and the cycles of all fillings; the last one may leave cores with fewer blocks.
 
-    `block_cycles(c)`: cycles of a block that shares its core with c - 1 others.
+    `block_cycles(c)`: cycles of a block that shares its core with c - 1 others. Blocks of the first waves begin and end
+    together, and what is left for the last wave takes a whole block's time. Later they have drifted apart: cores stay
+    busy until no block is left to begin, and then end one by one within a block's time, half of it on average.
     """
     at_once = resident * cores
     full, rest = divmod(grid, at_once)
-    cycles = full * block_cycles(float(resident))
-    if rest:
-        # blocks do not start in lockstep: with many waves behind it, part of the tail hides under the wave before
-        tail = block_cycles(float(-(-rest // cores)))
-        cycles += tail if full < 2 else tail * (0.5 + 0.5 * rest / at_once)
+    whole = block_cycles(float(resident)) if full else 0.0
+    cycles = full * whole + (block_cycles(float(-(-rest // cores))) if rest else 0.0)
+    drifted = min(1.0, max(0, full - 1) / DRIFTED_WAVES)
+    cycles += drifted * ((grid / at_once + 0.5) * whole - cycles)
     return -(-grid // at_once), cycles
+
+
+def wave_rectangle(grid_m: int, grid_n: int, at_once: int, raster: int) -> tuple[float, float]:
+    """Tiles along m and n of those that are computed at once, `raster` rows of tiles being walked together; of a wave
+    that ends within a row what it has of that row on average."""
+    tall = max(float(min(raster, grid_m)), min(grid_m, at_once / grid_n))
+    return tall, min(grid_n, max(1.0, at_once / tall))
 
 
 def load_latency_cycles(mach: Machine, bytes_loaded: float) -> float:

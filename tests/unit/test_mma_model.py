@@ -15,7 +15,6 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.operand import operands
 from roller_svc.perf import estimate
-from roller_svc.perf.matrix_terms import wave_rectangle
 
 F16 = unit(A100, "mma_f16")
 GROUPS = {
@@ -125,19 +124,6 @@ def test_a_raster_saves_dram_traffic() -> None:
     )
     assert walked["dram"] < plain["dram"]
     assert walked["mma"] == plain["mma"]
-
-
-@pytest.mark.parametrize(
-    ("grid", "at_once", "raster", "rectangle"),
-    [
-        ((32, 32), 108, 1, (3, 32)),  # rows one after another: three and a bit of them
-        ((32, 32), 108, 8, (8, 13)),
-        ((4, 200), 108, 1, (1, 108)),
-        ((2, 2), 108, 1, (2, 2)),
-    ],
-)
-def test_wave_rectangle(grid: tuple[int, int], at_once: int, raster: int, rectangle: tuple[int, int]) -> None:
-    assert wave_rectangle(*grid, at_once, raster) == rectangle
 
 
 def test_loads_that_take_more_instructions_cost_more() -> None:

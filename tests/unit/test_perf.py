@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from tilespaces import column_sum, conv, depthwise, matmul, relu, row_sum, scatter
@@ -17,7 +18,7 @@ from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLeve
 from roller_svc.perf import bank_padding, estimate, model
 from roller_svc.perf.machine import machine
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
-from roller_svc.perf.terms import resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.terms import resident_bytes, simt_waves, streaming_bandwidth, wave_rectangle
 
 V100 = hardware.load("nvidia-v100-sxm2")
 AVX512 = hardware.load("cpu-x86-avx512")
@@ -117,6 +118,21 @@ def test_large_matmul_is_compute_bound_and_a_map_memory_bound() -> None:
     assert best(matmul(16, 1, 1), V100).bound == "launch"
 
 
+def test_of_stages_that_overlap_less_shows_where_blocks_keep_loading() -> None:
+    """A map's blocks load once, and 5 % of the other stages shows; those of a deep product show their queues."""
+
+    def shown(estimated: Estimate) -> float:
+        """In shares of the stages beside the longest."""
+        *stages, launch = [s.seconds for s in estimated.stages]
+        return (estimated.seconds - launch - max(stages)) / (sum(stages) - max(stages))
+
+    assert shown(best(relu(1 << 26), V100)) == pytest.approx(0.05)
+    product = best(matmul(8192, 8192, 8192), V100)
+    *parts, compute, _ = [s.seconds for s in product.stages]
+    utilised = sum(s * s for s in parts) / (compute * sum(parts))
+    assert 0.05 * utilised < shown(product) < 0.05 * (utilised + 0.01)
+
+
 def test_split_reduction_pays_for_its_second_launch() -> None:
     group = GROUPS["deep"]
     programs = construct(group, V100, unit_of(V100, group)).programs
@@ -154,9 +170,34 @@ def test_waves_count_the_fillings_of_the_device() -> None:
     assert simt_waves(80, 1, 80, lambda c: 100 * c) == (1, 100)
     assert simt_waves(81, 1, 80, lambda c: 100 * c) == (2, 200)
     assert simt_waves(160, 2, 80, lambda c: 100 * c) == (1, 200)
-    waves, cycles = simt_waves(16_001, 1, 80, lambda c: 100 * c)
-    assert waves == 201
-    assert 20_000 < cycles < 20_100  # the tail of many waves half hides
+    assert simt_waves(161, 2, 80, lambda c: 100 * c) == (2, 300)  # one more block alone on its core
+
+
+@pytest.mark.parametrize("grid", [16_000, 16_001, 16_079])
+def test_many_waves_end_half_a_block_late_wherever_the_last_one_ends(grid: int) -> None:
+    waves, cycles = simt_waves(grid, 1, 80, lambda c: 100 * c)
+    assert waves == -(-grid // 80)
+    assert cycles == pytest.approx(100 * grid / 80 + 50)
+
+
+def test_the_tail_of_a_few_waves_lies_between_a_whole_block_and_half_of_one() -> None:
+    tails = [simt_waves(80 * full + 1, 1, 80, lambda c: 100 * c)[1] - 100 * (full + 1 / 80) for full in range(1, 12)]
+    assert tails[0] == pytest.approx(100 * 79 / 80)
+    assert tails[-1] == pytest.approx(50)
+    assert all(later < before + 1e-9 for before, later in pairwise(tails))
+
+
+@pytest.mark.parametrize(
+    ("grid", "at_once", "raster", "rectangle"),
+    [
+        ((32, 32), 108, 1, (3.375, 32)),  # rows one after another: three and a bit of them
+        ((32, 32), 108, 8, (8, 13.5)),
+        ((4, 200), 108, 1, (1, 108)),
+        ((2, 2), 108, 1, (2, 2)),
+    ],
+)
+def test_wave_rectangle(grid: tuple[int, int], at_once: int, raster: int, rectangle: tuple[float, float]) -> None:
+    assert wave_rectangle(*grid, at_once, raster) == rectangle
 
 
 def test_last_cache_saves_what_it_can_hold() -> None:
