@@ -10,9 +10,9 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockNeeds
 
-# Waves after which blocks are no longer in step. Their times are taken to differ by a tenth: ends of n blocks one after
-# another then spread by 0.1 sqrt(n) of one, and any moment of it is as likely as another from 1 / sqrt(12) on.
-DRIFTED_WAVES = 8.0
+# Waves after which blocks are no longer in step. Their times are taken to differ by a twentieth: ends of n blocks one
+# after another then spread by 0.05 sqrt(n) of one, and any moment of it is as likely as another from 1 / sqrt(12) on.
+DRIFTED_WAVES = 32.0
 
 
 class Launch(NamedTuple):

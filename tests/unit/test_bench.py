@@ -142,12 +142,12 @@ def test_published_tiles_are_estimated_near_their_times_and_in_their_order(targe
     assert report["overall"]["cases"] == 71
     assert report["overall"]["median_abs_log_ratio"] < 0.15
     assert report["overall"]["top10_within_estimate"] > 0.9
-    for name in ("conv", "depthwiseconv", "elementwise", "pooling"):
-        assert report["classes"][name]["spearman"] >= 0.85
-        assert report["classes"][name]["median_abs_log_ratio"] <= 0.25
-    for name in ("matmul", "reduce"):
-        assert report["classes"][name]["median_abs_log_ratio"] <= 0.25
-    assert report["classes"]["reduce"]["spearman"] is None  # two operators have no order to speak of
+    for row in report["classes"].values():
+        assert row["median_abs_log_ratio"] <= 0.25
+    orders = {name: row["spearman"] for name, row in report["classes"].items()}
+    assert orders.pop("reduce") is None  # two operators have no order to speak of
+    assert orders
+    assert min(orders.values()) >= 0.85
 
 
 def test_tiles_are_published_for_two_devices_only() -> None:
