@@ -4,8 +4,8 @@
     python bench/heuristics.py --out FILE.json
 
 No device is needed: both know their devices from descriptions. Two of its back ends are asked: `cutlass`, which knows
-mma.sync as our kernels do, and `cutlass3`, which on Hopper knows wgmma and clusters, as they do not. Agreement is
-reported, nothing is fitted to it.
+mma.sync as our kernels of warps do, and `cutlass3`, which on Hopper knows wgmma and clusters, as those of warpgroups
+do. Its tiles are priced on warps. Agreement is reported, nothing is fitted to it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from roller_svc.perf.machine import SCHEDULERS
 
 # Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
-# it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 4 to 11 % slow (docs/model.md).
+# it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 4 to 9 % slow (docs/model.md).
 LEAK = 0.08
 BARRIER_CYCLES = 30.0
 
