@@ -52,14 +52,15 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
     task = mach.seconds(share * launch.grid * costs.task_cycles)
     memory = sum(s.memory_s for s in steps)
     joint = _beside(costs, compute + loads + again + jumps, memory)
-    apart = sum(_beside(costs, mach.seconds(share * sum(s.cycles)), s.memory_s) for s in steps)
+    apart = sum(_beside(costs, mach.seconds(share * sum(s.cycles)), s.apart_s) for s in steps)
     ahead = _ahead(p, launch)
+    moving = ahead * memory + (1 - ahead) * sum(s.apart_s for s in steps)
     return Costs(
         core_s=ahead * joint + (1 - ahead) * max(joint, apart) + task,
         core_stage=None,
         parts=(
             ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task),
-            (moved_from(p, launch), memory),
+            (moved_from(p, launch), moving),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
@@ -69,27 +70,29 @@ def cpu_nest(p: Problem, launch: Launch) -> Costs:
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A statement's walk: cycles of its operations, of its loads, of what it walks again, all in all; seconds of what
-    it is the first to ask of memory."""
+    it is the first to ask of memory, beside what other statements ask, and apart from it."""
 
     cycles: tuple[float, float, float]
     memory_s: float
+    apart_s: float
 
 
 def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
     each = _again_cycles_per_byte(p, launch)
-    moving = _moving_s(p, launch)
+    moving = _moving_s(p, launch, beside=True)
+    moving_apart = _moving_s(p, launch, beside=False) if launch.streamed else moving
     known: set[str] = set()
     steps = []
     for one in walked:
         mine = [t for t in p.touched.accesses if t.access.tensor in one.tensors or not one.tensors]
         again = sum(t.bytes(p.extents) for t in mine if t.access.tensor in known and t.walks_reduced)
         first = frozenset(t.access.tensor for t in mine) - known
-        memory = sum(s for tensor, s in moving if tensor in first)
+        memory, apart = (sum(s for tensor, s in some if tensor in first) for some in (moving, moving_apart))
         known |= first
         in_turn = _in_turn(p, one, first)
         loads = _load_cycles(p, launch, one, in_turn=in_turn) - _waiting_only(p, launch, one, in_turn=in_turn)
         busy = _pass_cycles(p, launch, one, in_turn=in_turn) + _first_lines_cycles(p, launch, one, first)
-        steps.append(_Step((busy, max(0.0, loads), again * each), memory))
+        steps.append(_Step((busy, max(0.0, loads), again * each), memory, apart))
     return steps
 
 
@@ -304,8 +307,9 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
     return vectors * latency / p.machine.costs.nest.jumps_in_flight
 
 
-def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
-    """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data."""
+def _moving_s(p: Problem, launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
+    """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data; of results past
+    the caches what is not hidden `beside` reads."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
     often, put = repeated(p.touched.reads, launch.grid, clipped, p.extents), 1.0
     if launch.lanes > 1:
@@ -319,7 +323,8 @@ def _moving_s(p: Problem, launch: Launch) -> list[tuple[str, float]]:
     found = [(t.access.tensor, often * sum(each)) for t, each in zip(p.touched.reads, parts, strict=True)]
     written = [(t, put * moving_s(p, t, clipped, launch.grid)) for t in p.touched.writes]
     if launch.streamed:
-        caches_s, memory_s = (often * sum(each) for each in zip(*parts, strict=True)) if parts else (0.0, 0.0)
+        reads = parts if parts and beside else [(0.0, 0.0)]
+        caches_s, memory_s = (often * sum(each) for each in zip(*reads, strict=True))
         written = [(t, _streamed_s(p, t, launch, (caches_s, memory_s, plain_s))) for t, plain_s in written]
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
 
@@ -376,8 +381,7 @@ def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tup
     and these results like any others."""
     caches_s, memory_s, plain_s = others
     share = _streaming_share(p, tensor)
-    ahead = _ahead(p, launch)  # between a row's reads and its results statements work on it
-    past_s = beside_reads(p.machine, streamed_s(p, tensor, launch.grid), ahead * caches_s, ahead * memory_s)
+    past_s = beside_reads(p.machine, streamed_s(p, tensor, launch.grid), caches_s, memory_s)
     return share * past_s + (1 - share) * plain_s
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from test_cpu_model_terms import F32, estimated_program, model_of, stage
 
+from roller_svc import hardware
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
@@ -52,3 +55,25 @@ def test_a_core_that_runs_ahead_of_prefetchers_reads_slower() -> None:
     assert stage(by_lanes(maxima, 16), "dram") < times[0]
     short = model_of("y[i] +=! x[i, k]", {"x": (F32, (1 << 20, 64))})  # as many bytes
     assert stage(by_lanes(short, 64), "dram") < 0.99 * times[2]
+
+
+@pytest.mark.parametrize("row", [512, 3072, 3584, 16384])
+def test_a_faster_cache_never_costs_results_past_it(row: int) -> None:
+    """Reads of a norm come sooner then, and hide less of its results; what is read meanwhile hides beside them only as
+    far as rows overlap."""
+    text = (
+        "q[M] +=! x[M, K].cast(`float32`) * x[M, K].cast(`float32`); "
+        "y[M, K] = (x[M, K].cast(`float32`) * (q[M] / 3072.0 + 1e-05).call(`rsqrt`)).cast(`float16`) * w[K]"
+    )
+    hw = hardware.load("cpu-x86-avx2")
+    seconds = []
+    for faster in (1.0, 1.25, 1.5, 2.0, 4.0):
+        levels = tuple(
+            replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * (faster if level.name == "l3" else 1.0))
+            for level in hw.levels
+        )
+        shapes = {"x": (DType.FLOAT16, (4096, row)), "w": (DType.FLOAT16, (row,))}
+        model = model_of(text, shapes, ("y",), replace(hw, levels=levels))
+        program = replace(estimated_program(model, {"M": 2048}, {}), lanes=32, streamed=True)
+        seconds.append(model.estimate(program).seconds)
+    assert all(after <= before for before, after in pairwise(seconds))
