@@ -5,7 +5,7 @@
 
 No device is needed: both know their devices from descriptions. Two of its back ends are asked: `cutlass`, which knows
 mma.sync as our kernels of warps do, and `cutlass3`, which on Hopper knows wgmma and clusters, as those of warpgroups
-do. Its tiles are priced on warps. Agreement is reported, nothing is fitted to it.
+do. Agreement is reported, nothing is fitted to it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from roller_svc.construct.mma_contraction import MmaContraction
 from roller_svc.construct.partition import partition
 from roller_svc.construct.rprograms import prepared
 from roller_svc.construct.rules import Base
+from roller_svc.construct.units import units_for
+from roller_svc.construct.wgmma_contraction import WgmmaContraction
+from roller_svc.ir.demands import NO_DEMANDS
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
@@ -40,6 +43,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.model import Model
+from roller_svc.perf.problem import Problem
 
 Json = dict[str, Any]
 
@@ -57,6 +61,8 @@ SKINNY_ROWS, SKINNY_SIDES = (16, 32, 64, 128, 256), (2048, 4096, 8192, 16384)
 DEEP_SIDES, DEEP_K = (128, 256, 512, 1024), (16384, 65536)
 PARTS = (1, 2, 4, 8)  # that its tile is cut into for our warps, and its step for ours
 LEAST_STEP = 16  # along k, of one instruction
+CONSUMERS = (1, 2, 3)  # warpgroups that share a block's tile along one side
+GROUP_STEP = 64  # along k: rows of 128 bytes, the widest that is swizzled
 CASES = Path(__file__).parent / "data" / "public.json"
 
 
@@ -130,54 +136,83 @@ def _choice(row: Json) -> Choice:
     )  # fmt: skip
 
 
-class Ours:
-    """The model of one product on the matrix unit of one device, and the candidates that it puts first."""
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What the model makes of another's tile in our kernel on one unit."""
 
-    def __init__(self, product: Product, hw: HardwareSpec) -> None:
-        (group,) = partition(product.case.program(), hw)
-        found, _ = rank_units(group, hw, FIRST)
-        self.candidates: tuple[Candidate, ...] = found
-        self.on_matrix_unit = found[0].program.unit.is_matrix
-        problem = prepared(group, hw, _matrix_unit(hw, product.dtype))
-        self._rules, self._model = MmaContraction(problem), Model(problem)
+    rules: MmaContraction | WgmmaContraction
+    model: Model
 
-    def seconds(self, choice: Choice) -> float | None:
-        """What the model expects of our kernel with the tile and the split that the other chose, run in the best of the
-        ways that our rules know. Where registers do not suffice for its warps and steps, of others that do the best;
-        None where our kernel cannot have the tile at all."""
-        m, n, k = choice.tile
-        if (own := self.own_seconds(choice)) is not None:
-            return own
-        warps = [(m // i, n // j) for i, j in pairs(PARTS, PARTS) if m % (i * ROWS) == n % (j * COLUMNS) == 0]
-        steps = [k // part for part in PARTS if k % part == 0 and k // part >= LEAST_STEP]
-        found = (self._least(choice, warp, step) for warp, step in pairs(warps, steps))
-        return min((seconds for seconds in found if seconds is not None), default=None)
+    @classmethod
+    def of(cls, rules: type[MmaContraction | WgmmaContraction], problem: Problem) -> Pricing:
+        return cls(rules(problem), Model(problem))
 
-    def own_seconds(self, choice: Choice) -> float | None:
-        """The same with its warps and step alone."""
-        return self._least(choice, choice.warp[:2], choice.tile[2])
-
-    def _least(self, choice: Choice, warp: tuple[int, int], k: int) -> float | None:
-        p = self._rules.problem
+    def least(self, choice: Choice, part: tuple[int, int], k: int) -> float | None:
+        """Seconds with its tile and split, in steps of k and in the best of the ways that our rules know; `part`: of
+        the tile, (m, n) of a warp or warpgroup. None where the rules refuse that."""
+        p = self.rules.problem
         m, n, _ = choice.tile
-        block, thread = self._tile(m, n, k), self._tile(*warp, 1)
-        base = Base(thread, *self._rules.lane_choices())
-        if m % warp[0] or n % warp[1] or (look := self._rules.look(block, base)).too_large or look.misaligned:
+        block, thread = self._tile(m, n, k), self._tile(*part, 1)
+        base = Base(thread, *self.rules.lane_choices())
+        if m % part[0] or n % part[1] or (look := self.rules.look(block, base)).too_large or look.misaligned:
             return None
         touched = p.touched
         plain = RProgram(
             p.space, p.machine.unit, touched.rtile(block), touched.rtile(thread), base.lanes, choice.split_k
         )
         ways = [
-            replace(plain, stages=way.stages, raster=way.raster, stream_k=way.stream_k)
-            for way in self._rules.pipelines(block, base, choice.split_k)
-        ]
-        return min(self._model.timed(way).seconds for way in ways)
+            replace(
+                plain, stages=way.stages, raster=way.raster, stream_k=way.stream_k, blocks=way.blocks,
+                cluster=way.cluster,
+            )
+            for way in self.rules.pipelines(block, base, choice.split_k)
+        ]  # fmt: skip
+        return min(self.model.timed(way).seconds for way in ways)
 
     def _tile(self, m: int, n: int, k: int) -> Tile:
-        p = self._rules.problem
+        p = self.rules.problem
         extents = {p.m: m, p.n: n, p.k: k}
         return tuple(extents.get(i, 1) for i in range(len(p.extents)))
+
+
+class Ours:
+    """The model of one product on the matrix units of one device, and the candidates that it puts first."""
+
+    def __init__(self, product: Product, hw: HardwareSpec) -> None:
+        (group,) = partition(product.case.program(), hw)
+        found, _ = rank_units(group, hw, FIRST)
+        self.candidates: tuple[Candidate, ...] = found
+        self.on_matrix_unit = found[0].program.unit.is_matrix
+        self._warps = Pricing.of(MmaContraction, prepared(group, hw, _matrix_unit(hw, product.dtype)))
+        taken = units_for(group, hw, NO_DEMANDS).taken
+        self._warpgroups = [
+            Pricing.of(WgmmaContraction, prepared(group, hw, unit)) for unit in taken if unit.kind is UnitKind.WGMMA
+        ]
+
+    def seconds(self, choice: Choice) -> float | None:
+        """What the model expects of our kernel with the tile and the split that the other chose, on warps or on
+        warpgroups. On warps with its own, or, where registers do not suffice for those and its steps, others that do
+        the best. None where our kernels cannot have the tile at all."""
+        found = [self.own_seconds(choice), *self._on_warpgroups(choice)]
+        if found[0] is None:
+            found += self._on_other_warps(choice)
+        return min((seconds for seconds in found if seconds is not None), default=None)
+
+    def own_seconds(self, choice: Choice) -> float | None:
+        """On warps, with its warps and step alone."""
+        return self._warps.least(choice, choice.warp[:2], choice.tile[2])
+
+    def _on_other_warps(self, choice: Choice) -> Iterator[float | None]:
+        m, n, k = choice.tile
+        warps = [(m // i, n // j) for i, j in pairs(PARTS, PARTS) if m % (i * ROWS) == n % (j * COLUMNS) == 0]
+        steps = [k // part for part in PARTS if k % part == 0 and k // part >= LEAST_STEP]
+        return (self._warps.least(choice, warp, step) for warp, step in pairs(warps, steps))
+
+    def _on_warpgroups(self, choice: Choice) -> Iterator[float | None]:
+        """Which share its tile, in steps of 128 bytes."""
+        m, n, _ = choice.tile
+        shares = [(m // i, n // j) for i, j in pairs(CONSUMERS, CONSUMERS) if m % i == n % j == 0]
+        return (kernel.least(choice, share, GROUP_STEP) for kernel in self._warpgroups for share in shares)
 
 
 def _matrix_unit(hw: HardwareSpec, dtype: DType) -> ComputeUnit:

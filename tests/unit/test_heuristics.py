@@ -74,6 +74,19 @@ def test_a_tile_that_the_model_chose_costs_what_its_candidate_does(script: Any) 
     assert ours.seconds(greedy) >= best.estimate.seconds
 
 
+def test_on_hopper_a_tile_is_priced_on_warpgroups_too(script: Any) -> None:
+    """The model's own costs what its candidate does, whatever warps are said to have it, and no more than on warps."""
+    hopper = hardware.load("nvidia-h200-sxm")
+    found = product_of(script, case("C[m, n] +=! A[m, k] * B[n, k]", A=[4096, 4096], B=[4096, 4096]))
+    ours = script.Ours(found, hopper)
+    best = ours.candidates[0]
+    told = script.described(best)
+    assert told["unit"].startswith("wgmma")
+    choice = script.Choice(tuple(told["tile"]), (64, 64, 64), 4, told["split_k"], (1, 1), best.estimate.seconds)
+    assert ours.seconds(choice) == pytest.approx(best.estimate.seconds)
+    assert ours.own_seconds(choice) > 1.1 * best.estimate.seconds
+
+
 def test_shares_and_medians_are_over_the_products(script: Any) -> None:
     def row(first: bool, ours: float, theirs: float, cost: float | None) -> dict[str, Any]:
         return {
