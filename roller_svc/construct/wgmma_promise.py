@@ -26,16 +26,17 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
     rounds = -(-tasks // mach.cores)
     together = min(rounds, blocks_per_core(known.needs, mach.hw))
     # of pairs of blocks each loads the half of what they share, the larger operand if that can be
-    asked = sum(known.moved) - max(known.moved) / 2 if tasks >= mach.cores else sum(known.moved)
+    asked = sum(known.moved) - max(known.moved) / 2
     loads = max(step.port, asked / last_cache_share(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.walk.steps // split_k)
     edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
     edges += 2 * tile.m * tile.n * WORD_BYTES / mach.staged_bytes_per_cycle
-    whole = rounds * (steps * each + edges)
+    floor = p.floor_s * mach.clock_hz  # tiles that memory holds up are told apart by their edges and joins
+    whole = max(floor, rounds * steps * each) + rounds * edges
     if split_k > 1:
         return whole + joining_cycles(p, split_k * p.outer_points)
     if p.space.sums > 1 or not streams(tasks, steps, mach.cores):
         return whole
-    streamed = tasks * steps / mach.cores * each + edges + joining_cycles(p, 2 * mach.cores * tile.m * tile.n)
-    return min(whole, streamed)
+    joins = joining_cycles(p, 2 * mach.cores * tile.m * tile.n)
+    return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
