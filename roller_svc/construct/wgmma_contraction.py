@@ -107,7 +107,8 @@ class WgmmaContraction:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.problem
         group_m, group_n = at(base.thread, p.m), at(base.thread, p.n)
-        if group_m % ROWS or group_n % self._column_granule() or group_n * p.space.sums > MOST_COLUMNS:
+        whole = group_m % ROWS == group_n % self._column_granule() == 0
+        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.sums > MOST_COLUMNS:
             return Look(0, 0.0, "execution unit")
         if at(block, p.m) // group_m * (at(block, p.n) // group_n) > MOST_CONSUMERS:
             return Look(0, 0.0, "warpgroups per block")
