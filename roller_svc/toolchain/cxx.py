@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roller_svc.errors import CompileError, ToolchainMissingError
-from roller_svc.toolchain.gcc import run_confined, summary
+from roller_svc.errors import ToolchainMissingError
+from roller_svc.toolchain.confined import compile_confined
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 
 OUTPUT = "output"
@@ -36,8 +36,5 @@ def compile_cxx(
         directory = Path(folder)
         for file, content in files.items():
             (directory / file).write_bytes(content)
-        code, log = run_confined(command, directory, limits)
-        output = directory / OUTPUT
-        if code != 0 or not output.is_file():
-            raise CompileError(summary(name, "C++", code, log), log=log)
-        return output.read_bytes()
+        compile_confined(f"{name}: the C++ compiler", command, directory / OUTPUT, limits)
+        return (directory / OUTPUT).read_bytes()

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import platform
-import resource
 import shlex
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.errors import InvariantError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
-from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits, shortened
+from roller_svc.toolchain.confined import compile_confined, run_confined
+from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.source_check import check_source
 
 # -fwrapv, -fno-strict-aliasing: the language's integers wrap and its bit casts read one type's bytes as another's.
 # -fno-math-errno, -fno-trapping-math let gcc vectorise. Not -ffast-math: it breaks NaN and infinity.
@@ -48,15 +44,13 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
-    command = c_command(source, cc)
+    check_source(source)
+    command = [*c_command(source, cc), "kernel.c", "-o", "kernel.so", "-lm"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
-        directory = Path(folder)
-        (directory / "kernel.c").write_text(source.text, encoding="utf-8")
-        code, log = run_confined([*command, "kernel.c", "-o", "kernel.so", "-lm"], directory, limits)
-        output = directory / "kernel.so"
-        if code != 0 or not output.is_file():
-            raise CompileError(summary(source.name, "C", code, log), log=log)
+        (Path(folder) / "kernel.c").write_text(source.text, encoding="utf-8")
+        output = Path(folder) / "kernel.so"
+        log = compile_confined(f"{source.name}: the C compiler", command, output, limits)
         binary = output.read_bytes()
     seconds = time.perf_counter() - start
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
@@ -129,82 +123,3 @@ def _arch_flags(arch: Arch) -> list[str]:
     if arch.prefix == "armv":
         return [f"-march=armv{arch.number}-a"]
     return ["-march=x86-64"] if arch.number == 1 else [f"-march={arch}"]
-
-
-# A shell that waits for a line and then becomes the command.
-_GATE = ("/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh")
-_GO = "go\n"
-
-
-def run_confined(
-    command: list[str],
-    directory: Path,
-    limits: CompileLimits,
-    output: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[int, str]:
-    """Exit code and log of a compiler run in a session of its own, which is killed whole when time is up.
-
-    What it prints is its log, the middle of a long one left out; with `output`, stdout goes to that file, whole.
-    `environment`: variables beyond those that every compiler gets.
-    """
-    variables = {
-        "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
-        "LC_ALL": "C",
-        "HOME": str(directory),
-        "TMPDIR": str(directory),
-        **(environment or {}),
-    }
-    with contextlib.ExitStack() as files:
-        stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
-        process = subprocess.Popen(
-            [*_GATE, *command], cwd=directory, env=variables, start_new_session=True, text=True, errors="replace",
-            stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
-        )  # fmt: skip
-    try:
-        _confine(process.pid, limits)
-        printed, complained = process.communicate(_GO, timeout=limits.timeout_s)
-    except subprocess.TimeoutExpired:
-        raise KernelTimeoutError(
-            f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
-        ) from None
-    finally:
-        if process.returncode is None:
-            _kill_session(process)
-    log: str = printed if output is None else complained
-    return process.returncode, shortened(log)
-
-
-def _confine(pid: int, limits: CompileLimits) -> None:
-    """Limit a process that waits at the gate: what it becomes, and what that starts, has the limits from the start.
-
-    From outside, because code between fork and exec is not safe in a process with threads.
-    """
-    cpu_s = max(1, round(limits.timeout_s) + 5)
-    wanted = (
-        (resource.RLIMIT_AS, limits.memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-    )
-    for kind, value in wanted:
-        try:
-            hard = resource.prlimit(pid, kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.prlimit(pid, kind, (value, value))
-        except ProcessLookupError:  # it has ended already
-            return
-
-
-def _kill_session(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def summary(name: str, language: str, code: int, log: str) -> str:
-    """One line of what went wrong."""
-    errors = [line for line in log.splitlines() if "error" in line.lower()]
-    first = errors[0] if errors else (log.strip().splitlines() or ["no message"])[0]
-    return f"{name}: the {language} compiler failed (exit {code}): {first.strip()[:300]}"

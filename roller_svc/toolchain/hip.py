@@ -12,8 +12,9 @@ from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissing
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.code_object import read_code_object
-from roller_svc.toolchain.gcc import run_confined, summary
+from roller_svc.toolchain.confined import compile_confined, run_confined
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.source_check import check_source
 
 COMMAND = "hipcc"
 INSTALL = "apt install hipcc libamdhip64-dev rocm-device-libs"
@@ -37,17 +38,14 @@ def compile_hip(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS) ->
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
-    command = [compiler_for(source.arch), *COMMON_FLAGS, f"--offload-arch={source.arch}", *source.options]
+    check_source(source)
+    flags = [*COMMON_FLAGS, f"--offload-arch={source.arch}", *source.options]
+    command = [compiler_for(source.arch), *flags, "kernel.hip", "-o", "kernel.hsaco"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-hip-") as folder:
-        directory = Path(folder)
-        (directory / "kernel.hip").write_text(source.text, encoding="utf-8")
-        code, log = run_confined(
-            [*command, "kernel.hip", "-o", "kernel.hsaco"], directory, limits, environment=ENVIRONMENT
-        )
-        output = directory / "kernel.hsaco"
-        if code != 0 or not output.is_file():
-            raise CompileError(summary(source.name, "HIP", code, log), log=log)
+        (Path(folder) / "kernel.hip").write_text(source.text, encoding="utf-8")
+        output = Path(folder) / "kernel.hsaco"
+        log = compile_confined(f"{source.name}: the HIP compiler", command, output, limits, ENVIRONMENT)
         binary = output.read_bytes()
     seconds = time.perf_counter() - start
     return CompiledKernel(source, binary, log, _resources(source, binary, log), seconds)

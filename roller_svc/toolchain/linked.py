@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from roller_svc.errors import CompileError
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
-from roller_svc.toolchain.gcc import c_command, run_confined, summary
+from roller_svc.toolchain.confined import compile_confined
+from roller_svc.toolchain.gcc import c_command
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.source_check import check_source
 
 # Each function in a section of its own: the linker leaves out those that a program does not reach.
 _SECTIONS = ("-c", "-ffunction-sections", "-fdata-sections")
@@ -25,6 +26,7 @@ def compile_together(source: KernelSource, limits: CompileLimits = DEFAULT_LIMIT
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
+    check_source(source)
     command = c_command(source)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
@@ -48,6 +50,7 @@ def link_alone(
     """
     if not whole.unlinked or source.checks or _calls(source) != _calls(whole.source):
         return None
+    check_source(source)
     source = replace(source, options=whole.source.options)
     names = {own.name: there.name for own, there in zip(source.launches, whole.source.launches, strict=True)}
     renamed = [f"-Wl,--defsym={own}={there}" for own, there in names.items() if own != there]
@@ -67,10 +70,8 @@ def link_alone(
 
 def _run(source: KernelSource, command: list[str], directory: Path, limits: CompileLimits) -> str:
     """The log; the file behind -o is there."""
-    code, log = run_confined(command, directory, limits)
-    if code != 0 or not (directory / command[command.index("-o") + 1]).is_file():
-        raise CompileError(summary(source.name, "C", code, log), log=log)
-    return log
+    output = directory / command[command.index("-o") + 1]
+    return compile_confined(f"{source.name}: the C compiler", command, output, limits)
 
 
 def _calls(source: KernelSource) -> list[object]:

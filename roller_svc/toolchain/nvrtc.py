@@ -15,6 +15,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits, shortened
 from roller_svc.toolchain.nvrtc_pool import Answer, pool_for
+from roller_svc.toolchain.source_check import check_source
 
 INSTALL_HINT = "pip install 'roller-svc[cuda]'"
 _SYSTEM_FOLDERS = (
@@ -153,6 +154,7 @@ def ptxas_warnings(log: str) -> tuple[str, ...]:
 
 
 def _ask(source: KernelSource, options: list[str], want: str, limits: CompileLimits) -> Answer:
+    check_source(source)
     library = library_for(source.arch)
     pool = pool_for(library.path, limits)
     version, archs = pool.describe()

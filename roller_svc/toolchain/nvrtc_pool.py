@@ -49,10 +49,15 @@ class _Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The library opens libnvrtc-builtins beside it by name alone.
         environment = {"LC_ALL": "C", "LD_LIBRARY_PATH": str(library.parent)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_WORKER), str(library), str(memory_bytes)], start_new_session=True,
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
-        )  # fmt: skip
+        # The worker is killed when the writing end closes. Not with the thread that starts it, which may end before it.
+        reader, writer = os.pipe()
+        self._life = os.fdopen(writer, "wb")
+        with os.fdopen(reader, "rb"):
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_WORKER), str(library), str(memory_bytes), str(reader)],
+                start_new_session=True, cwd="/", env=environment, pass_fds=(reader,), stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0,
+            )  # fmt: skip
         try:
             hello, _ = self._receive(time.monotonic() + _START_TIMEOUT_S)
         except (_WorkerDiedError, TimeoutError):
@@ -88,7 +93,7 @@ class _Worker:
         ended = f"signal {-code}" if code < 0 else f"exit {code}"
         self._stderr.seek(0)
         text = self._stderr.read(1 << 20).decode(errors="replace").strip()
-        for file in (self._process.stdin, self._process.stdout, self._stderr):
+        for file in (self._process.stdin, self._process.stdout, self._stderr, self._life):
             if file is not None:
                 file.close()
         return f"{ended}: {text[-500:]}" if text else ended

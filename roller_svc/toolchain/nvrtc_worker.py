@@ -1,7 +1,8 @@
 """The process that holds NVRTC: requests on stdin, cubins on stdout.
 
 A compilation inside NVRTC cannot be interrupted and a compiler may crash, so it happens here, where the parent can end
-it. Run by path under `python -I -S`: standard library only, so that starting takes milliseconds.
+it. Run by path under `python -I -S`: standard library only, so that starting takes milliseconds. It reads nothing but
+the library's folder once the library is there, writes nothing, and ends when the pipe of its starter closes.
 
 Every frame is a 4-byte and an 8-byte big-endian length, a JSON document and bytes of those lengths.
 Requests: {name, text, options, want: "cubin"|"ptx", timeout_s}. Answers: {ok, error, log}, and the bytes.
@@ -17,6 +18,9 @@ import resource
 import signal
 import struct
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO
 
 HEADER = struct.Struct(">IQ")
@@ -107,7 +111,26 @@ def serve(nvrtc: Nvrtc, requests: BinaryIO, answers: BinaryIO) -> None:
         send(answers, document, data)
 
 
-def main(library: str, memory_bytes: int) -> int:
+def load_beside(name: str) -> ModuleType:
+    """A module of this folder: under `-I` no folder is searched for modules, under `-S` no package is installed."""
+    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def confine(library: str) -> None:
+    """What NVRTC loads when it compiles is loaded now, and no other file opened from here on."""
+    folder = Path(library).resolve().parent
+    for builtins in sorted(folder.glob("libnvrtc-builtins.so*")):
+        ctypes.CDLL(str(builtins))
+    load_beside("sandbox").restrict_self((str(folder),), ())
+
+
+def main(library: str, memory_bytes: int, life: int) -> int:
+    load_beside("sandbox").die_with_pipe(life)
     # A stray print by the library must not end up among the frames.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -117,6 +140,7 @@ def main(library: str, memory_bytes: int) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         nvrtc = Nvrtc(library)
+        confine(library)
         hello: dict[str, object] = {"version": nvrtc.version(), "archs": nvrtc.archs()}
     except (OSError, AttributeError, RuntimeError) as error:
         send(answers, {"error": str(error)})
@@ -130,4 +154,4 @@ def main(library: str, memory_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -14,8 +14,8 @@ from typing import Any
 
 from roller_svc.errors import CompileError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
+from roller_svc.toolchain.confined import run_confined
 from roller_svc.toolchain.cubin import read_code
-from roller_svc.toolchain.gcc import run_confined
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.nvrtc import INSTALL_HINT, wheel_roots
 

@@ -122,7 +122,7 @@ def test_a_library_goes_with_its_module() -> None:
 
 
 def test_openmp_survives_the_library_that_brought_it() -> None:
-    text = "#include <omp.h>\n" + add().text.replace("{ for", "{\n#pragma omp parallel for num_threads(2)\nfor")
+    text = add().text.replace("{ for", "{\n#pragma omp parallel for num_threads(2)\nfor")
     compiled = compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))
     given = operands()
     for _ in range(3):

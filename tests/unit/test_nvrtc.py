@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,12 @@ def test_workers_end_with_their_parent() -> None:
     """A worker reads the end of its pipe, whatever way its parent went."""
     library = nvrtc.library_for(SM_80)
     worker = [sys.executable, "-I", "-S", str(Path(nvrtc_pool.__file__).with_name("nvrtc_worker.py"))]
-    process = subprocess.run([*worker, str(library.path), str(8 << 30)], input=b"", capture_output=True, timeout=60)
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w"):
+        arguments = [str(library.path), str(8 << 30), str(reader)]
+        process = subprocess.run(
+            [*worker, *arguments], input=b"", capture_output=True, timeout=60, pass_fds=(reader,)
+        )  # fmt: skip
     assert process.returncode == 0
     assert b'"archs"' in process.stdout
 

@@ -1,0 +1,62 @@
+"""A kernel's text → nothing, or an error: what no generator writes, and what could make a compiler read other files.
+
+Generators write few headers, few pragmas, and string literals of few characters. Whatever else is there came from
+outside of them. Texts are read as a compiler reads them: spliced lines joined, comments gone, literals set apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from roller_svc.errors import CompileError
+from roller_svc.ir.kernel import KernelSource, Language
+
+# Characters that a reader takes for others: trigraphs, a digraph of "#", and what is not printed ASCII.
+_DISGUISE = re.compile(r"\?\?[=/'()!<>-]|%:|[^\t\n -~]")
+_SPLICE = re.compile(r"\\[ \t]*\n")
+_TOKEN = re.compile(
+    r"(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<string>\"(?:\\.|[^\"\\\n])*\")|(?P<open>[\"']|/\*)|(?P<code>[^/\"']+|/)",
+    re.DOTALL,
+)
+_HASH = re.compile(r"^[ \t]*#[ \t]*([^\n]*)$|#", re.MULTILINE)
+_DIRECTIVE = re.compile(
+    r"(?!.*\b__has_)(?:define|undef|if|ifdef|ifndef|elif|else|endif)\b[^#]*"
+    r"|include[ \t]*<(?:features|stdint|string|time)\.h>[ \t]*"
+    r"|pragma[ \t]+(?:omp|unroll|clang[ \t]+fp)\b[^#]*"
+)
+_PRAGMA = re.compile(r"\b_Pragma\b(?!\s*\(\s*\"omp [^\"]*\"\s*\))")
+# A directive of an assembler begins with a dot. PTX is full of dots, and has no directive that reads a file.
+_PLAIN_STRING = re.compile(r'"[\w ,%+=&()\[\]{}-]*"')
+_PTX_STRING = re.compile(r'"(?:[\w .,;:%+=&$!()\[\]{}|@<>-]|\\n)*"')
+_PREFIX = re.compile(r"\w")  # of a raw string, whose end is elsewhere than a plain one's
+_LITERALS = {Language.C: _PLAIN_STRING, Language.HIP: _PLAIN_STRING, Language.CUDA: _PTX_STRING}
+
+
+def check_source(source: KernelSource) -> None:
+    """Raises CompileError for a text that no generator writes."""
+    for fault in _faults(source.text, _LITERALS[source.language]):
+        raise CompileError(
+            f"{source.name}: the {source.language.value} text is not compiled: no generator writes {fault}",
+            code="refused-source",
+        )
+
+
+def _faults(text: str, literal: re.Pattern[str]) -> Iterator[str]:
+    """What is wrong with the text, the first of it first."""
+    if disguise := _DISGUISE.search(text):
+        yield f"the characters {disguise[0]!r}"
+    pieces = [""]
+    for token in _TOKEN.finditer(_SPLICE.sub("", text)):
+        kind, word = token.lastgroup, token[0]
+        if kind == "open":
+            yield f"{word} here: a quotation or comment without an end, or a character in quotes"
+        if kind == "string" and (not literal.fullmatch(word) or _PREFIX.fullmatch(pieces[-1][-1:])):
+            yield f"the string {word[:60]}"
+        pieces.append(" " if kind == "comment" else word)
+    code = "".join(pieces)
+    for line in _HASH.finditer(code):
+        if line[1] is None or not _DIRECTIVE.fullmatch(line[1]):
+            yield f"the directive {line[0].strip()[:60]!r}"
+    if pragma := _PRAGMA.search(code):
+        yield f"the operator {pragma[0]}"
