@@ -10,12 +10,11 @@ from pathlib import Path
 
 from roller_svc import hardware, toolchain
 from roller_svc.ask import spec_of
+from roller_svc.farm.store import SCHEMA
 from roller_svc.front import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.report import BuildRequest
-
-SCHEMA = 1  # of the manifests; raise it when what they hold changes
 
 
 def action_digest(request: BuildRequest) -> str:

@@ -1,12 +1,14 @@
 """Operations: a request, what is being done about it, and what came of it.
 
 Identical requests that are under way share one build. Records are on disk, so an operation is known after a restart,
-and one that had not ended is begun again: building is idempotent, its result is published once.
+and one that had not ended is begun again: building is idempotent, its result is published once. A fault that may pass
+(a lost worker, a full disk, a stalled machine) is tried again, with longer pauses, before it is the operation's error.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,6 +24,8 @@ from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.ir.report import BuildRequest
 
 HIT_PREFIX = "hit-"
+RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each further attempt
+_HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class _Job:
     action: str
     request: BuildRequest
     operations: list[Operation]
+    attempts: int = 0
     ended: Future[None] = field(default_factory=Future)
 
 
@@ -87,7 +92,7 @@ class JobQueue:
         self._jobs: dict[str, _Job] = {}  # by action
         self._live: dict[str, Operation] = {}  # operations that have not ended
         self._ended: dict[str, Future[None]] = {}  # theirs
-        self._closing = False
+        self._closing = threading.Event()
 
     def submit(self, request: BuildRequest) -> Operation:
         """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
@@ -106,12 +111,15 @@ class JobQueue:
             live = self._live.get(operation_id)
         if live is not None:
             return live
-        if operation_id.startswith(HIT_PREFIX):
+        if _HIT_ID.fullmatch(operation_id):
             action = "sha256:" + operation_id.removeprefix(HIT_PREFIX)
             facts = self.store.made_by(action)
             return None if facts is None else _hit(action, facts, {})
         record = self.store.record(operation_id)
-        return None if record is None else _from_record(record)
+        found = None if record is None else _from_record(operation_id, record)
+        if found is None and (record is not None or self.store.is_set_aside(operation_id)):
+            return _unreadable(operation_id)
+        return found
 
     def ended(self, operation_id: str) -> Future[None] | None:
         """Resolves when the operation is done; None where it is already."""
@@ -119,71 +127,129 @@ class JobQueue:
             return self._ended.get(operation_id)
 
     def resume(self) -> int:
-        """Begin again what a former process left unfinished; how many."""
+        """Begin again what a former process left unfinished; how many.
+
+        A record that this version cannot read is set aside and logged; the others go on.
+        """
         count = 0
-        for record in self.store.records():
-            operation = _from_record(record)
-            if operation is None or operation.done:
-                continue
-            count += 1
-            try:
-                request = build_request(**operation.request)
-                # Everything that decides the result may have changed since: the action is named anew.
-                action = self._digest(request)
-                self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request)
-            except RollerError as failure:
-                self._finish(operation, None, failure)
+        for record_id, record in self.store.records():
+            operation = None if record is None else _from_record(record_id, record)
+            if operation is None:
+                self._set_aside(record_id, "it is not as this version writes them")
+            elif not operation.done:
+                count += self._begin_again(operation)
         return count
+
+    def _begin_again(self, operation: Operation) -> bool:
+        """Whether the operation could be read as a request."""
+        try:
+            request = build_request(**operation.request)
+        except TypeError as failure:  # options that another version has
+            self._set_aside(operation.id, str(failure))
+            return False
+        except RollerError as failure:
+            self._finish(operation, None, failure)
+            return True
+        try:
+            # Everything that decides the result may have changed since: the action is named anew.
+            action = self._digest(request)
+            self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request)
+        except StoreError:  # it stays recorded, for the next start
+            log.exception("operation %s cannot be resumed now", operation.id)
+        except RollerError as failure:
+            self._finish(operation, None, failure)
+        return True
+
+    def _set_aside(self, record_id: str, why: str) -> None:
+        log.warning("the record of operation %s is set aside: %s", record_id, why)
+        try:
+            self.store.set_record_aside(record_id)
+        except StoreError as failure:
+            log.warning("the record of operation %s stays where it is: %s", record_id, failure.message)
 
     def close(self, stop_builds: Callable[[], None] = lambda: None) -> None:
         """Take nothing more. What has not ended stays recorded, and the next process resumes it.
 
         `stop_builds` is called once nothing new can start; a build that it ends counts as not ended.
         """
-        self._closing = True
+        self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         stop_builds()
         self._pool.shutdown(wait=True)
 
     def _enqueue(self, operation: Operation, request: BuildRequest, most: int | None = None) -> Operation:
-        """Joined to a build under way, or a new one where there are fewer than `most`."""
+        """Joined to a build under way, or a new one where there are fewer than `most`. On disk when this returns."""
         with self._lock:
             job = self._jobs.get(operation.action)
-            if job is None and most is not None and len(self._jobs) >= most:
-                raise QueueFullError(f"{most} builds are waiting already; try again later")
-            if job is not None:
+            begins = job is None
+            if job is None:
+                if most is not None and len(self._jobs) >= most:
+                    raise QueueFullError(f"{most} builds are waiting already; try again later")
+                job = self._jobs[operation.action] = _Job(operation.action, request, [operation])
+            else:
                 operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
-            self.store.write_record(operation.id, _to_record(operation))
-            self._live[operation.id] = operation
-            if job is not None:
                 job.operations.append(operation)
-                self._ended[operation.id] = job.ended
-                return operation
-            job = self._jobs[operation.action] = _Job(operation.action, request, [operation])
+            self._live[operation.id] = operation
             self._ended[operation.id] = job.ended
-        self._pool.submit(self._run, job).add_done_callback(_log_bug)
+        try:
+            # Not under the lock: a slow disk holds up nobody else.
+            self.store.write_record(operation.id, _to_record(operation))
+        except StoreError:
+            if self._withdraw(job, operation.id) and begins:
+                self._start(job)  # for those that joined meanwhile
+            raise
+        if begins:
+            self._start(job)
         return operation
+
+    def _withdraw(self, job: _Job, operation_id: str) -> bool:
+        """Forget an operation that could not be recorded; whether others wait for its build."""
+        with self._lock:
+            job.operations = [one for one in job.operations if one.id != operation_id]
+            self._live.pop(operation_id, None)
+            self._ended.pop(operation_id, None)
+            if not job.operations and self._jobs.get(job.action) is job:
+                del self._jobs[job.action]
+            return bool(job.operations)
+
+    def _start(self, job: _Job) -> None:
+        self._pool.submit(self._run, job).add_done_callback(_log_bug)
 
     def _run(self, job: _Job) -> None:
         self._move(job, Stage.BUILDING)
         facts: Json | None = None
         failure: RollerError = FarmError("the build ended without a result")  # what stands after a bug of ours
         try:
-            facts = self.store.made_by(job.action)  # another process may have made it since
-            if facts is None:
-                artifact = self._build(job.request)
-                self.store.publish(job.action, artifact)
-                facts = artifact.facts
-        except RollerError as error:
-            failure = error
+            facts, failure = self._attempted(job)
         finally:
             with self._lock:
                 del self._jobs[job.action]  # nobody joins any more
                 operations = [self._live[operation.id] for operation in job.operations]
-            if facts is not None or not self._closing:
-                for operation in operations:
-                    self._finish(operation, facts, failure)
-            job.ended.set_result(None)
+            try:
+                if facts is not None or not self._closing.is_set():
+                    for operation in operations:
+                        self._finish(operation, facts, failure)
+            finally:
+                job.ended.set_result(None)
+
+    def _attempted(self, job: _Job) -> tuple[Json | None, RollerError]:
+        """The kernel's facts, or None and why there are none after the last attempt."""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            job.attempts += 1
+            try:
+                facts = self.store.made_by(job.action)  # a former process may have made it
+                if facts is None:
+                    artifact = self._build(job.request)
+                    self.store.publish(job.action, artifact)
+                    facts = artifact.facts
+                return facts, FarmError("none")
+            except FarmError as fault:  # may pass
+                log.warning("attempt %d of %s failed: %s", job.attempts, job.action, fault.message)
+                if delay_s is None or self._closing.wait(delay_s):
+                    return None, _after(job.attempts, fault)
+            except RollerError as error:
+                return None, error
+        raise AssertionError  # the last turn returns
 
     def _move(self, job: _Job, stage: Stage) -> None:
         with self._lock:
@@ -196,7 +262,8 @@ class JobQueue:
         try:
             self.store.write_record(done.id, _to_record(done))
             recorded = True
-        except StoreError:
+        except StoreError as fault:
+            log.warning("operation %s ended and cannot be recorded: %s", done.id, fault.message)
             recorded = False
         with self._lock:
             self._ended.pop(done.id, None)
@@ -211,6 +278,23 @@ def _log_bug(run: Future[None]) -> None:
     error = None if run.cancelled() else run.exception()
     if error is not None:
         log.error("a build ended in a bug", exc_info=error)
+
+
+def _after(attempts: int, fault: FarmError) -> FarmError:
+    """The fault of the last attempt, with how often it was tried."""
+    return FarmError(f"{fault.message} ({attempts} attempts; try again later)", code=fault.code)
+
+
+def _unreadable(operation_id: str) -> Operation:
+    """In place of an operation whose record this version cannot read."""
+    fault = FarmError(
+        "the record of this operation is of another version and was set aside: send the request again",
+        code="unreadable-record",
+    )
+    return Operation(
+        id=operation_id, action="", stage=Stage.DONE, cache=Cache.MISS, create_time=_now(), request={},
+        error=error_json(fault),
+    )  # fmt: skip
 
 
 def _hit(action: str, facts: Json, request: Json) -> Operation:
@@ -234,11 +318,13 @@ def _to_record(operation: Operation) -> Json:
     }
 
 
-def _from_record(record: Mapping[str, object]) -> Operation | None:
-    """None where the record is not one of ours."""
+def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | None:
+    """None where the record is not one of ours, or calls itself by another id than its file."""
+    if record.get("id") != record_id:
+        return None
     try:
         return Operation(
-            id=_text(record["id"]),
+            id=record_id,
             action=_text(record["action"]),
             stage=Stage(record["stage"]),
             cache=Cache(record["cache"]),

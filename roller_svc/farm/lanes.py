@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import os
 import resource
 import signal
 import threading
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from roller_svc.errors import BuildError, FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.toolchain.sandbox import die_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,7 +81,7 @@ class Lane(Generic[T, R]):
         # spawn: a fresh interpreter, with none of this process's threads, locks or sockets
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._work, self._memory_bytes), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, self._work, self._memory_bytes, os.getpid()), daemon=True)
         # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -176,8 +178,10 @@ class _Reporting:
             self._connection.send(_Bug(f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"))
 
 
-def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | None) -> None:
+def _serve(connection: Connection, work: Callable[[T], R], memory_bytes: int | None, parent_pid: int) -> None:
     """A worker's life: tasks in, answers out, until the parent hangs up."""
+    # The thread that started this process waits for its answers: it lives as long as the worker is wanted.
+    die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     gc.collect()

@@ -4,17 +4,21 @@
     ac/<action digest>     the manifest blob of what an action made
     kernels/<digest>       the manifest blob of a kernel
     operations/<id>.json   a record of a request (farm/jobs.py)
+    set-aside/<id>.json    a record that this version cannot read
+    lock                   held by the one service of the store
 
 Blobs are published first and names last, each through a rename, so a name that resolves is complete. Every read
 checks the hash: a blob that is missing, cut short or changed makes its name a miss, and building again mends it.
-Any number of processes may write at once.
+Any number of processes may write at once. A file that is there and cannot be read is a StoreError, never a miss.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -27,6 +31,9 @@ from roller_svc.errors import StoreError
 Json = dict[str, object]
 _HEX = re.compile(r"[0-9a-f]{64}")
 _RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
+SCHEMA = 2  # of the manifests; raise it when what they hold changes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,33 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         with _as_store_error("make"):
-            for folder in ("cas/sha256", "ac", "kernels", "operations", "tmp"):
+            for folder in ("cas/sha256", "ac", "kernels", "operations", "set-aside", "tmp"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Take the store for this process until `unlock`. Raises StoreError where another service holds it."""
+        with _as_store_error("lock"):
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                raise StoreError(
+                    f"another service uses the store {self.root}: stop it, or give this one a store of its own "
+                    "(--store, ROLLER_STORE)",
+                    code="store-locked",
+                ) from None
+            except OSError:
+                os.close(handle)
+                raise
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Let go of the store; nothing happens where it is not held."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # ------------------------------------------------------------------ blobs
 
@@ -68,16 +100,20 @@ class Store:
     def publish(self, action: str, artifact: Artifact) -> None:
         """Keep an artifact: its blobs, then the kernel's name, then the action's."""
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
-        manifest = self.put(_to_bytes({"digest": artifact.digest, "facts": artifact.facts, "files": files}))
+        document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
+        manifest = self.put(_to_bytes(document))
         kernel = self.root / "kernels" / _bare(artifact.digest)
         if self._resolved(kernel) is None:  # the first to publish a kernel decides: what a digest names never changes
             self._write(kernel, manifest.encode())
         self._write(self.root / "ac" / _bare(action), manifest.encode())
 
     def made_by(self, action: str) -> Json | None:
-        """Facts of what an action made, complete, or None."""
-        manifest = self._resolved(self.root / "ac" / _bare(action))
-        return None if manifest is None else _mapping(manifest["facts"])
+        """Facts of what an action made, whole from every name, or None."""
+        bare = _bare(action)
+        manifest = self._resolved(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
+        if manifest is None or self._kernel(str(manifest["digest"])) is None:
+            return None
+        return _mapping(manifest["facts"])
 
     def kernel(self, digest: str) -> Json | None:
         """Facts of a kernel, complete, or None."""
@@ -103,19 +139,27 @@ class Store:
     def record(self, record_id: str) -> Json | None:
         return _parsed(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
 
-    def records(self) -> Iterator[Json]:
-        """All records that can be read, oldest id first."""
-        for path in sorted((self.root / "operations").glob("*.json")):
-            record = _parsed(_read(path))
-            if record is not None:
-                yield record
+    def records(self) -> Iterator[tuple[str, Json | None]]:
+        """All records by id, oldest first; None in place of one that is no JSON object."""
+        with _as_store_error("list"):
+            paths = sorted((self.root / "operations").glob("*.json"))
+        for path in paths:
+            if _RECORD_ID.fullmatch(path.stem):
+                yield path.stem, _parsed(_read(path))
+
+    def set_record_aside(self, record_id: str) -> None:
+        """Keep a record where no start of a service reads it."""
+        with _as_store_error("write to"):
+            self._record(record_id).rename(self.root / "set-aside" / f"{record_id}.json")
+
+    def is_set_aside(self, record_id: str) -> bool:
+        """Whether the record is there, and cannot be read by this version."""
+        return bool(_RECORD_ID.fullmatch(record_id)) and (self.root / "set-aside" / f"{record_id}.json").exists()
 
     def check_writable(self) -> None:
-        """StoreError where nothing can be written."""
-        probe = self.root / "tmp" / f"probe-{os.getpid()}"
-        with _as_store_error("write to"):
-            probe.write_bytes(b"")
-            probe.unlink()
+        """Write a byte and read it back. Raises StoreError where that fails."""
+        with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
+            probe.write(b"1")
 
     # ---------------------------------------------------------------- details
 
@@ -134,6 +178,9 @@ class Store:
         pointer = _read(name)
         manifest = None if pointer is None else _parsed(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
+            return None
+        if not _is_manifest(manifest):
+            log.warning("%s names a manifest of another version: it counts as not there", name)
             return None
         blobs = _mapping(manifest["files"]).values()
         return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
@@ -172,10 +219,24 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _read(path: Path) -> bytes | None:
+    """The content; None where there is no file. Raises StoreError for one that is there and cannot be read."""
     try:
         return path.read_bytes()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+    except OSError as failure:
+        raise StoreError(f"cannot read the store: {failure.strerror or failure}") from failure
+
+
+def _is_manifest(document: Json) -> bool:
+    """Whether a manifest has the fields, of the types, that this version writes."""
+    facts, files, digest = (document.get(field) for field in ("facts", "files", "digest"))
+    return (
+        document.get("schema") == SCHEMA
+        and isinstance(digest, str)
+        and isinstance(facts, dict)
+        and isinstance(files, dict)
+    )
 
 
 def _parsed(content: bytes | None) -> Json | None:
@@ -183,7 +244,7 @@ def _parsed(content: bytes | None) -> Json | None:
         return None
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -10,8 +10,19 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.lang.convert import constant_int
 from roller_svc.lang.intervals import bounds
 
-# What one statement may cost isl, in its own unit: at worst half a second. No public program needs 10,000.
-MAX_OPERATIONS = 100_000
+# What one program may cost isl, in its own unit, whose cost in seconds varies a hundredfold. No public program needs
+# 10,000.
+MAX_OPERATIONS = 20_000
+
+
+def limited_context() -> isl.Context:
+    """Return a context for the statements of one program, which share its operations.
+
+    isl's contexts are not for several threads.
+    """
+    context = isl.Context()
+    context.set_max_operations(MAX_OPERATIONS)
+    return context
 
 
 class OpaqueExprError(Exception):
@@ -19,14 +30,13 @@ class OpaqueExprError(Exception):
 
 
 class Polyhedra:
-    """The box of a statement's axes, and sets of its points. Raises isl.Error when its operations are used up."""
+    """The box of a statement's axes, and sets of its points. Raises isl.Error when the context's operations are used
+    up."""
 
-    def __init__(self, extents: Mapping[str, int]) -> None:
+    def __init__(self, extents: Mapping[str, int], context: isl.Context) -> None:
         self._extents = extents
         self._names = tuple(extents)
-        # A context of its own: isl's are not for several threads, and operations are counted on it.
-        self._context = isl.Context()
-        self._context.set_max_operations(MAX_OPERATIONS)
+        self._context = context
         space = isl.Space.set_alloc(self._context, 0, len(self._names))
         self._local = isl.LocalSpace.from_space(space)
         self.universe = isl.Set.universe(space)

@@ -12,7 +12,7 @@ from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, walk
 from roller_svc.lang import points
 from roller_svc.lang.intervals import bounds, widened
-from roller_svc.lang.polyhedra import OpaqueExprError, Polyhedra
+from roller_svc.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 
 # Points of the axes of one index (and their guards) that are enumerated where isl cannot decide.
 MAX_ENUMERATED_POINTS = 4_000_000
@@ -71,6 +71,7 @@ class Budget:
 
     evaluations: int = 100_000_000
     isl_failed: bool = False
+    context: isl.Context = field(default_factory=limited_context)
 
 
 class Ranges:
@@ -162,7 +163,7 @@ class Ranges:
     def _outside(self, index: Expr, size: int) -> dict[str, int] | None:
         """A point where the index is outside though the guards hold; None where isl proves that there is none."""
         if self._polyhedra is None:
-            self._polyhedra = Polyhedra(self._extents)
+            self._polyhedra = Polyhedra(self._extents, self._budget.context)
         space = self._polyhedra
         outside = space.outside(index, size)
         region = space.box

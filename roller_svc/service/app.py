@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -38,6 +39,7 @@ def create_app(
     processes for estimates before the first of them is asked for."""
     lanes = ThreadLanes(build_artifact, settings.build_timeout_s, settings.worker_memory_bytes)
     store = Store(Path(settings.store))
+    store.lock()
     queue = JobQueue(store, builder or lanes.call, digest, workers=settings.workers, length=settings.queue_length)
     # beside the thread that asks: as many processes at work in all as there are for builds
     estimating = Estimating(settings.workers - 1, settings.build_timeout_s, settings.worker_memory_bytes)
@@ -49,11 +51,14 @@ def create_app(
             gc.collect()
             gc.freeze()  # what is imported stays: no collection need look at it
             estimating.start()
-        queue.resume()
+        # Beside the requests: records may hold programs that take long to check.
+        resuming = threading.Thread(target=queue.resume, name="resume", daemon=True)
+        resuming.start()
         yield
         queue.close(lambda: lanes.close(at_once=True))
-        compute.shutdown(wait=True, cancel_futures=True)
         estimating.close()
+        compute.shutdown(wait=True, cancel_futures=True)
+        store.unlock()
 
     app = FastAPI(title="roller-svc", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.roller = State(settings, store, queue, compute, Estimates(estimating.outcomes))

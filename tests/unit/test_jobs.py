@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roller_svc.ask import build_request
-from roller_svc.errors import ArgumentError, CompileError, QueueFullError
+from roller_svc.errors import ArgumentError, CompileError, FarmError, QueueFullError, RollerError, StoreError
 from roller_svc.farm.jobs import Cache, JobQueue, Operation, Stage
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
@@ -217,4 +218,129 @@ def test_a_bug_in_a_build_leaves_nobody_waiting(store: Store) -> None:
     found = ended(queue, queue.submit(request()))
     assert found.error is not None
     assert found.error["code"] == "farm-error"
+    queue.close()
+
+
+class Faulty(Builder):
+    """Fails with `faults` first."""
+
+    def __init__(self, *faults: RollerError) -> None:
+        super().__init__()
+        self.faults = list(faults)
+
+    def __call__(self, wanted: BuildRequest) -> Artifact:
+        made = super().__call__(wanted)
+        if self.faults:
+            raise self.faults.pop(0)
+        return made
+
+
+@pytest.fixture
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.farm.jobs.RETRY_DELAYS_S", (0.0, 0.0, 0.0))
+
+
+@pytest.mark.usefixtures("_no_pause")
+def test_a_fault_that_passes_is_tried_again(store: Store) -> None:
+    builder = Faulty(FarmError("killed", code="worker-lost"), StoreError("full"), FarmError("slow"))
+    queue = queue_on(store, builder)
+    found = ended(queue, queue.submit(request()))
+    assert (found.error, len(builder.built)) == (None, 4)
+    queue.close()
+
+
+@pytest.mark.usefixtures("_no_pause")
+def test_a_fault_that_stays_is_the_error_after_four_attempts(store: Store) -> None:
+    builder = Faulty(*(FarmError("killed", code="worker-lost") for _ in range(9)))
+    queue = queue_on(store, builder)
+    found = ended(queue, queue.submit(request()))
+    assert found.error is not None
+    assert (found.error["code"], len(builder.built)) == ("worker-lost", 4)
+    assert "4 attempts" in str(found.error["message"])
+    queue.close()
+
+
+@pytest.mark.usefixtures("_no_pause")
+def test_the_callers_fault_is_not_tried_again(store: Store, builder: Builder) -> None:
+    queue = queue_on(store, builder)
+    assert ended(queue, queue.submit(request("f"))).error is not None
+    assert len(builder.built) == 1
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r | {"request": r["request"] | {"precision": "fast"}},
+        lambda r: r | {"request": {"expression": "a[i] = x[i]"}},
+        lambda r: r | {"stage": "publishing"},
+        lambda r: r | {"id": "../../outside"},
+        lambda r: {},
+    ],
+)
+def test_a_record_of_another_version_is_set_aside(
+    store: Store, builder: Builder, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = queue_on(store, builder)
+    record = store.record(ended(queue, queue.submit(request())).id)
+    assert record is not None
+    queue.close()
+    left = record | {"stage": Stage.QUEUED.value, "facts": None}
+    store.write_record("1-left", change(left | {"id": "1-left"}))
+    store.write_record("2-good", left | {"id": "2-good"})
+    after = queue_on(store, builder)
+    assert after.resume() == 1
+    assert "1-left" in caplog.text
+    found = after.get("1-left")
+    assert found is not None
+    assert found.error is not None
+    assert found.error["code"] == "unreadable-record"
+    good = after.get("2-good")
+    assert good is not None
+    assert ended(after, good).error is None
+    assert not (store.root.parent / "outside.json").exists()
+    after.close()
+
+
+@pytest.mark.parametrize("name", ["hit-\0", "hit-" + "g" * 64, "hit-../../x", "\0", "../x"])
+def test_an_id_that_is_none_finds_nothing(store: Store, builder: Builder, name: str) -> None:
+    queue = queue_on(store, builder)
+    assert queue.get(name) is None
+    queue.close()
+
+
+def test_a_slow_disk_holds_up_nobody_else(store: Store, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_on(store, builder)
+    done = ended(queue, queue.submit(request("a")))
+    writing, go_on = threading.Event(), threading.Event()
+    write = store.write_record
+
+    def slow(record_id: str, record: Any) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write(record_id, record)
+
+    monkeypatch.setattr(store, "write_record", slow)
+    waiting = threading.Thread(target=queue.submit, args=(request("b"),))
+    waiting.start()
+    assert writing.wait(60)
+    assert queue.get(done.id) == done  # takes the lock
+    go_on.set()
+    waiting.join()
+    queue.close()
+
+
+def test_what_cannot_be_recorded_is_not_accepted(
+    store: Store, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_on(store, builder)
+
+    def full(record_id: str, record: Any) -> None:
+        raise StoreError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_record", full)
+        with pytest.raises(StoreError):
+            queue.submit(request())
+    assert ended(queue, queue.submit(request())).error is None
     queue.close()

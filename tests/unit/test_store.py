@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -107,9 +110,77 @@ def test_records_come_back_and_torn_ones_do_not(store: Store) -> None:
     store.write_record("2-b", {"id": "2-b"})
     store.write_record("1-a", {"id": "1-a"})
     (store.root / "operations" / "3-c.json").write_text('{"id": "3')
-    assert [record["id"] for record in store.records()] == ["1-a", "2-b"]
+    (store.root / "operations" / "4-d.json").write_text("[" * 100_000)
+    assert list(store.records()) == [("1-a", {"id": "1-a"}), ("2-b", {"id": "2-b"}), ("3-c", None), ("4-d", None)]
     assert store.record("1-a") == {"id": "1-a"}
     assert store.record("3-c") is None
+    store.set_record_aside("3-c")
+    assert store.is_set_aside("3-c")
+    assert [name for name, _ in store.records()] == ["1-a", "2-b", "4-d"]
+
+
+@pytest.mark.parametrize("name", ["", "hit-\0", "../../outside", "A", "a" * 81])
+def test_a_record_is_never_named_by_a_path(store: Store, name: str) -> None:
+    assert store.record(name) is None
+    assert not store.is_set_aside(name)
+
+
+def test_a_second_service_on_one_store_is_refused_with_a_hint(store: Store) -> None:
+    store.lock()
+    second = Store(store.root)
+    with pytest.raises(StoreError, match="another service") as refused:
+        second.lock()
+    assert refused.value.code == "store-locked"
+    assert "--store" in refused.value.message
+    store.unlock()
+    second.lock()
+    second.unlock()
+
+
+@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
+def test_what_cannot_be_read_is_not_taken_for_missing(
+    store: Store, fault: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(ACTION, artifact())
+    store.write_record("1-a", {"id": "1-a"})
+
+    def failing(path: Path) -> bytes:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    for read in (lambda: store.made_by(ACTION), lambda: store.kernel(artifact().digest), lambda: store.record("1-a")):
+        with pytest.raises(StoreError, match="cannot read"):
+            read()
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "folder", "gone"])
+def test_a_hit_is_whole_from_every_name_or_a_miss(store: Store, damage: str) -> None:
+    store.publish(ACTION, artifact())
+    name = store.root / "kernels" / ("c" * 64)
+    name.unlink()
+    if damage == "folder":
+        name.mkdir()
+    elif damage != "gone":
+        name.write_bytes({"empty": b"", "garbage": b"\xff"}[damage])
+    assert store.made_by(ACTION) is None
+    if damage == "folder":
+        name.rmdir()
+    store.publish(ACTION, artifact())
+    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.file(artifact().digest, "source") is not None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"schema": 99}, {"schema": None}, {"files": None}, {"facts": [1]}, {"digest": 7}, {"files": "x"}]
+)
+def test_a_manifest_of_another_version_is_a_miss(store: Store, changes: dict[str, object]) -> None:
+    store.publish(ACTION, artifact())
+    manifest = json.loads(store.get((store.root / "ac" / ("a" * 64)).read_text()) or b"")
+    other = store.put(json.dumps(manifest | changes).encode())
+    for name in ("ac/" + "a" * 64, "kernels/" + "c" * 64):
+        (store.root / name).write_text(other)
+    assert store.made_by(ACTION) is None
+    assert store.kernel(artifact().digest) is None
 
 
 def publish_many(root: str) -> None:

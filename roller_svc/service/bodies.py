@@ -1,0 +1,71 @@
+"""Bytes of a body → whether they are JSON that the routes may parse: UTF-8, few values, not deep, no name twice."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+
+DEPTH_MOST = 32
+
+
+class BodyError(ValueError):
+    """What is wrong with a body, for the client."""
+
+
+def count_values_at_most(body: bytes) -> int:
+    """A bound of the values in a JSON text, from its punctuation alone."""
+    return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
+
+
+def check_json(body: bytes) -> None:
+    """Refuse what two JSON readers may read differently, and what nests deeper than any request."""
+    if body.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BodyError("the body must be UTF-8 without a byte order mark")
+    try:
+        text = body.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+    except BodyError:
+        raise
+    except UnicodeDecodeError as fault:
+        raise BodyError("the body is not UTF-8") from fault
+    except json.JSONDecodeError as fault:
+        raise BodyError(f"the body is not JSON: line {fault.lineno}, column {fault.colno}: {fault.msg}") from fault
+    except RecursionError as fault:
+        raise BodyError(f"the body nests deeper than {DEPTH_MOST} levels") from fault
+    except ValueError as fault:  # an integer of thousands of digits
+        raise BodyError("the body has a number of too many digits") from fault
+    _check_depth(value)
+
+
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(DEPTH_MOST):
+        level = [child for node in level if isinstance(node, list | dict) for child in _children(node)]
+        if not level:
+            return
+    raise BodyError(f"the body nests deeper than {DEPTH_MOST} levels")
+
+
+def _children(node: list[object] | dict[str, object]) -> list[object]:
+    return node if isinstance(node, list) else list(node.values())
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
+        raise BodyError(f"the body has the name {twice[:100]!r} twice in one object")
+    return fields
+
+
+def _no_constant(name: str) -> object:
+    raise BodyError(f"the body is not JSON: {name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise BodyError(f"the body has a number beyond float64: {text[:40]}")
+    return value

@@ -1,0 +1,286 @@
+"""Connections of the HTTP server: how many there may be, and how long each may take to ask and to be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from roller_svc.service.problems import RETRY_AFTER_S, encoded_problem, problem
+
+HEAD_BYTES_MOST = 1 << 14  # of a request line and its headers
+CHUNKS_FREE = 1000  # of a body, however small they are
+CHUNK_BYTES_MEAN_LEAST = 64  # beyond those
+LINGER_S = 2.0  # what a client that is still sending gets to read its answer
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    connections_most: int
+    header_timeout_s: float
+    body_timeout_s: float
+    write_timeout_s: float
+
+
+class OpenConnections:
+    """Those of one server, and among them those that wait for their client, the longest waiting first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: set[BoundedConnection] = set()
+        self._waiting: dict[BoundedConnection, None] = {}
+
+    def admit(self, connection: BoundedConnection) -> bool:
+        """Add a connection, and abort those that wait longest where there are too many; False where it has to go itself."""
+        self._open.add(connection)
+        self.begin_waiting(connection)
+        while len(self._open) > self._most:
+            oldest = next(iter(self._waiting))
+            if oldest is connection:
+                return False
+            self.remove(oldest)
+            oldest.transport.abort()
+        return True
+
+    def begin_waiting(self, connection: BoundedConnection) -> None:
+        if connection in self._open:
+            self._waiting.pop(connection, None)
+            self._waiting[connection] = None
+
+    def end_waiting(self, connection: BoundedConnection) -> None:
+        self._waiting.pop(connection, None)
+
+    def remove(self, connection: BoundedConnection) -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+
+class ServiceConfig(uvicorn.Config):
+    """uvicorn's configuration, and what every connection of a server has to know."""
+
+    def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(app, http=BoundedConnection, **options)
+        self.limits = limits
+        self.open_connections = OpenConnections(limits.connections_most)
+
+
+class Phase(Enum):
+    HEADERS = auto()  # some of a request's head may have come
+    BODY = auto()
+    ANSWERING = auto()  # the request is whole
+    IDLE = auto()  # between two requests
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection with deadlines, a bounded number of chunks, and refusals that are problem+json."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(config, ServiceConfig)
+        self.conn = _CountingConnection()
+        self._limits = config.limits
+        self._open = config.open_connections
+        self._phase: Phase | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        socket = cast(asyncio.Transport, transport)
+        super().connection_made(_PartingTransport(socket, self._part))
+        if self._open.admit(self):
+            self._follow()
+        else:
+            self._is_refused = True
+            self._refuse(problem(503, "too-many-connections", "the service has as many connections as it may"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._open.remove(self)
+        self._set_deadline(None)
+        self._cancel_write_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # what comes behind a refusal is not parsed
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_write_deadline()
+        self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_write_deadline()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        if self.transport.is_closing():
+            self.transport.abort()
+        elif self._phase is Phase.BODY:
+            self._refuse(problem(503, "shutting-down", "the service ends; send the request again"))
+        else:
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what h11 refused; called by uvicorn while it handles h11's exception."""
+        fault = sys.exc_info()[1]
+        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
+        if status == 413:
+            self._refuse(problem(413, "body-too-large", "the body comes in too many small chunks"))
+        elif status == 431 and b"\n" not in self.conn.trailing_data[0]:
+            self._refuse(problem(414, "target-too-long", "the request line is too long"))
+        elif status == 431:
+            detail = f"a request's line and headers may have {HEAD_BYTES_MOST} bytes at most"
+            self._refuse(problem(431, "headers-too-large", detail))
+        else:
+            self._refuse(problem(400, "malformed-request", "the request is not well-formed HTTP/1.1"))
+
+    def _follow(self) -> None:
+        """Note what the client is expected to do next, and by when."""
+        if self.transport.is_closing():
+            return
+        phase = self._current_phase()
+        if phase is self._phase:
+            return
+        self._phase = phase
+        if phase is Phase.ANSWERING:
+            self._open.end_waiting(self)
+        else:
+            self._open.begin_waiting(self)
+        limits = {Phase.HEADERS: self._limits.header_timeout_s, Phase.BODY: self._limits.body_timeout_s}
+        self._set_deadline(limits.get(phase), self._expire)
+
+    def _current_phase(self) -> Phase:
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            return Phase.BODY
+        if state is not h11.IDLE:
+            return Phase.ANSWERING
+        # uvicorn's timer for idle connections runs until the first byte of the next request
+        return Phase.IDLE if self.timeout_keep_alive_task is not None else Phase.HEADERS
+
+    def _expire(self) -> None:
+        """End a connection whose request has not come in time."""
+        if self._phase is Phase.HEADERS and not self.conn.trailing_data[0]:
+            self.transport.close()
+            return
+        what, seconds = "head", self._limits.header_timeout_s
+        if self._phase is Phase.BODY:
+            what, seconds = "body", self._limits.body_timeout_s
+        self._refuse(problem(408, "request-timeout", f"the request's {what} did not come within {seconds:g} s"))
+
+    def _refuse(self, body: dict[str, object]) -> None:
+        """Answer in the application's place where it has not begun to, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            status, headers, content = encoded_problem(body)
+            headers = [*self.server_state.default_headers, *headers, (b"connection", b"close")]
+            if status == 503:
+                headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+            is_head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+            parts = [
+                self.conn.send(h11.Response(status_code=status, headers=headers, reason=str(body["title"]).encode())),
+                self.conn.send(h11.Data(data=b"" if is_head else content)),
+                self.conn.send(h11.EndOfMessage()),
+            ]
+            self.transport.write(b"".join(part for part in parts if part))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _part(self, socket: asyncio.Transport) -> None:
+        """Close, but let a client that is still sending read its answer before (RFC 9112 §9.6)."""
+        self._open.begin_waiting(self)
+        is_sending = self._is_refused or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+        if not is_sending or not socket.can_write_eof():
+            socket.close()
+            self._set_deadline(self._limits.write_timeout_s, socket.abort)
+            return
+        self.flow.resume_reading()
+        socket.write_eof()
+        self._set_deadline(LINGER_S, socket.abort)
+
+    def _set_deadline(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, act)
+
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+
+class _CountingConnection(h11.Connection):
+    """h11's server side, which refuses a body of very many very small chunks: each costs as much as a large one."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEAD_BYTES_MOST)
+        self._chunks = 0
+        self._body_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MEAN_LEAST:
+                self._process_error(self.their_role)
+                raise h11.RemoteProtocolError("too many small chunks", error_status_hint=413)
+        return event
+
+
+class _PartingTransport(asyncio.Transport):
+    """A socket's transport that leaves it to its connection how to close it."""
+
+    def __init__(self, socket: asyncio.Transport, part: Callable[[asyncio.Transport], None]) -> None:
+        super().__init__()
+        self._socket = socket
+        self._part = part
+        self._is_parting = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._socket.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._is_parting or self._socket.is_closing()
+
+    def close(self) -> None:
+        if not self._is_parting:
+            self._is_parting = True
+            self._part(self._socket)
+
+    def abort(self) -> None:
+        self._is_parting = True
+        self._socket.abort()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._socket.write(data)
+
+    def pause_reading(self) -> None:
+        self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._socket.resume_reading()

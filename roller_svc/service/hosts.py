@@ -1,0 +1,70 @@
+"""Whom a request says that it is for, and which page sent it: what keeps other sites' pages from the service.
+
+DNS rebinding makes any name lead to this machine. A name is therefore accepted only where it is known to be ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Authority(NamedTuple):
+    """A host in lower case, an IPv6 address without brackets, and the port where one is given."""
+
+    host: str
+    port: int | None
+
+
+def parse_authority(text: str) -> Authority | None:
+    """RFC 3986's host and port; None for anything else, user information among it."""
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    port = int(match[2]) if match[2] else None
+    return Authority(match[1].strip("[]").lower(), port) if port is None or port < 1 << 16 else None
+
+
+def is_ours(given: Authority, bound: tuple[str, int | None] | None, allowed: Collection[Authority]) -> bool:
+    """Whether a request for that host is for this service; `bound` is the address that its connection came to."""
+    if given in allowed or Authority(given.host, None) in allowed:
+        return True
+    if bound is None or given.port not in (None, bound[1]):
+        return False
+    if given.host == "localhost":
+        return True
+    address = _address(given.host)
+    return address is not None and (address.is_loopback or address == _address(bound[0]))
+
+
+def is_same_origin(origin: str, given: Authority) -> bool:
+    """Whether a page of that origin was served under the host that the request is for."""
+    parts = _split(origin)
+    if parts is None or parts.scheme not in _DEFAULT_PORTS or parts.path or parts.query or parts.fragment:
+        return False
+    sender = parse_authority(parts.netloc)
+    default = _DEFAULT_PORTS[parts.scheme]
+    return sender is not None and (sender.host, sender.port or default) == (given.host, given.port or default)
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def _address(text: str) -> Address | None:
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

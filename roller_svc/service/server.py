@@ -1,0 +1,76 @@
+"""The server: an application and settings → uvicorn with bounded connections, and an end that answers who waits."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from roller_svc.service.app import create_app
+from roller_svc.service.connections import ConnectionLimits, ServiceConfig
+from roller_svc.settings import Settings
+
+STOP_S = 10  # what requests under way get before the service ends
+KEEP_ALIVE_S = 5
+BACKLOG_MOST = 128  # connections that the loop accepts before it looks at one of them
+DESCRIPTORS_KEPT = 64  # for the store, workers and compilers
+DESCRIPTORS_MOST = 1 << 16
+
+
+class ServiceServer(uvicorn.Server):
+    """Tells the application that the end begins, before it waits for requests under way."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        begin = getattr(self.config.app.state.roller, "begin_shutdown", None)  # type: ignore[union-attr]  # server_config takes a FastAPI
+        if begin is not None:
+            begin()
+        await super().shutdown(sockets)
+
+
+def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> ServiceConfig:
+    """How the service is served; `overrides` are options of uvicorn.Config."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    backlog, connections_most = connections_within(soft, settings.connections_most)
+    limits = ConnectionLimits(
+        connections_most, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s
+    )
+    options: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "ws": "none",
+        "server_header": False,
+        "backlog": backlog,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": STOP_S,
+    }
+    return ServiceConfig(app, limits, **options | overrides)
+
+
+def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
+    """The backlog, and the connections that leave descriptors for it and for everything else."""
+    if descriptors == resource.RLIM_INFINITY:
+        return BACKLOG_MOST, wanted
+    backlog = max(1, min(BACKLOG_MOST, descriptors // 8))
+    return backlog, max(1, min(wanted, descriptors - DESCRIPTORS_KEPT - backlog))
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as this process may have, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MOST if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MOST)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def run_server(settings: Settings) -> bool:
+    """Serve until a signal; False where the server could not start."""
+    raise_descriptor_limit()
+    server = ServiceServer(server_config(create_app(settings, ready=True), settings))
+    try:
+        server.run()
+    except KeyboardInterrupt:  # the signal that ended it, which uvicorn raises again
+        pass
+    return server.started
