@@ -119,7 +119,8 @@ class Kernel:
         self.estimate = None if plan is None else Estimate.of(plan)
         self.program = None if plan is None else plan.main.program
         self.candidates = tuple(Candidate.of(attempt) for attempt in attempts)
-        self.report: dict[str, Any] = dict(parts.extra.get("report") or {})
+        report = parts.extra.get("report")
+        self.report: dict[str, Any] = report if isinstance(report, dict) else {}
 
     @classmethod
     def of(cls, report: BuildReport) -> Kernel:
@@ -284,7 +285,11 @@ def reference(
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:
-    """A kernel that was saved; needs no compiler."""
+    """A kernel that was saved; needs no compiler.
+
+    Loading runs nothing. Calling the kernel runs the machine code in its folder as this process: for another's folder
+    that is as running another's program.
+    """
     parts = saved.load(folder)
     return Kernel(parts, plan_of(parts), ())
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from roller_svc.describe import estimate_json, kernel_digest, report_json
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir import canonical
+from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, Plan
 from roller_svc.runtime.saved import SavedKernel
+
+MOST_SECONDS, MOST_UNCERTAINTY = 1e9, 1e3  # of estimates that anybody would save
 
 
 def kept(report: BuildReport) -> SavedKernel:
@@ -30,6 +33,13 @@ def kept(report: BuildReport) -> SavedKernel:
 def plan_of(saved: SavedKernel) -> Plan | None:
     """The plan a kernel was made from; None where what was saved has none that this version reads."""
     try:
-        return canonical.from_json(Plan, saved.extra.get("plan"))
+        plan = canonical.from_json(Plan, saved.extra.get("plan"))
     except ArgumentError:
         return None
+    return plan if plan.choices and all(_is_plausible(choice.estimate) for choice in plan.choices) else None
+
+
+def _is_plausible(estimate: Estimate) -> bool:
+    """Whether it can be summed up with others: a folder may come from anywhere."""
+    limits = ((estimate.seconds, MOST_SECONDS), (estimate.uncertainty, MOST_UNCERTAINTY))
+    return bool(estimate.stages) and all(0 < value < most for value, most in limits)

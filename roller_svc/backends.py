@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Never, Protocol
 
-from roller_svc.errors import LaunchError, ToolchainMissingError
+from roller_svc.errors import LaunchError, ToolchainMissingError, UnknownHardwareError
+from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
@@ -43,9 +44,17 @@ class Backend:
 
 
 def _runs_here(hw: HardwareSpec) -> bool:
-    """A CPU target runs here when it is the machine's own or a subset of its instructions."""
-    is_x86 = hw.arch.prefix == "x86-64-v" and availability(hw).ok
-    return hw.id == "local" or (is_x86 and not lacking_instructions(hw.arch))
+    """Whether this CPU has all that the spec's kernels may be made of. Its architecture and instructions decide: an id
+    is a name, which any spec may bear."""
+    try:
+        here = detect_local()
+    except UnknownHardwareError:
+        return False
+    if hw.arch.prefix != here.arch.prefix or not availability(hw).ok:
+        return False
+    if hw.arch.prefix == "x86-64-v":
+        return not lacking_instructions(hw.arch, [f"-m{feature}" for feature in hw.isa])
+    return hw.arch.number <= here.arch.number and set(hw.isa) <= set(here.isa)
 
 
 def unrunnable(compiled: CompiledKernel) -> Never:

@@ -159,9 +159,9 @@ def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
 
 
 def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
-    """What the kernel is, for whoever reads its text."""
+    """What the kernel is, for whoever reads its text: nothing that a spec says in words of its own."""
     estimate = plan.estimate
-    lines = [printer.text(program), f"target: {hw.id} ({hw.name}, {hw.arch})"]
+    lines = [printer.text(program), f"target: {hw.id} ({hw.arch})"]
     for i, choice in enumerate(plan.choices):
         tiles = choice.program
         block = ", ".join(f"{name}={extent}" for name, extent in tiles.block.extents)

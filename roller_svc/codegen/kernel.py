@@ -18,6 +18,7 @@ from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.ir.schedule import (
     Compute,
     Let,
@@ -115,6 +116,8 @@ def emit_together(
 ) -> KernelSource:
     """Kernel text of several programs over the same buffers, the launches of each one after the other."""
     parts = tuple(part for program in programs for part in program.parts)
+    for tree in (tree for program in programs for tree in (*program.prepares, *program.trees)):
+        require_identifier(tree.name)
     name = programs[0].name
     if hw.family is Family.CPU:
         return _emit_c(programs, buffers, hw, comment)
@@ -136,7 +139,7 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     functions += preparing
     rooms = private_rooms(functions)
     linkage = SHARED_ROOMS if len(programs) > 1 else "static"
-    text = f"{_comment(comment)}{preamble(tuple(functions), rooms and f'{linkage} {rooms}')}" + "\n".join(texts)
+    text = f"{quote_comment(comment)}{preamble(tuple(functions), rooms and f'{linkage} {rooms}')}" + "\n".join(texts)
     used = _used(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
@@ -246,7 +249,7 @@ def _emit_gpu(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
                            function.shared_bytes, tree.zeroed, maps=function.maps, cluster=tree.cluster)
             )  # fmt: skip
-    text = f"{_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
+    text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
     used = _used(buffers, launches)
     return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _named(checks, buffers))
 
@@ -255,12 +258,6 @@ def _named(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[Runt
     """Checks with the caller's names of the tensors."""
     names = {tensor: b.name for tensor, b in buffers.items()} | {b.symbol: b.name for b in buffers.values()}
     return tuple(replace(k, tensor=names.get(k.tensor, k.tensor)) for k in checks)
-
-
-def _comment(text: str) -> str:
-    """A header comment. Text from outside cannot end it: neither */ nor a trailing backslash survives."""
-    lines = text.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").splitlines()
-    return "/* " + "\n * ".join(line.rstrip() for line in lines) + "\n */\n" if lines else ""
 
 
 def _views(part: Part, buffers: dict[str, Buffer]) -> dict[str, Place]:

@@ -23,7 +23,7 @@ def literal(value: float, dtype: DType, dialect: Dialect) -> str:
     text = repr(float(value))
     text = text if any(c in text for c in ".en") else f"{text}.0"
     text = text if double else f"{text}f"
-    return f"({text})" if value < 0 else text
+    return f"({text})" if text.startswith("-") else text  # -0.0 too: two signs would be a decrement
 
 
 def is_beyond(expr: Expr) -> bool:

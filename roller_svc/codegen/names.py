@@ -12,11 +12,11 @@ _KEYWORDS = frozenset({
     "static_cast", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typeid", "typename",
     "union", "unsigned", "using", "virtual", "void", "volatile", "while", "bool", "asm", "typeof", "and", "or", "not",
     "xor", "bitand", "bitor", "compl", "and_eq", "or_eq", "not_eq", "xor_eq", "alignas", "alignof", "char16_t",
-    "char32_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "main", "status",
-    "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log", "sin", "cos",
-    "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max", "min", "y0",
-    "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16", "i32", "u32",
-    "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "private_rooms",
+    "char32_t", "wchar_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "main",
+    "status", "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log",
+    "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max",
+    "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
+    "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "private_rooms",
 })  # fmt: skip
 # math.h's functions with their f and l variants, and what C implementations reserve for themselves
 _LIBRARY = re.compile(
@@ -24,22 +24,23 @@ _LIBRARY = re.compile(
     r"|l?l?r(int|ound)|nearbyint|fmod|remainder|remquo|copysign|nan|nextafter|nexttoward|fdim|fmax|fmin|fma|fabs|frexp"
     r"|ldexp|modf|scalb|scalbn|scalbln|drem|significand|finite|j[01n]|y[01n]|exp10|pow10|gamma|rsqrt|rcbrt|normcdf"
     r"|norm3d|norm4d|sinpi|cospi|sincos|mem(cpy|set|move|cmp)|str[a-z]+|malloc|free|calloc|printf|abort|exit)[fl]?"
-    r"|.*_(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))|v[fi]\d.*|cuda.*|nv.*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
+    r"|.*_v?(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))(x\d+)?|.*_vboolx\d+|v[fi]\d.*|cuda.*|(nv|NV).*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
+    r"|va_\w+|assert|in_range|word_at|f32_bits|exp2_approx|named_any|stores_done|omp_\w+|sched_\w+|atomic[A-Z]\w+"
     r"|v(u\d+|bf16|bool|e4m3|e5m2)x\d+|(float|double)\d|dim3|half|size_t"
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
     r"|tasks_\w+"
     r"|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
     r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|named_barrier|map_shared_rank"
-    # macros of HIP's headers
-    r"|hip\w*|HIP_\w*|HW_ID\w*|MASK[12]|ICMP_NE|GETREG_IMMED|FP_FAST_FMAF?|(TEXTURE|DECLOP)_\w*|CUDA_SUCCESS"
-    r"|GENERIC_GRID_LAUNCH|ADDRESS_SPACE_CONSTANT|launch_bounds_impl\d|select_impl_"
+    r"|(hip|HIP_|HW_ID|TEXTURE_|DECLOP_)\w*|launch_bounds_impl\d|select_impl_"  # of HIP's headers
 )
+# Headers name their macros so: NULL, INFINITY, MASK1. One letter (A, W2) is a tensor's name and never a macro's.
+_MACRO = re.compile(r"(?=[^A-Z]*[A-Z][^A-Z]*[A-Z])[A-Z0-9_]+")
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Names:
     """Gives each name one identifier. Identifiers of this project's own helpers end in a type (max_f32): a name that
-    looks like one gets a trailing underscore too."""
+    looks like one, or like a macro, gets a trailing underscore, as keywords do."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
@@ -58,7 +59,7 @@ class Names:
         base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
         if base[0].isdigit():
             base = f"d{base}"
-        if base in _KEYWORDS or _LIBRARY.fullmatch(base):
+        if base in _KEYWORDS or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
             base += "_"
         candidate, count = base, 1
         while candidate in self._taken:

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from roller_svc.hardware.schema import plain_name
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec, MemoryLevel, Source, UnitKind
 
@@ -83,7 +84,7 @@ def probe(proc: Path = PROC, sys: Path = SYS) -> Machine:
     return Machine(
         machine=machine,
         vendor=_VENDORS.get(vendor, "arm" if machine in _ARM_MACHINES else "unknown"),
-        model_name=info.get("model name", machine)[:80],
+        model_name=plain_name(info.get("model name", machine)[:80]),
         cpu_family=int(info["cpu family"]) if info.get("cpu family", "").isdecimal() else 0,
         flags=frozenset(flags.split()),
         cores=_usable_cores(sys),

@@ -5,9 +5,10 @@ The bounds keep a hostile spec from overflowing the model or stalling a search; 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.hardware import Family, Scope, UnitKind, arch_named, covers
@@ -17,11 +18,30 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Small = Annotated[int, Field(ge=1, le=4096)]
 Extents = Annotated[list[Small], Field(min_length=1, max_length=4)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 _SEGMENT = r"([a-z0-9_]+\*?|\*)[a-z0-9_]*"  # one * at most: matching stays linear
 Pattern = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}(\.{_SEGMENT}){{0,2}}$", max_length=100)]
 Sample = Annotated[float, Field(gt=0, le=1e18)]
 Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
+
+# What vendors call devices, such as "Intel(R) Xeon(R) Processor @ 2.50GHz". Whoever reads it reads one line.
+NAME_CHARACTERS_MOST = 120
+PLAIN_NAME = re.compile(rf"(?! )[A-Za-z0-9 ._,:;()\[\]@+/&'-]{{1,{NAME_CHARACTERS_MOST}}}(?<! )")
+PLAIN_NAME_IS = f"1 to {NAME_CHARACTERS_MOST} letters and digits of ASCII, spaces inside, and ._,:;()[]@+/&'-"
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def plain_name(text: str) -> str:
+    """A name that a spec may have: what it may not hold becomes a space, runs of which are one; "CPU" for nothing."""
+    words = re.sub(r"[^A-Za-z0-9._,:;()\[\]@+/&'-]+", " ", text).strip(" ")
+    return words[:NAME_CHARACTERS_MOST].rstrip(" ") or "CPU"
+
+
+def _without_controls(text: str) -> str:
+    """The text itself, in as many lines as it has; ValueError for control characters, which terminals obey."""
+    if found := _CONTROL.search(text):
+        raise ValueError(f"must be text without control characters, has {found[0]!a}; leave it out")
+    return text
+
 
 GPU_LEVELS = ("dram", "l2", "shared", "register")
 CPU_LEVELS = ("dram", "l3", "l2", "l1", "register")
@@ -38,6 +58,10 @@ _EXTENTS_OF = dict.fromkeys(MATRIX_KINDS, 3) | {UnitKind.DOT: 2}
 MOST_PATTERNS = 256  # each is matched against every figure
 _SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
 _MOST_BYTES_OF = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4000), AfterValidator(_without_controls)]
+How = Annotated[str, StringConstraints(min_length=1, max_length=400), AfterValidator(_without_controls)]
 
 
 class _Strict(BaseModel):
@@ -110,13 +134,13 @@ class MeasuredModel(_Strict):
     max: Sample
     quiet: Sample
     samples: Annotated[int, Field(ge=1, le=1_000_000)]
-    how: Annotated[str, StringConstraints(min_length=1, max_length=400)]
+    how: How
     figure: Pattern | None = None
 
 
 class SpecModel(_Strict):
     id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
-    name: Annotated[str, StringConstraints(min_length=1, max_length=120)]
+    name: str
     vendor: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9 ._-]*$", max_length=40)]
     family: Literal["cuda", "amd", "ipu", "cpu"]
     arch: str
@@ -130,6 +154,13 @@ class SpecModel(_Strict):
     limits: LimitsModel
     sources: Annotated[list[SourceModel], Field(max_length=32)] = []
     measured: Annotated[list[MeasuredModel], Field(max_length=256)] = []
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not PLAIN_NAME.fullmatch(value):
+            raise ValueError(f"must be {PLAIN_NAME_IS}, is {value[:NAME_CHARACTERS_MOST]!a}; leave the others out")
+        return value
 
     @field_validator("arch")
     @classmethod

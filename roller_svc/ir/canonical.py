@@ -188,7 +188,11 @@ def _decode_noun(data: Any, cls: Callable[..., Any], path: str) -> Any:
         raise ArgumentError(f"{path}.{unknown[0]}: unknown field", code="invalid-json")
     if missing := sorted(set(kinds) - set(data)):
         raise ArgumentError(f"{path}.{missing[0]}: missing", code="invalid-json")
-    return cls(**{name: _decode(data[name], kind, f"{path}.{name}") for name, kind in kinds.items()})
+    values = {name: _decode(data[name], kind, f"{path}.{name}") for name, kind in kinds.items()}
+    try:
+        return cls(**values)
+    except InvariantError as refused:
+        raise ArgumentError(f"{path}: {refused}", code="invalid-json") from refused
 
 
 def _decode_leaf(data: Any, declared: Any, path: str) -> Any:
@@ -207,7 +211,10 @@ def _decode_leaf(data: Any, declared: Any, path: str) -> Any:
     if declared is float and isinstance(data, str) and data in _NOT_FINITE:
         return _NOT_FINITE[data]
     if declared is float and type(data) in (int, float):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError as failure:
+            raise _wrong(path, "a number that 64 bits hold", data) from failure
     if declared in (int, str, bool) and type(data) is declared:
         return data
     raise _wrong(path, getattr(declared, "__name__", str(declared)), data)

@@ -19,10 +19,20 @@ from roller_svc.ir.kernel import (
     RuntimeCheck,
 )
 from roller_svc.runtime.map_metadata import KIND, read_map
-from roller_svc.runtime.metadata_values import Damaged, count, flag, identifier, items, printable, string, triple
+from roller_svc.runtime.metadata_values import (
+    Damaged,
+    count,
+    flag,
+    identifier,
+    items,
+    option,
+    printable,
+    string,
+    triple,
+)
 
 FORMAT = "roller-kernel/3"
-MAX_METADATA_BYTES = 64 << 20
+MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
 
 _MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
 _MAX_RANK = 16
@@ -30,6 +40,7 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_CLUSTER = 8  # blocks, without asking for more (CUDA programming guide, "Thread Block Clusters")
 _MAX_SHARED_BYTES = 1 << 20
+_MAX_WORKSPACE_BYTES = 8 * _MAX_ELEMENTS
 _STATUS_SHAPE = (4,)
 
 
@@ -47,7 +58,7 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
         buffers=tuple(_buffer(item) for item in items(document, "buffers")),
         launches=tuple(_launch(item) for item in launches),
         checks=tuple(_check(item) for item in items(document, "checks")),
-        options=tuple(string(item) for item in items(document, "options")),
+        options=tuple(option(item) for item in items(document, "options")),
         constants=tuple(string(item) for item in items(document, "constants")),
     )
     _check_references(source)
@@ -117,6 +128,8 @@ def _check_references(source: KernelSource) -> None:
         raise Damaged("two buffers have one symbol")
     if not source.launches:
         raise Damaged("there is no launch")
+    if source.workspace_bytes > _MAX_WORKSPACE_BYTES:
+        raise Damaged(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
     if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):
         raise Damaged(f"constants that are no inputs: {sorted(unknown)}")
     for launch in source.launches:

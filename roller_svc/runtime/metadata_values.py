@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
+_OPTION = re.compile(r"-(O[0-3]|f[a-z][a-z0-9-]{0,62}|m[a-z][a-z0-9-]{0,62}(=\d{1,4})?)", re.ASCII)
 _MAX_NAME = 1024
 _MAX_TEXT = 1 << 16
 _MAX_ITEMS = 4096  # launches, buffers, parameters of one launch
@@ -48,9 +49,23 @@ def printable(document: dict[str, Any], key: str) -> str:
     return value
 
 
-def string(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+def string(value: Any, most: int = _MAX_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > most:
         raise Damaged("a text is too long or none")
+    return value
+
+
+def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
+    value = document[key]
+    if not isinstance(value, dict):
+        raise Damaged(f"{key} is no mapping")
+    return value
+
+
+def option(value: Any) -> str:
+    """A flag of a compiler as the generators write it: none names a file or a program."""
+    if not isinstance(value, str) or not _OPTION.fullmatch(value):
+        raise Damaged(f"{value!r} is no option that a kernel is compiled with")
     return value
 
 

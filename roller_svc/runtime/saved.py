@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
+from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.runtime.binding import ALIGNMENT_BYTES
 from roller_svc.runtime.map_metadata import map_json
 from roller_svc.runtime.metadata import FORMAT, MAX_METADATA_BYTES, read_compiled
-from roller_svc.runtime.metadata_values import Damaged
+from roller_svc.runtime.metadata_values import Damaged, mapping, printable, string
 
 METADATA = "metadata.json"
 HEADER = "kernel.h"
 _BINARY_NAMES = {Language.C: "kernel.so", Language.CUDA: "kernel.cubin", Language.HIP: "kernel.hsaco"}
-_MAX_FILE_BYTES = 1 << 30
+_MAX_FILE_BYTES = 256 << 20
 _C_TYPES = {
     DType.FLOAT64: "double", DType.FLOAT32: "float", DType.BFLOAT16: "uint16_t", DType.FLOAT16: "uint16_t",
     DType.FLOAT8_E4M3FN: "uint8_t", DType.FLOAT8_E5M2: "uint8_t", DType.BOOL: "uint8_t",
@@ -57,15 +60,17 @@ def save(kernel: SavedKernel, folder: str | os.PathLike[str]) -> Path:
 
 
 def load(folder: str | os.PathLike[str]) -> SavedKernel:
-    """The kernel in `folder`, its files checked against their digests.
+    """The kernel in `folder`, its files checked against their digests, which are of this folder's own making.
 
+    Reads three files of it, follows no link among them and runs nothing. Running the kernel runs its binary's machine
+    code as this process: run only what comes from somebody you would take a program from.
     Raises UnknownKernelError where there is none and ArgumentError (damaged-kernel) for one that is not as saved.
     """
     source_folder = _folder(folder)
     if not (source_folder / METADATA).is_file():
         raise UnknownKernelError(f"{source_folder} holds no saved kernel ({METADATA} is missing)")
     try:
-        document = json.loads(_read(source_folder, METADATA, MAX_METADATA_BYTES))
+        document = _parsed(_read(source_folder, METADATA, MAX_METADATA_BYTES))
         files = {}
         for name in _file_names(document):
             files[name] = _read(source_folder, name, _MAX_FILE_BYTES)
@@ -75,11 +80,11 @@ def load(folder: str | os.PathLike[str]) -> SavedKernel:
         compiled = read_compiled(document, text.decode(), binary)
         return SavedKernel(
             compiled,
-            expression=str(document["expression"]),
-            target=str(document["target"]),
-            digest=str(document["digest"]),
-            estimate=document["estimate"],
-            extra=document["extra"],
+            expression=string(document["expression"], MAX_METADATA_BYTES),
+            target=printable(document, "target"),
+            digest=printable(document, "digest"),
+            estimate=None if document["estimate"] is None else mapping(document, "estimate"),
+            extra=mapping(document, "extra"),
         )
     except (Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArgumentError(f"{source_folder} is not a kernel as saved: {error!r}", code="damaged-kernel") from error
@@ -89,19 +94,22 @@ def c_header(compiled: CompiledKernel) -> str:
     """Prototypes of a C kernel's functions, in the order in which they are to be called."""
     source = compiled.source
     buffers = {b.symbol: b for b in source.buffers}
+    about = (
+        f"{source.name}: call these in this order. Arrays are dense, row-major, {ALIGNMENT_BYTES}-byte aligned.\n"
+        "metadata.json says which tensor each is, what to zero before a call and what is workspace. What is marked\n"
+        "`once` need not be called again while its constants and the workspace that it fills stay as they are."
+    )
     lines = [
-        f"/* {source.name}: call these in this order. Arrays are dense, row-major, {ALIGNMENT_BYTES}-byte aligned.",
-        "   metadata.json says which tensor each is, what to zero before a call and what is workspace. What is marked",
-        "   `once` need not be called again while its constants and the workspace that it fills stay as they are. */",
-        "#pragma once",
+        quote_comment(about) + "#pragma once",
         "#include <stdint.h>",
         "#ifdef __cplusplus",
         'extern "C" {',
         "#endif",
     ]
     for launch in source.launches:
-        parameters = ", ".join(f"{_C_TYPES.get(buffers[s].dtype, _integer(buffers[s]))} *{s}" for s in launch.args)
-        lines.append(f"void {launch.name}({parameters or 'void'});{'  /* once */' if launch.prepares else ''}")
+        parameters = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
+        once = "  /* once */" if launch.prepares else ""
+        lines.append(f"void {require_identifier(launch.name)}({parameters});{once}")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return "\n".join(lines)
 
@@ -128,8 +136,9 @@ def _write(files: Mapping[str, bytes], target: Path) -> None:
             (staged / name).replace(target / name)
 
 
-def _integer(buffer: Buffer) -> str:
-    return f"{buffer.dtype.value}_t"
+def _parameter(buffer: Buffer) -> str:
+    type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")
+    return f"{type_} *{require_identifier(buffer.symbol)}"
 
 
 def _files(kernel: SavedKernel) -> dict[str, bytes]:
@@ -143,7 +152,10 @@ def _files(kernel: SavedKernel) -> dict[str, bytes]:
     if source.language is Language.C:
         files[HEADER] = c_header(kernel.compiled).encode()
     document = _metadata(kernel) | {"files": digests}
-    return files | {METADATA: (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()}
+    metadata = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvariantError(f"{METADATA} has {len(metadata)} bytes, of which load takes {MAX_METADATA_BYTES} at most")
+    return files | {METADATA: metadata}
 
 
 def _metadata(kernel: SavedKernel) -> dict[str, Any]:
@@ -214,6 +226,18 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     }
 
 
+def _parsed(metadata: bytes) -> Any:
+    """The JSON document; ValueError for what is none, and for numbers that JSON has no text for."""
+    return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Damaged(f"{METADATA} has the number {text[:40]}")
+    return value
+
+
 def _file_names(document: Any) -> tuple[str, str]:
     """Text and binary: by the language alone, never a name that the metadata gives."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -223,13 +247,17 @@ def _file_names(document: Any) -> tuple[str, str]:
 
 
 def _read(folder: Path, name: str, limit_bytes: int) -> bytes:
-    """The file, unless it is a link or too large."""
+    """The file, unless it is a link, no plain file or too large."""
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise Damaged(f"{name} is no plain file")
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(limit_bytes + 1)
-    if len(data) > limit_bytes:
+        data = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
+    if max(found.st_size, len(data)) > limit_bytes:
         raise Damaged(f"{name} is larger than {limit_bytes} bytes")
     return data

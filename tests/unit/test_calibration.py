@@ -399,7 +399,7 @@ def test_a_refused_file_is_no_matter_of_other_devices(
     assert main(("targets",)) == 0
     assert "invalid-setting" in capsys.readouterr().err
     monkeypatch.setattr("roller_svc.cli.serve.settings.use", lambda _: None)
-    monkeypatch.setattr("roller_svc.cli.serve.uvicorn.run", lambda *_, **__: pytest.fail("served"))
+    monkeypatch.setattr("roller_svc.service.server.run_server", lambda _: pytest.fail("served"))
     assert main(("serve", "--port", "0")) == 2
     assert "none.yaml" in capsys.readouterr().err
 

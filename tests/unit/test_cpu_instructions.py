@@ -16,7 +16,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime import cpu_instructions
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.toolchain import Availability
+from roller_svc.toolchain import Availability, availability
 
 HASWELL = "sse4_2 avx avx2 bmi1 bmi2 f16c fma"
 AVX512 = "avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -49,6 +49,26 @@ def test_candidates_for_a_wider_cpu_are_not_measured_here(monkeypatch: pytest.Mo
     monkeypatch.setattr(backends, "availability", lambda _: Availability(ok=True, reason="a compiler"))
     assert not backend_for(hardware.load("cpu-x86-avx512")).present(hardware.load("cpu-x86-avx512"))
     assert backend_for(hardware.load("cpu-x86-avx2")).present(hardware.load("cpu-x86-avx2"))
+
+
+@pytest.mark.usefixtures("haswell")
+def test_no_id_makes_a_spec_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spec may call itself `local`: what its kernels are made of decides whether they are run here."""
+    monkeypatch.setattr(backends, "availability", lambda _: Availability(ok=True, reason="a compiler"))
+    here = hardware.load("cpu-x86-avx2")
+    present = backend_for(here).present
+    for name in ("local", "cpu-x86-avx2", "my-cpu"):
+        assert present(dataclasses.replace(here, id=name))
+        assert present(dataclasses.replace(here, id=name, num_cores=1, clock_hz=1e9))
+        assert not present(dataclasses.replace(hardware.load("cpu-x86-avx512"), id=name))
+        assert not present(dataclasses.replace(hardware.load("cpu-arm-neon"), id=name))
+        assert not present(dataclasses.replace(here, id=name, isa=(*here.isa, "avx512vnni")))
+
+
+def test_the_spec_of_this_machine_is_present_when_it_comes_back() -> None:
+    here = hardware.load("local")
+    again = hardware.from_mapping(hardware.to_mapping(here) | {"num_cores": 1})
+    assert backend_for(again).present(again) == backend_for(here).present(here) == availability(here).ok
 
 
 def test_a_system_that_lists_nothing_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from roller_svc import hardware
 from roller_svc.errors import SpecError, UnknownHardwareError
 from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.mapping import checked
-from roller_svc.hardware.schema import unsourced
+from roller_svc.hardware.schema import plain_name, unsourced
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Family, HardwareSpec, Scope, UnitKind, arch_named
 
@@ -316,6 +316,56 @@ def test_a_machine_that_says_nothing_is_its_base(tmp_path: Path) -> None:
         base.clock_hz, base.isa, base.level("l3").capacity_bytes,
     )  # fmt: skip
     assert_loads(spec)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Intel(R) Xeon(R) Processor @ 2.50GHz", "AMD EPYC 9R45 96-Core Processor", "Neoverse-N1", "ARMv7 (v7l)/rev 4",
+        "11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz", "Dan's [test] A&B, 1:2; x_y+z", "x", "x" * 120,
+    ],
+)  # fmt: skip
+def test_names_of_devices(name: str) -> None:
+    assert hardware.from_mapping(a100(name=name)).name == name == plain_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("", "''"), ("x" * 121, "'xxx"), (" a", "' a'"), ("a ", "'a '"), ("a\nb", r"'a\nb'"), ("a\n", r"'a\n'"),
+        ("a\\b", r"'a\\b'"), ("a\0b", r"'a\x00b'"), ("a\x1b[0m", r"'a\x1b[0m'"), ("caf\u00e9", r"'caf\xe9'"),
+        ("a\u2028b", r"\u2028"), ("a*b", "'a*b'"), ("a?b", "'a?b'"), ('a"b', "'a\"b'"), ("a#b", "'a#b'"),
+        ("a<b>", "'a<b>'"), ("a%b", "'a%b'"), ("a{b}", "'a{b}'"), ("a`b", "'a`b'"),
+    ],
+)  # fmt: skip
+def test_other_names_are_refused_and_a_detected_one_is_cleaned(name: str, shown: str) -> None:
+    message = refusal(a100(name=name))
+    assert "spec.json: name: must be 1 to 120 letters and digits of ASCII" in message
+    assert shown in message
+    assert "leave the others out" in message
+    assert message.isascii()
+    assert hardware.from_mapping(a100(name=plain_name(name))).name == plain_name(name)
+
+
+def test_a_strange_cpu_is_still_local(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name : Caf\u00e9*/\x1b[31m \\ 3000 (TM)\nflags : avx2 fma\n")
+    machine = probe(proc=tmp_path, sys=tmp_path)
+    assert machine.model_name == "Caf / [31m 3000 (TM)"
+    assert_loads(localised(hardware.load("cpu-x86-avx2"), machine))
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "a\0", "a\tb", "a\rb", "\x7f", "\x9b1m", "a\u2028b"])
+def test_texts_for_people_have_no_control_characters(text: str) -> None:
+    source = {"fields": ["num_cores"], "text": text, "assumed": True}
+    assert "sources.0.text: must be text without control characters" in refusal(a100(sources=[source]))
+    measured = {"name": "x", "unit": "s", "cores": 1, "min": 1.0, "median": 1.0, "max": 1.0, "quiet": 1.0, "samples": 1}
+    assert "measured.0.how: must be text without" in refusal(a100(measured=[measured | {"how": text}]))
+
+
+def test_texts_for_people_may_have_lines_and_letters() -> None:
+    text = "Table 3 \u2014 caf\u00e9\nhttps://example.org/*/a?b=\\c"
+    spec = hardware.from_mapping(a100(sources=[{"fields": ["*"], "text": text, "assumed": False}]))
+    assert spec.sources[0].text == text
 
 
 def test_sysfs_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 from handwritten import add, cuda_scale, gather, row_sums_doubled
 
-from roller_svc.errors import ArgumentError, UnknownKernelError
+import roller_svc
+from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Resources
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
@@ -270,6 +272,19 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("checks", 0, "dimension", -1),
         _set("options", ["x" * 100_000]),
         _set("options", [1]),
+        *(_set("options", [option]) for option in (
+            "-I/etc", "@/etc/passwd", "-fplugin=./x.so", "-wrapper", "-B.", "-include", "kernel.c", "-Wl,-rpath,.",
+            "-O9", "", "--pre-include=/etc/passwd", "-march=native", "-O2\n", "-o",
+        )),
+        _set("expression", ["y"]),
+        _set("target", "a\nb"),
+        _set("target", 7),
+        _set("digest", ""),
+        _set("estimate", []),
+        _set("estimate", {"seconds": float("inf")}),
+        _set("estimate", {"seconds": float("nan")}),
+        _set("extra", [1]),
+        _set("extra", None),
         _set("compile_seconds", "soon"),
         _set("compile_seconds", float("nan")),
         _set("compile_seconds", -1),
@@ -292,6 +307,69 @@ def test_other_text_is_refused(folder: Path, text: str) -> None:
     (folder / "metadata.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ArgumentError):
         load(folder)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "9" * 5000])
+def test_numbers_that_json_has_not_are_refused(folder: Path, number: str) -> None:
+    path = folder / "metadata.json"
+    path.write_text(path.read_text().replace('"seconds": 1e-06', f'"seconds": {number}'))
+    with pytest.raises(ArgumentError) as raised:
+        load(folder)
+    assert raised.value.code == "damaged-kernel"
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "kernel.c", "kernel.so"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "large"])
+def test_only_plain_files_of_some_size_are_read(folder: Path, name: str, kind: str) -> None:
+    file = folder / name
+    kept = file.rename(folder / "elsewhere")
+    match kind:
+        case "folder":
+            file.mkdir()
+        case "pipe":
+            os.mkfifo(file)  # whoever opens it to read waits for a writer
+        case "link":
+            file.symlink_to(kept)
+        case "large":
+            with file.open("wb") as sparse:
+                sparse.truncate(1 << 40)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises((ArgumentError, UnknownKernelError)) as raised:
+        load(folder)
+    assert raised.value.code in ("damaged-kernel", "unknown-kernel")
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+
+
+def test_too_much_workspace_is_refused(folder: Path) -> None:
+    path = folder / "metadata.json"
+    document = json.loads(path.read_text())
+    room = {"role": "workspace", "dtype": "float64", "shape": [1 << 48], "name": "w"}
+    document["buffers"] += [room | {"symbol": f"w{number}"} for number in range(2)]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArgumentError, match="bytes of workspace are more than"):
+        load(folder)
+
+
+def test_loading_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """The binary of a stranger has a constructor; it runs with the kernel's first call and not before."""
+    mark = tmp_path / "mark"
+    code = f'#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fclose(fopen("{mark}", "w")); }}\n'
+    binary = folder / "kernel.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(binary)], input=code, text=True, check=True)
+    path = folder / "metadata.json"
+    document = json.loads(path.read_text())
+    document["files"]["kernel.so"]["sha256"] = hashlib.sha256(binary.read_bytes()).hexdigest()
+    path.write_text(json.dumps(document))
+    kernel = roller_svc.load(folder)
+    assert kernel.binary == binary.read_bytes()
+    assert not mark.exists()
+
+
+def test_what_load_would_refuse_is_not_saved(tmp_path: Path) -> None:
+    kernel = saved_kernel(gather())
+    with pytest.raises(InvariantError, match="load takes"):
+        save(dataclasses.replace(kernel, extra={"notes": "x" * (8 << 20)}), tmp_path / "kernel")
+    assert not (tmp_path / "kernel").exists()
 
 
 def test_digests_are_of_the_files(folder: Path) -> None:

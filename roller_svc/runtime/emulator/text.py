@@ -7,13 +7,13 @@ in a cluster each block has shared memory of its own.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 
 from roller_svc.errors import LaunchError
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
+from roller_svc.ir.quoting import quote_string
 from roller_svc.ir.tensor_map import MapMode, TensorMap
 
 _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
@@ -213,8 +213,8 @@ def _map(launch: int, number: int, view: TensorMap, buffer: int) -> str:
         return f"{{{', '.join(f'{value}{suffix}' for value in values)}}}"
 
     fields = (
-        _c_string(view.symbol), f"static_cast<unsigned char *>(b[{buffer}]) + {view.offset_bytes}",
-        _c_string(view.buffer), f"{view.dtype.bytes}u", str(view.rank), str(int(not tiled)), str(int(view.tf32)),
+        quote_string(view.symbol), f"static_cast<unsigned char *>(b[{buffer}]) + {view.offset_bytes}",
+        quote_string(view.buffer), f"{view.dtype.bytes}u", str(view.rank), str(int(not tiled)), str(int(view.tf32)),
         f"{view.swizzle.value}u", f"{view.bytes}u", row(view.extents, "ul"),
         row((view.dtype.bytes, *view.strides_bytes), "ul"), row(view.box, "u"), row(view.element_strides, "u"),
         row(view.lower), row(view.upper),
@@ -225,18 +225,13 @@ def _map(launch: int, number: int, view: TensorMap, buffer: int) -> str:
 def _buffer(buffer: Buffer) -> str:
     if buffer.role not in _ROLES:
         raise LaunchError(f"the emulator has no buffers for {buffer.role.value}: {buffer.name}")
-    return f"{{{_c_string(buffer.name)}, emulator::{_ROLES[buffer.role]}, {buffer.bytes}ul}}"
+    return f"{{{quote_string(buffer.name)}, emulator::{_ROLES[buffer.role]}, {buffer.bytes}ul}}"
 
 
 def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:
     grid, block = (f"{{{x}u, {y}u, {z}u}}" for x, y, z in (launch.grid, launch.block))
     dynamic = "emulator_dynamic" if has_dynamic else "nullptr"
     return (
-        f"{{{_c_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
+        f"{{{quote_string(launch.name)}, emulator_run_{number}, {grid}, {block}, {launch.shared_bytes}ul, "
         f"{dynamic}, emulator_zeroed_{number}, {launch.cluster}u}}"
     )
-
-
-def _c_string(text: str) -> str:
-    """A literal; names of tensors are words, but a saved kernel's could be anything printable."""
-    return json.dumps(text, ensure_ascii=True) if text.isascii() and text.isidentifier() else json.dumps(ascii(text))
