@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from roller_svc import toolchain
+from roller_svc import errors, toolchain
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, Roof, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -130,6 +130,25 @@ def error_json(error: RollerError) -> Json:
         case BuildError():
             pass
     return facts
+
+
+def error_of(facts: Mapping[str, Any]) -> RollerError:
+    """The error that error_json described. Raises ValueError, KeyError or TypeError where the facts are of none."""
+    kind = getattr(errors, str(facts["class"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, RollerError)):
+        raise ValueError(f"{facts['class']!r} is no class of errors")
+    message, code = str(facts["message"]), str(facts["code"])
+    if issubclass(kind, NoCandidateError):
+        rejections = {str(rule): int(count) for rule, count in facts["rejections"].items()}
+        found: RollerError = kind(message, rejections=rejections, hint=facts["hint"])
+    elif issubclass(kind, InputError):
+        found = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
+    elif issubclass(kind, CompileError):
+        found = kind(message, log=str(facts["log"]))
+    else:
+        found = kind(message)
+    found.code = code
+    return found
 
 
 def attempt_json(attempt: Attempt, report: BuildReport) -> Json:

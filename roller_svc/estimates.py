@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from roller_svc import hardware
@@ -14,7 +15,7 @@ from roller_svc.ask import checked_expression, checked_flag, checked_outputs, ch
 from roller_svc.construct.shared import Shared
 from roller_svc.construct.what_if import sensitivities
 from roller_svc.describe import Json, error_json, sensitivity_json
-from roller_svc.errors import EstimatesTimeoutError, RollerError
+from roller_svc.errors import EstimatesTimeoutError, InputError, RollerError
 from roller_svc.front import parse
 from roller_svc.ir.canonical import digest, digest_and_length
 from roller_svc.ir.demands import Demands
@@ -88,7 +89,7 @@ class Estimates:
 
     def __init__(self, compute: Callable[[Sequence[Work]], list[list[Json]]] = outcomes) -> None:
         self._compute = compute
-        self._programs: Memo[TextKey, Named] = Memo(PROGRAMS_MOST)
+        self._programs: Memo[TextKey, Named | InputError] = Memo(PROGRAMS_MOST)
         self._specs: Memo[str, tuple[HardwareSpec, str]] = Memo(SPECS_MOST)
         self._outcomes: Memo[OutcomeKey, Json] = Memo(OUTCOMES_MOST)
 
@@ -98,7 +99,7 @@ class Estimates:
         """In order of items, then targets. What is refused, or not begun `within_s`, stands in its place as `error`."""
         until_s = time.monotonic() + within_s
         count = checked_top_k(top_k)
-        programs = [_or_refusal(self._wanted, item) for item in items]
+        programs = [_or_refusal(partial(self._wanted, until_s=until_s), item) for item in items]
         devices = [_or_refusal(self._spec, target) for target in targets]
         asked = [
             (index, target, _asked(program, device, count))
@@ -133,12 +134,16 @@ class Estimates:
                     self._outcomes.put(one.key, outcome, len(json.dumps(outcome)))
         return known
 
-    def _wanted(self, item: Item) -> _Wanted:
+    def _wanted(self, item: Item, until_s: float = math.inf) -> _Wanted:
+        """Raises the program's InputError, remembered too, and EstimatesTimeoutError for one that is not begun."""
         key, demands = _text_key(item), _demands(item)
         if (known := self._programs.get(key)) is None:
-            program = _parsed(key)
-            name, length = digest_and_length(program)
-            self._programs.put(key, known := Named(program, name), len(key[0]) + length)
+            if time.monotonic() >= until_s:
+                raise EstimatesTimeoutError("the time for the estimates of one request was over")
+            known, weight = _read(key)
+            self._programs.put(key, known, weight)
+        if isinstance(known, InputError):
+            raise known.with_traceback(None)
         return _Wanted(known, demands)
 
     def _spec(self, target: str | HardwareSpec) -> tuple[HardwareSpec, str]:
@@ -197,6 +202,16 @@ def _asked(wanted: _Wanted | Json, device: tuple[HardwareSpec, str] | Json, top_
 
 def _text_key(item: Item) -> TextKey:
     return checked_expression(item.expression), tensor_types(item.inputs), checked_outputs(item.outputs)
+
+
+def _read(key: TextKey) -> tuple[Named | InputError, int]:
+    """The program of a text, or why it is refused, and how much a memo holds of it, in characters."""
+    try:
+        program = _parsed(key)
+    except InputError as refusal:
+        return refusal.with_traceback(None), len(key[0]) + len(refusal.message)
+    name, length = digest_and_length(program)
+    return Named(program, name), len(key[0]) + length
 
 
 def _parsed(key: TextKey) -> TensorProgram:

@@ -1,13 +1,20 @@
-"""BuildRequest → Artifact: the work of one worker process."""
+"""BuildRequest → Artifact: the work of one worker process, and how its result comes back."""
 
 from __future__ import annotations
 
+import base64
+import re
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roller_svc.artifact import kept
 from roller_svc.describe import kernel_json, measurement_json
-from roller_svc.farm.store import Artifact
+from roller_svc.errors import FarmError
+from roller_svc.farm.action import generator_digest
+from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.report import BuildReport, BuildRequest
 from roller_svc.pipeline import build_kernel
@@ -15,6 +22,7 @@ from roller_svc.runtime import saved
 
 # Kinds of files by the name that runtime/saved.py gives them.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
     "kernel.so": BINARY, "kernel.cubin": BINARY, "kernel.hsaco": BINARY,
@@ -26,6 +34,41 @@ _KINDS = {
 def build_artifact(request: BuildRequest) -> Artifact:
     """Build and pack. Raises the build's error."""
     return packed(build_kernel(request))
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    """A request, and the digest of the generator that the service runs."""
+
+    request: BuildRequest
+    generator: str
+
+
+def build_task(task: BuildTask) -> Artifact:
+    """build_artifact, fenced. Raises FarmError where this process has other code than the service."""
+    if generator_digest() != task.generator:
+        raise FarmError(
+            "the package was replaced under the running service: start the service anew", code="generator-replaced"
+        )
+    return build_artifact(task.request)
+
+
+def artifact_json(artifact: Artifact) -> Json:
+    """An artifact in plain values, its files in base64."""
+    files = {kind: base64.b64encode(content).decode() for kind, content in artifact.files.items()}
+    return {"digest": artifact.digest, "facts": artifact.facts, "files": files}
+
+
+def artifact_of(document: Mapping[str, Any]) -> Artifact:
+    """The artifact that artifact_json wrote. Raises ValueError, KeyError or TypeError for what is none."""
+    digest, facts, files = document["digest"], document["facts"], document["files"]
+    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+        raise ValueError(f"{str(digest)[:100]!r} is no digest")
+    if not isinstance(facts, dict) or facts.get("digest") != digest:
+        raise ValueError("the facts are of another kernel")
+    if not set(files) <= set(_KINDS.values()):
+        raise ValueError(f"a kernel has no files {sorted(set(files) - set(_KINDS.values()))}")
+    return Artifact(digest, facts, {kind: base64.b64decode(text, validate=True) for kind, text in files.items()})
 
 
 def packed(report: BuildReport) -> Artifact:

@@ -92,6 +92,7 @@ class JobQueue:
         self._jobs: dict[str, _Job] = {}  # by action
         self._live: dict[str, Operation] = {}  # operations that have not ended
         self._ended: dict[str, Future[None]] = {}  # theirs
+        self._watchers: dict[str, list[Callable[[], None]]] = {}  # of operations that have not ended
         self._closing = threading.Event()
 
     def submit(self, request: BuildRequest) -> Operation:
@@ -125,6 +126,23 @@ class JobQueue:
         """Resolves when the operation is done; None where it is already."""
         with self._lock:
             return self._ended.get(operation_id)
+
+    def watch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Have `wake` called once, from any thread, when the operation has ended: at once where it has already."""
+        with self._lock:
+            if operation_id in self._ended:
+                self._watchers.setdefault(operation_id, []).append(wake)
+                return
+        wake()
+
+    def unwatch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Take back a `watch`; nothing happens where the operation has ended."""
+        with self._lock:
+            watchers = self._watchers.get(operation_id, [])
+            if wake in watchers:
+                watchers.remove(wake)
+            if not watchers:
+                self._watchers.pop(operation_id, None)
 
     def resume(self) -> int:
         """Begin again what a former process left unfinished; how many.
@@ -271,6 +289,9 @@ class JobQueue:
                 self._live.pop(done.id, None)
             else:
                 self._live[done.id] = done  # known for as long as this process lives
+            watchers = self._watchers.pop(done.id, ())
+        for wake in watchers:
+            wake()
 
 
 def _log_bug(run: Future[None]) -> None:

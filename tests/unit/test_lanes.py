@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roller_svc.errors import BuildError, CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
-from roller_svc.farm.lanes import Lane, ThreadLanes, spread
+from roller_svc.farm.lanes import JsonAnswers, Lane, ThreadLanes, spread
 
 
 def work(task: str) -> str:
@@ -32,6 +38,11 @@ def work(task: str) -> str:
             return str(len(bytearray(1 << 40)))
         case "reserve":
             return str(len(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)))
+        case "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        case "spin":
+            while True:
+                pass
         case "hang":
             time.sleep(600)
     return task.upper()
@@ -77,10 +88,76 @@ def test_a_death_is_an_error_and_not_the_end(lane: Lane[str, str], task: str, ho
 
 
 def test_a_worker_that_overruns_is_stopped() -> None:
-    lane = Lane(work, timeout_s=1.0)
+    lane = Lane(work, timeout_s=3.0)
     with pytest.raises(KernelTimeoutError):
-        lane.call("hang")
+        lane.call("spin")
     lane.close()
+
+
+def test_a_worker_that_is_not_let_run_is_the_machines_fault() -> None:
+    lane = Lane(work, timeout_s=3.0)
+    lane.call("on")
+    with pytest.raises(FarmError) as stalled:
+        lane.call("hang")
+    assert stalled.value.code == "worker-stalled"
+    lane.close()
+
+
+def test_a_full_disk_may_pass() -> None:
+    lane = Lane(work, timeout_s=60.0)
+    with pytest.raises(FarmError) as full:
+        lane.call("full")
+    assert full.value.code == "worker-resources"
+    lane.close()
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("/nonexistent/planted",)
+
+
+def plant(task: str) -> Any:
+    return Planted() if task == "pickle" else task
+
+
+def upper(document: Any) -> str:
+    if not isinstance(document, str):
+        raise TypeError("no text")
+    return document.upper()
+
+
+def test_answers_of_a_worker_that_is_not_trusted_are_json() -> None:
+    lane: Lane[str, Any] = Lane(plant, timeout_s=60.0, answers=JsonAnswers(str, upper))
+    assert lane.call("a") == "A"
+    pickled = b"p" + pickle.dumps(Planted())
+    for forged in (pickled, b"", b"j", b"j{", b"j[1]", b"e{}", b'e{"class": "Path", "code": "", "message": ""}', b"x1"):
+        with pytest.raises(FarmError) as refused:
+            lane._result(forged)
+        assert refused.value.code == "worker-lost"
+    assert lane.call("b") == "B"
+    lane.close()
+
+
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\nfrom test_lanes import work\nfrom roller_svc.farm.lanes import Lane\n"
+        "if __name__ == '__main__':\n"
+        "    lane = Lane(work, 60.0)\n    print(lane.call('pid'), flush=True)\n    lane.call('hang')\n"
+    )
+    (tmp_path / "main.py").write_text(script)
+    paths = os.pathsep.join(sys.path)
+    command = [sys.executable, str(tmp_path / "main.py")]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        worker = Path("/proc", server.stdout.readline().strip())
+        assert worker.exists()
+        server.kill()
+    until = time.monotonic() + 30
+    while worker.exists() and " Z " not in (worker / "stat").read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not worker.exists() or " Z " in (worker / "stat").read_text()
 
 
 def test_memory_is_limited() -> None:
