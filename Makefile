@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint serve wheel clean
+.PHONY: setup demo test test-all fuzz lint serve wheel clean
 
 setup: $(READY)
 
@@ -24,6 +24,10 @@ test: $(READY)
 
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -m ''
+
+# a minute of a hostile client; bench/service/load.py fuzz runs longer, and with other seeds
+fuzz: $(READY)
+	$(BIN)/python -m pytest -m slow tests/fuzz
 
 lint: $(READY)
 	$(BIN)/ruff check roller_svc tests bench
