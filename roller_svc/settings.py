@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from roller_svc.errors import ArgumentError
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Settings(BaseSettings):
@@ -22,12 +27,24 @@ class Settings(BaseSettings):
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
+    allowed_hosts: str = Field(
+        "", description="names, with a port or for all, that the service is reached by beside its address; by commas"
+    )
+    connections_most: int = Field(1000, ge=1, le=60_000, description="connections that may be open at once")
+    header_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="how long a client may take to send a request's line and headers"
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, le=600, description="how long a client may take to send a body, or to read what waits for it"
+    )
     workers: int = Field(
         2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates"
     )
     queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
-    worker_memory_bytes: int = Field(
-        16 << 30, ge=1 << 28, description="most that one of them may allocate of the host's memory"
+    worker_memory_bytes: int | None = Field(
+        None,
+        ge=1 << 28,
+        description="most that one of them may allocate of the host's memory; none: its share of three quarters",
     )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
@@ -35,6 +52,9 @@ class Settings(BaseSettings):
     items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
     estimates_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="how long estimates of one request are begun; later ones are refused"
+    )
+    estimates_at_once: int = Field(
+        2, ge=1, le=64, description="estimate requests that are worked on together; a few more wait, others get 503"
     )
     local_spec: Path | None = Field(
         None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"
@@ -46,6 +66,17 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
+
+    @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @property
+    def memory_bytes_each(self) -> int:
+        """What a worker process may allocate: as set, or its share of the machine's or the container's memory."""
+        if self.worker_memory_bytes is not None:
+            return self.worker_memory_bytes
+        return max(1 << 28, usable_memory_bytes() * 3 // 4 // self.workers)
 
     @property
     def accepted_keys(self) -> frozenset[str]:
@@ -75,6 +106,36 @@ def settings() -> Settings:
     if not _in_use:
         use(read_settings())
     return _in_use[0]
+
+
+def forget_secrets() -> None:
+    """Take the keys out of the environment, so that no process started from here inherits them."""
+    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY"):
+        os.environ.pop(name, None)
+
+
+def usable_memory_bytes() -> int:
+    """The machine's memory, or the least limit of the cgroups that this process is in."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min((machine, *_cgroup_limits()))
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """Limits of versions 2 and 1, of the cgroup and those above it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, name = (_CGROUP, "memory.max") if not controllers else (_CGROUP / "memory", "memory.limit_in_bytes")
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+                    yield int((folder / name).read_text(encoding="ascii"))
 
 
 def check_address(chosen: Settings) -> None:

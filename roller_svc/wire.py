@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 HTTP_ERROR_CODE = "http-error"  # of an answer that has no code of ours
 NAME_CHARACTERS = 200
 TEXT_CHARACTERS = 1 << 17  # above the language's own limit, whose refusal is better
 INPUTS_MOST = 256
 TARGETS_MOST = 64
+ITEMS_MOST = 10_000  # of the setting of that name, which decides
+DIMENSIONS_MOST = 64
+TILES_MOST = 64
+FIELDS_MOST = 64  # of an object, known and unknown ones
+SPEC_VALUES_MOST = 4096  # our largest spec has some 450
+
+
+def check_size(most: int) -> BeforeValidator:
+    """Refuse a collection by its length, before the first of its members costs anything."""
+
+    def check(value: object) -> object:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise _too_long(value, most)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _too_long(value: Sized, most: int) -> PydanticCustomError:
+    facts = {"most": most, "given": len(value)}
+    return PydanticCustomError("too_long", "there may be {most} entries at most, not {given}", facts)
+
 
 Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
+FailFast = Field(fail_fast=True)  # the first wrong member is told; a list of thousands has no more faults than that
+Names = Annotated[list[Name], FailFast, check_size(INPUTS_MOST)]
 
 
 class Body(BaseModel):
@@ -20,16 +46,23 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > FIELDS_MOST:
+            raise _too_long(value, FIELDS_MOST)
+        return value
+
 
 class TensorTypeBody(Body):
     dtype: Name
-    shape: list[int] = Field(max_length=64)
+    shape: Annotated[list[int], FailFast, check_size(DIMENSIONS_MOST)]
 
 
 class ProgramBody(Body):
     expression: str = Field(max_length=TEXT_CHARACTERS, examples=["C[m, n] +=! A[m, k] * B[k, n]"])
-    inputs: dict[Name, TensorTypeBody] = Field(max_length=INPUTS_MOST)
-    outputs: list[Name] | None = Field(None, max_length=INPUTS_MOST)
+    inputs: Annotated[dict[Name, TensorTypeBody], check_size(INPUTS_MOST)]
+    outputs: Names | None = None
 
 
 class OptionsBody(Body):
@@ -40,19 +73,32 @@ class OptionsBody(Body):
     family: Name | None = Field(
         None, description="simt, mma or wgmma: what contractions on a GPU run on; default: the faster"
     )
-    tiles: dict[Name, int] = Field(
+    tiles: Annotated[dict[Name, int], check_size(TILES_MOST)] = Field(
         {}, description="values that lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n must have"
     )
-    constants: list[Name] = Field(
-        [], max_length=INPUTS_MOST, description="inputs that stay the same from call to call: prepared once, on CPUs"
-    )
+    constants: Names = Field([], description="inputs that stay the same from call to call: prepared once, on CPUs")
+
+
+def _small_spec(value: object) -> object:
+    """Refuse a spec of more values, at any depth, than a spec may have."""
+    count, level = 0, [value]
+    while level and count <= SPEC_VALUES_MOST:
+        count += len(level)
+        children = [
+            node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
+        ]
+        level = [child for node in children for child in node]
+    if count + len(level) > SPEC_VALUES_MOST:
+        message = "a spec may have {most} values at most"
+        raise PydanticCustomError("too_long", message, {"most": SPEC_VALUES_MOST})
+    return value
 
 
 class CompileBody(ProgramBody):
     """`hardware`, a spec as JSON, may stand in place of `target`."""
 
     target: Name | None = None
-    hardware: dict[str, Any] | None = None
+    hardware: Annotated[dict[str, Any], BeforeValidator(_small_spec)] | None = None
     options: OptionsBody = OptionsBody()
 
     @model_validator(mode="after")
@@ -63,8 +109,8 @@ class CompileBody(ProgramBody):
 
 
 class EstimateBody(Body):
-    items: list[ProgramBody] = Field(min_length=1)
-    targets: list[Name] = Field(min_length=1, max_length=TARGETS_MOST)
+    items: Annotated[list[ProgramBody], Field(min_length=1, fail_fast=True), check_size(ITEMS_MOST)]
+    targets: Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(TARGETS_MOST)]
     top_k: int = 1
     allow_tf32: bool = False
 

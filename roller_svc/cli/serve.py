@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-
-import uvicorn
+import pkgutil
 
 from roller_svc import hardware, settings
 
-STOP_S = 10  # what requests under way get before the service ends
+RUN_SERVER = "roller_svc.service.server:run_server"  # by name: the other verbs load no web framework
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,15 +23,9 @@ def execute(options: argparse.Namespace) -> int:
     settings.use(chosen)
     if refusal := hardware.refusal_of_local():
         raise refusal
+    run_server = pkgutil.resolve_name(RUN_SERVER)
     try:
-        uvicorn.run(
-            "roller_svc.service.app:from_settings",
-            factory=True,
-            host=chosen.host,
-            port=chosen.port,
-            timeout_graceful_shutdown=STOP_S,
-            server_header=False,
-        )
+        has_started: bool = run_server(chosen)
     except SystemExit:  # uvicorn has said why it could not start; its exit code means something else here
         return 1
-    return 0
+    return 0 if has_started else 1

@@ -39,7 +39,7 @@ class OpenConnections:
         self._waiting: dict[BoundedConnection, None] = {}
 
     def admit(self, connection: BoundedConnection) -> bool:
-        """Add a connection, and abort those that wait longest where there are too many; False where it has to go itself."""
+        """Add a connection and abort those that wait longest beyond the limit; False where it has to go itself."""
         self._open.add(connection)
         self.begin_waiting(connection)
         while len(self._open) > self._most:
@@ -216,8 +216,12 @@ class BoundedConnection(H11Protocol):
             socket.close()
             self._set_deadline(self._limits.write_timeout_s, socket.abort)
             return
-        self.flow.resume_reading()
-        socket.write_eof()
+        try:
+            self.flow.resume_reading()
+            socket.write_eof()
+        except OSError:  # the client has gone
+            socket.abort()
+            return
         self._set_deadline(LINGER_S, socket.abort)
 
     def _set_deadline(self, seconds: float | None, act: Callable[[], None] = lambda: None) -> None:

@@ -1,92 +1,219 @@
-"""What stands before the routes, as ASGI: body size, media type, API key, request id and the answer's fixed headers."""
+"""What stands before the routes, as ASGI: who is meant, who asks, how much there is to read, and the fixed headers."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-import json
 import uuid
-from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roller_svc.service.problems import MEDIA_TYPE, problem
+from roller_svc.errors import ArgumentError
+from roller_svc.service.bodies import BodyError, check_json, count_values_at_most
+from roller_svc.service.hosts import Authority, is_ours, is_same_origin, parse_authority
+from roller_svc.service.problems import RETRY_AFTER_S, encoded_problem, problem
+from roller_svc.settings import Settings
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+TARGET_BYTES_MOST = 8192
+VALUES_AN_ITEM = 64  # of JSON, that an item of a request for estimates may have on average
+VALUES_FREE = 1 << 14
+SMALL_BODY_BYTES = 1 << 16  # looked at on the event loop
+BODIES_AT_ONCE = 64  # as many of the greatest size may be in memory
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request as far as it is answered."""
+
+    request_id: str
+    unread: bool  # whether a body is still on its way
+    started: bool = False
 
 
 class Guard:
     """Refuses what no route should see; a refusal is problem+json like any other."""
 
-    def __init__(self, app: ASGIApp, *, body_bytes_most: int, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._body_bytes_most = body_bytes_most
-        self._keys = tuple(key.encode() for key in keys)
+        self._body_bytes_most = settings.body_bytes_most
+        self._values_most = VALUES_FREE + VALUES_AN_ITEM * settings.items_most
+        self._keys = tuple({form for key in settings.accepted_keys for form in _forms_of(key)})
+        self._hosts = allowed_hosts(settings)
+        self._room_bytes = BODIES_AT_ONCE * settings.body_bytes_most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex[:16]
+        exchange = _Exchange(uuid.uuid4().hex[:16], _has_body(Headers(scope=scope)))
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
+                exchange.started = True
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
+                headers["X-Request-Id"] = exchange.request_id
                 headers["X-Content-Type-Options"] = "nosniff"
+                if exchange.unread:
+                    headers["Connection"] = "close"
             await send(message)
 
+        try:
+            await self._handle(scope, receive, marked, exchange)
+        except asyncio.CancelledError:
+            if not exchange.started:
+                await _answer(marked, problem(503, "shutting-down", "the service ends; send the request again"))
+            raise
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         refusal = self._refusal(scope)
         if refusal is not None:
-            await _answer(marked, refusal)
-            return
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self._app(scope, receive, marked)
-            return
-        body = await self._body(receive)
-        if body is None:
-            await _answer(marked, self._too_large())
-            return
-        await self._app(scope, _replayed(body, receive), marked)
+            await _answer(send, refusal)
+        elif scope["method"] not in BODY_METHODS:
+            await self._app(scope, receive, send)
+        else:
+            await self._handle_body(scope, receive, send, exchange)
+
+    async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        body = bytearray()
+        try:
+            refusal = await self._read(receive, body)
+            if refusal is None:
+                exchange.unread = False
+                refusal = await self._body_refusal(bytes(body))
+        finally:
+            self._room_bytes += len(body)
+        if refusal is not None:
+            await _answer(send, refusal)
+        else:
+            await self._app(scope, _replayed(bytes(body), receive), send)
 
     def _refusal(self, scope: Scope) -> dict[str, object] | None:
+        """Why a request is refused before its body is read."""
         headers = Headers(scope=scope)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._known(headers):
+        wrong = _framing_refusal(scope, headers) or self._host_refusal(scope, headers)
+        if wrong is not None:
+            return wrong
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._is_known(headers):
             return problem(401, "unauthorized", "this service wants an API key: Authorization: Bearer KEY")
-        if scope["method"] in ("POST", "PUT", "PATCH"):
+        if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
             if length.isdecimal() and int(length[:20]) > self._body_bytes_most:
                 return self._too_large()
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not media.endswith("+json"):
-                return problem(
-                    415, "unsupported-media-type", f"the body must be application/json, not {media or 'unnamed'}"
-                )
+                detail = f"the body must be application/json, not {media[:100] or 'unnamed'}"
+                return problem(415, "unsupported-media-type", detail)
         return None
 
-    def _known(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        offered = (given if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode()
-        # every key is compared, so that the time taken says nothing
-        return sum(hmac.compare_digest(offered, key) for key in self._keys) > 0
+    def _host_refusal(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
+        """Refuse a request that is for another host, or that another site's page sent."""
+        named = headers.getlist("host")
+        if len(named) != 1:
+            return problem(400, "malformed-request", f"a request has one Host header, this has {len(named)}")
+        text = _take_authority(scope)
+        given = parse_authority(named[0] if text is None else text)
+        if not scope["path"].startswith("/") and scope["path"] != "*":
+            return problem(400, "malformed-request", "the request's target is no path")
+        if given is None or not is_ours(given, scope.get("server"), self._hosts):
+            hint = "set ROLLER_ALLOWED_HOSTS to the names that the service is reached by"
+            return problem(421, "misdirected-request", f"this service is not the host that the request names; {hint}")
+        origins = headers.getlist("origin")
+        if scope["method"] not in SAFE_METHODS and not all(is_same_origin(origin, given) for origin in origins):
+            return problem(403, "foreign-origin", "the request was sent by another site's page")
+        return None
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None once it is too large."""
-        parts: list[bytes] = []
-        size = 0
+    def _is_known(self, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        offered = given.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        shown = offered.encode("latin-1")  # as Headers decoded it
+        # every key is compared, so that the time taken says nothing
+        return sum(hmac.compare_digest(shown, key) for key in self._keys) > 0
+
+    async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
+        """Read the whole body; stop with a refusal once it is too large, or all bodies together are."""
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                return b"".join(parts)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._body_bytes_most:
-                return None
+                return problem(400, "malformed-request", "the body ended before it was whole")
+            part = message.get("body", b"")
+            if len(body) + len(part) > self._body_bytes_most:
+                return self._too_large()
+            if len(part) > self._room_bytes:
+                return problem(503, "too-many-bodies", "the service reads as many bodies as it has memory for")
+            self._room_bytes -= len(part)
+            body += part
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return None
+
+    async def _body_refusal(self, body: bytes) -> dict[str, object] | None:
+        """Refuse a body that would take long to parse, or that is not JSON."""
+        if count_values_at_most(body) > self._values_most:
+            return problem(413, "body-too-large", f"a body may have {self._values_most} values at most")
+        try:
+            if len(body) <= SMALL_BODY_BYTES:
+                check_json(body)
+            else:
+                await asyncio.to_thread(check_json, body)
+        except BodyError as fault:
+            return problem(400, "invalid-json", str(fault))
+        return None
 
     def _too_large(self) -> dict[str, object]:
         return problem(413, "body-too-large", f"a body may have {self._body_bytes_most} bytes at most")
+
+
+def allowed_hosts(settings: Settings) -> frozenset[Authority]:
+    """The hosts that requests may name beside loopback and the address that they arrive at."""
+    named = {name: parse_authority(name) for name in settings.allowed_host_names}
+    wrong = [name for name, host in named.items() if host is None]
+    if wrong:
+        raise ArgumentError(
+            f"ROLLER_ALLOWED_HOSTS: {wrong[0][:100]!r} is no host",
+            code="invalid-setting",
+            hint="write names as in kernels.example or kernels.example:8443, separated by commas",
+        )
+    bound = Authority(settings.host.lower(), settings.port)
+    return frozenset(host for host in (bound, *named.values()) if host is not None)
+
+
+def _forms_of(key: str) -> tuple[bytes, ...]:
+    """A key's bytes as clients send them: UTF-8, or Latin-1 where it has that form."""
+    forms = [key.encode("utf-8", "surrogateescape")]
+    if all(ord(letter) < 256 for letter in key):
+        forms.append(key.encode("latin-1"))
+    return tuple(forms)
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+def _framing_refusal(scope: Scope, headers: Headers) -> dict[str, object] | None:
+    """Refuse what two HTTP readers may cut into requests differently (RFC 9112 §6.1)."""
+    if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+        return problem(400, "malformed-request", "Transfer-Encoding with Content-Length, or in HTTP/1.0")
+    if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES_MOST:
+        return problem(414, "target-too-long", f"a request's target may have {TARGET_BYTES_MOST} bytes at most")
+    return None
+
+
+def _take_authority(scope: Scope) -> str | None:
+    """Turn an absolute-form target into its path; give its authority, which replaces Host (RFC 9112 §3.2.2)."""
+    target: bytes = scope["raw_path"]
+    scheme, separator, rest = target.partition(b"://")
+    if scheme.lower() not in (b"http", b"https") or not separator:
+        return None
+    authority, _, path = rest.partition(b"/")
+    scope["raw_path"] = b"/" + path
+    scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+    return authority.decode("ascii")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -104,9 +231,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def _answer(send: Send, body: dict[str, object]) -> None:
-    content = json.dumps(body).encode()
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(content)).encode())]
-    if body["status"] == 401:
+    status, headers, content = encoded_problem(body)
+    if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": body["status"], "headers": headers})
+    if status == 503:
+        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

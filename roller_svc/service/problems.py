@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,11 +14,22 @@ from starlette.exceptions import HTTPException
 
 from roller_svc import errors
 from roller_svc.describe import error_json
-from roller_svc.errors import FarmError, InputError, NotFoundError, RollerError, SpecError, ToolchainMissingError
+from roller_svc.errors import (
+    FarmError,
+    InputError,
+    KernelTimeoutError,
+    NotFoundError,
+    RollerError,
+    SpecError,
+    ToolchainMissingError,
+)
 from roller_svc.wire import HTTP_ERROR_CODE
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
+FAULTS_MOST = 20  # that an answer lists
+ECHO_CHARACTERS = 100  # of the request's own text
+TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # what was asked for does not fit the limits
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +51,11 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-def status_of(error_class: type[RollerError]) -> int:
-    """What a class of errors is in HTTP."""
+def status_of(error_class: type[RollerError], code: str = "") -> int:
+    """What an error is in HTTP: 422 where the request caused it, 503 where another try may do, 500 for bugs."""
     if issubclass(error_class, NotFoundError):
         return 404
-    if issubclass(error_class, InputError):
+    if issubclass(error_class, (InputError, KernelTimeoutError)) or code in TOO_COSTLY_CODES:
         return 422
     if issubclass(error_class, FarmError):
         return 503
@@ -73,11 +85,24 @@ def problem(status: int, code: str, detail: str, items: list[dict[str, object]] 
     }
 
 
+def encoded_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """A problem as status, headers and content, for what answers below the routes."""
+    status = body["status"]
+    assert isinstance(status, int)
+    content = json.dumps(body).encode()
+    headers = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", str(len(content)).encode()),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    return status, headers, content
+
+
 def recorded_problem(facts: Mapping[str, object], where: str = "") -> dict[str, object]:
     """The problem of an error of which only the facts are left: they name its class."""
     kind = getattr(errors, str(facts.get("class", "")), RollerError)
     known = isinstance(kind, type) and issubclass(kind, RollerError)
-    return problem_of(facts, status_of(kind if known else RollerError), where)
+    return problem_of(facts, status_of(kind if known else RollerError, str(facts["code"])), where)
 
 
 def response(body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -88,39 +113,61 @@ def response(body: Mapping[str, object], headers: Mapping[str, str] | None = Non
 
 async def _roller_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RollerError)
-    status = status_of(type(error))
+    status = status_of(type(error), error.code)
     if status == 500:
-        log.error("%s %s: %s", request.method, request.url.path, error.message)
+        log.error("request %s, %s %s: %s", request_id_of(request), request.method, _path(request), error.message)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
     return response(problem_of(error_json(error), status), headers)
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    faults = error.errors()
+    if any(fault["type"] == "json_invalid" for fault in faults[:1]):
+        return response(problem(400, "invalid-json", "the body is not JSON"))
     items: list[dict[str, object]] = []
     named: list[str] = []
-    for fault in error.errors():
+    for fault in faults[:FAULTS_MOST]:
         where, *rest = fault["loc"]
-        if fault["type"] == "json_invalid":
-            return response(problem(400, "invalid-json", "the body is not JSON"))
-        pointer = "".join(f"/{_escaped(str(part))}" for part in rest)
+        pointer = "".join(f"/{_escaped(_cut(str(part)))}" for part in rest)
         item = {"pointer": pointer} if where == "body" else {}  # a part of the path or the query has none
         items.append(item | {"message": fault["msg"]})
-        named.append(pointer or "/" if where == "body" else ".".join(str(part) for part in rest))
-    return response(problem(422, _CODES[422], f"{named[0]}: {items[0]['message']}", items))
+        named.append(pointer or "/" if where == "body" else ".".join(_cut(str(part)) for part in rest))
+    detail = f"{named[0]}: {items[0]['message']}"
+    if len(faults) > FAULTS_MOST:
+        items.append({"message": f"… {len(faults) - FAULTS_MOST:,} more"})
+    return response(problem(422, _CODES[422], detail, items))
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, HTTP_ERROR_CODE)
-    detail = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    path = _path(request)
+    detail = {404: f"there is nothing at {path}", 405: f"{_cut(request.method)} is not for {path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
     return response(body, error.headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    # the log has the traceback; the caller gets none
-    return response(problem(500, "internal", "this is a fault of the service; its log says more"))
+    # the log has the traceback, from the server; the caller gets none
+    request_id = request_id_of(request)
+    log.error("request %s, %s %s: %s", request_id, request.method, _path(request), type(error).__name__)
+    body = problem(500, "internal", "this is a fault of the service; its log says more")
+    return response(body, {"X-Request-Id": request_id, "X-Content-Type-Options": "nosniff"})
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the guard gave to a request."""
+    return str(getattr(request.state, "request_id", ""))
+
+
+def _path(request: Request) -> str:
+    """The request's path as it was sent, percent signs and all: no control characters."""
+    return _cut(request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= ECHO_CHARACTERS else f"{text[:ECHO_CHARACTERS]}…"
 
 
 def _escaped(part: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 from typing import Any
@@ -11,11 +12,13 @@ from fastapi import FastAPI
 
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig
-from roller_svc.settings import Settings
+from roller_svc.service.guard import allowed_hosts
+from roller_svc.settings import Settings, forget_secrets
 
 STOP_S = 10  # what requests under way get before the service ends
 KEEP_ALIVE_S = 5
 BACKLOG_MOST = 128  # connections that the loop accepts before it looks at one of them
+ACCEPTED_TURNS = 4  # of the loop, from accepting connections to closing those that they displace
 DESCRIPTORS_KEPT = 64  # for the store, workers and compilers
 DESCRIPTORS_MOST = 1 << 16
 
@@ -24,14 +27,18 @@ class ServiceServer(uvicorn.Server):
     """Tells the application that the end begins, before it waits for requests under way."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        begin = getattr(self.config.app.state.roller, "begin_shutdown", None)  # type: ignore[union-attr]  # server_config takes a FastAPI
-        if begin is not None:
-            begin()
+        self.begin_shutdown()
         await super().shutdown(sockets)
+
+    def begin_shutdown(self) -> None:
+        """Wake who waits for an operation, so that each has an answer."""
+        assert isinstance(self.config.app, FastAPI)
+        self.config.app.state.roller.begin_shutdown()
 
 
 def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> ServiceConfig:
     """How the service is served; `overrides` are options of uvicorn.Config."""
+    allowed_hosts(settings)  # a wrong one is told now, and not at the first request
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     backlog, connections_most = connections_within(soft, settings.connections_most)
     limits = ConnectionLimits(
@@ -53,8 +60,8 @@ def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
     """The backlog, and the connections that leave descriptors for it and for everything else."""
     if descriptors == resource.RLIM_INFINITY:
         return BACKLOG_MOST, wanted
-    backlog = max(1, min(BACKLOG_MOST, descriptors // 8))
-    return backlog, max(1, min(wanted, descriptors - DESCRIPTORS_KEPT - backlog))
+    backlog = max(1, min(BACKLOG_MOST, descriptors // 16))
+    return backlog, max(1, min(wanted, descriptors - DESCRIPTORS_KEPT - ACCEPTED_TURNS * backlog))
 
 
 def raise_descriptor_limit() -> None:
@@ -68,9 +75,8 @@ def raise_descriptor_limit() -> None:
 def run_server(settings: Settings) -> bool:
     """Serve until a signal; False where the server could not start."""
     raise_descriptor_limit()
+    forget_secrets()
     server = ServiceServer(server_config(create_app(settings, ready=True), settings))
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the signal that ended it, which uvicorn raises again
         server.run()
-    except KeyboardInterrupt:  # the signal that ended it, which uvicorn raises again
-        pass
     return server.started

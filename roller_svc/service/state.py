@@ -3,37 +3,88 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from fastapi import Request
 
+from roller_svc.errors import QueueFullError
 from roller_svc.estimates import Estimates
 from roller_svc.farm.jobs import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.settings import Settings
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
+HANG_UP_S = 2.0  # how often it is seen whether a client that waits is still there
+ESTIMATES_WAITING_MOST = 16  # requests for estimates, those that are worked on counted
+
+
+@dataclass(slots=True)
 class State:
-    """`compute` runs what takes milliseconds of processor time: estimates, archives, PTX."""
+    """What the routes work with. `compute` reads the store and checks requests, `batches` runs requests for estimates.
+
+    `is_ending` becomes true once, at the beginning of a shutdown.
+    """
 
     settings: Settings
     store: Store
     queue: JobQueue
     compute: ThreadPoolExecutor
+    batches: ThreadPoolExecutor
     estimates: Estimates
+    is_ending: bool = False
+    estimates_waiting: int = 0
+    _waiting: set[asyncio.Event] = field(default_factory=set)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The work's result, from a thread of `compute`: what touches the disk or takes milliseconds."""
+        return await asyncio.get_running_loop().run_in_executor(self.compute, work)
+
+    def begin_shutdown(self) -> None:
+        """Wake whoever waits for an operation: it is answered as it is now. To be called on the event loop."""
+        self.is_ending = True
+        for event in self._waiting:
+            event.set()
+
+    async def wait(self, operation: Operation, request: Request, seconds: float) -> Operation:
+        """The operation as it is when it ended, or after that many seconds, a hang-up or the start of a shutdown."""
+        if operation.done or seconds <= 0 or self.is_ending:
+            return operation
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        until_s = loop.time() + seconds
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+        self._waiting.add(event)
+        self.queue.watch(operation.id, wake)
+        try:
+            while not event.is_set() and (left_s := until_s - loop.time()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(left_s, HANG_UP_S))
+                if not event.is_set() and await request.is_disconnected():
+                    break
+        finally:
+            self.queue.unwatch(operation.id, wake)
+            self._waiting.discard(event)
+        return await self.run(lambda: self.queue.get(operation.id)) or operation
+
+    @contextlib.contextmanager
+    def admitted_estimates(self) -> Iterator[None]:
+        """A place among the requests for estimates. Raises QueueFullError where all are taken."""
+        if self.estimates_waiting >= ESTIMATES_WAITING_MOST:
+            raise QueueFullError(f"{ESTIMATES_WAITING_MOST} requests for estimates are waiting; try again later")
+        self.estimates_waiting += 1
+        try:
+            yield
+        finally:
+            self.estimates_waiting -= 1
 
 
 def state_of(request: Request) -> State:
     return cast(State, request.app.state.roller)
-
-
-async def waited(queue: JobQueue, operation: Operation, seconds: float) -> Operation:
-    """The operation as it is when it has ended, or after that many seconds."""
-    ended = None if operation.done else queue.ended(operation.id)
-    if ended is not None and seconds > 0:
-        # asyncio.wait, unlike wait_for, leaves the build alone when the time is over or the caller is gone
-        await asyncio.wait({asyncio.wrap_future(ended)}, timeout=seconds)
-    return operation if operation.done else (queue.get(operation.id) or operation)

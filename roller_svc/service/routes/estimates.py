@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 from fastapi import APIRouter, Request, Response
 
@@ -38,13 +39,17 @@ async def estimates(body: EstimateBody, request: Request) -> Response:
     items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
     loop = asyncio.get_running_loop()
     within_s = state.settings.estimates_timeout_s
-    content = await loop.run_in_executor(state.compute, _content, state.estimates, items, body.targets, top_k, within_s)
+    until_s = time.monotonic() + within_s
+    with state.admitted_estimates():
+        content = await loop.run_in_executor(
+            state.batches, _content, state.estimates, items, body.targets, top_k, until_s
+        )
     return Response(content, media_type="application/json")
 
 
-def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int, within_s: float) -> bytes:
+def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int, until_s: float) -> bytes:
     """The answer as it is sent; written out here, since that of a large batch would hold up other requests."""
-    answers = estimates.answers(items, targets, top_k, within_s)
+    answers = estimates.answers(items, targets, top_k, max(0.0, until_s - time.monotonic()))
     for answer in answers:
         if isinstance(error := answer.get("error"), dict):
             answer["error"] = recorded_problem(error, f"/items/{answer['item']}")

@@ -16,14 +16,15 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-def alive() -> dict[str, str]:
+async def alive() -> dict[str, str]:
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses={503: {"model": Problem}})
-def ready(request: Request) -> dict[str, str]:
+async def ready(request: Request) -> dict[str, str]:
     """503 where the store cannot be written."""
-    state_of(request).store.check_writable()
+    state = state_of(request)
+    await state.run(state.store.check_writable)
     return {"status": "ready"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import re
 import zipfile
@@ -18,7 +17,7 @@ from roller_svc.farm.jobs import Operation
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.kernel import Language
 from roller_svc.service.convert import build_request_of, kernel_answer, operation_json
-from roller_svc.service.state import State, state_of, waited
+from roller_svc.service.state import State, state_of
 from roller_svc.wire import CompileBody, KernelAnswer, OperationAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -48,10 +47,9 @@ async def compile_kernel(
 ) -> Response:
     """Build a kernel, or find it built: 200 when it is done, 202 when not. `Prefer: wait=SECONDS` waits for it."""
     state = state_of(request)
-    loop = asyncio.get_running_loop()
-    operation = await loop.run_in_executor(state.compute, lambda: state.queue.submit(build_request_of(body)))
+    operation = await state.run(lambda: state.queue.submit(build_request_of(body)))
     seconds = preferred_wait_s(prefer, state.settings.wait_most_s)
-    operation = await waited(state.queue, operation, seconds)
+    operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
     return operation_response(operation, 202, applied)
 
@@ -59,7 +57,8 @@ async def compile_kernel(
 @router.get("/kernels/{digest}", response_model=KernelAnswer, responses={404: {"model": Problem}})
 async def kernel(digest: str, request: Request) -> Response:
     """What a kernel is."""
-    return JSONResponse(kernel_answer(_facts(state_of(request).store, digest)))
+    state = state_of(request)
+    return JSONResponse(kernel_answer(await state.run(lambda: _facts(state.store, digest))))
 
 
 @router.get(
@@ -72,14 +71,13 @@ async def kernel_file(
 ) -> Response:
     """A file of a kernel: source, binary, ptx, sass, metadata, header, or bundle, a zip that roller_svc.load reads."""
     state = state_of(request)
-    _facts(state.store, digest)
+    await state.run(lambda: _facts(state.store, digest))
     # A digest's files never change, and the scope is private where a key was needed to see them.
     scope = "private" if state.settings.accepted_keys else "public"
     headers = {"ETag": f'"{digest}/{kind}"', "Cache-Control": f"{scope}, max-age=31536000, immutable"}
     if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    loop = asyncio.get_running_loop()
-    content = await loop.run_in_executor(state.compute, _content, state, digest, kind)
+    content = await state.run(lambda: _content(state, digest, kind))
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from roller_svc.errors import UnknownKernelError
 from roller_svc.service.routes.kernels import operation_response
-from roller_svc.service.state import state_of, waited
+from roller_svc.service.state import state_of
 from roller_svc.wire import OperationAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["operations"])
@@ -21,8 +21,8 @@ async def operation(
 ) -> Response:
     """The operation as it is, or once it has ended within `wait` seconds."""
     state = state_of(request)
-    found = state.queue.get(operation_id)
+    found = await state.run(lambda: state.queue.get(operation_id))
     if found is None:
         raise UnknownKernelError(f"no operation {operation_id[:80]}", code="unknown-operation")
-    found = await waited(state.queue, found, min(wait, state.settings.wait_most_s))
+    found = await state.wait(found, request, min(wait, state.settings.wait_most_s))
     return operation_response(found, 200, {})
