@@ -11,8 +11,8 @@ from roller_svc.lang.convert import constant_int
 from roller_svc.lang.intervals import bounds
 
 # What one program may cost isl, in its own unit, whose cost in seconds varies a hundredfold. No public program needs
-# 10,000.
-MAX_OPERATIONS = 20_000
+# so many (audit of November 2026).
+MAX_OPERATIONS = 10_000
 
 
 def limited_context() -> isl.Context:
