@@ -333,13 +333,26 @@ def test_the_end_is_announced_and_everyone_has_an_answer(tmp_path: Path, gate: G
         assert received(idle) == b""
         assert received(half) == b""
         for connection in (body, waiting):
-            answer = received(connection)
-            if connection is waiting and answer.startswith(b"HTTP/1.1 20"):
-                continue  # the application has answered it because the end was announced
+            answer = answer_of(connection)
             status, problem = parsed(answer)
             assert (status, problem["code"]) == (503, "shutting-down")
             assert b"retry-after" in answer.lower()
+        gate.opened.set()
         assert announced.is_set()
+
+
+def test_who_waits_at_the_end_is_told_where_to_ask(tmp_path: Path, gate: Gate) -> None:
+    with service(tmp_path, gate) as (server, port), ExitStack() as stack:
+        waiting = [stack.enter_context(connected(port)) for _ in range(10)]
+        for connection in waiting:
+            connection.sendall(post_of(BODY, b"Prefer: wait=60\r\n"))
+        until(lambda: len(server.server_state.tasks) == 10)
+        time.sleep(SHORT_S)  # until all of them have been accepted, and wait
+        server.should_exit = True
+        for connection in waiting:
+            answer = received(connection)
+            assert answer.startswith(b"HTTP/1.1 202")
+            assert b"location: /v1/operations/" in answer.lower()
 
 
 @pytest.mark.parametrize("descriptors", [1, 8, 64, 65, 128, 256, 1024, 4096, 1 << 20])
