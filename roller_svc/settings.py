@@ -47,6 +47,12 @@ class Settings(BaseSettings):
         description="most that one of them may allocate of the host's memory; none: its share of three quarters",
     )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
+    check_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="longest time that reading and checking the program of one compile may take"
+    )
+    confine_workers: bool = Field(
+        default=True, description="whether processes that build see only the system's files, their own, and no network"
+    )
     wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
     body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
     items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")

@@ -42,7 +42,7 @@ def main() -> int:
     one = kinds.add_parser("kill", help=verbs.kill.__doc__)
     one.add_argument("--count", type=int, default=300, help="compiles")
     one.add_argument("--seconds", type=float, default=600.0, help="at most")
-    one.add_argument("--match", default="build", help="part of a build worker's command line")
+    one.add_argument("--match", default="build_task", help="part of the name of the processes to kill; empty: all")
     kinds.add_parser("freeze", help=verbs.freeze.__doc__)
     kinds.add_parser("body", help=verbs.body.__doc__)
     options = parser.parse_args()

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import judge
 from clients import (
@@ -34,7 +33,7 @@ from clients import (
     quantiles,
 )
 from expensive import polyhedral
-from service_process import ServiceProcess, command_line, running
+from service_process import ServiceProcess, command_line, process_name, running
 
 X64 = {"x": {"dtype": "float32", "shape": [64]}}
 SLOW_GUARDS = (
@@ -328,13 +327,12 @@ def _kill_workers(service: ServiceProcess, match: str, seed: int, stop: threadin
     """Every second, one of the workers, whichever."""
     rng = random.Random(seed)
     while not stop.wait(1.0):
-        workers = [pid for pid in service.tree()[1:] if match in command_line(pid)]
+        workers = [(pid, name) for pid in service.tree()[1:] if match in (name := process_name(pid))]
         if workers:
-            pid = rng.choice(workers)
-            line = command_line(pid)
+            pid, name = rng.choice(workers)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                killed.append(" ".join(Path(word).name for word in line.split()[-3:])[:60])
+                killed.append(name)
 
 
 def _accepted(port: int, body: Json, until: float) -> str:

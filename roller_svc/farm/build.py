@@ -16,12 +16,13 @@ from roller_svc.errors import FarmError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
-from roller_svc.ir.report import BuildReport, BuildRequest
+from roller_svc.ir.report import BuildReport, BuildRequest, Select
 from roller_svc.pipeline import build_kernel
 from roller_svc.runtime import saved
 
 # Kinds of files by the name that runtime/saved.py gives them.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
+LOADED_GENERATOR = generator_digest()  # of the code that this process imported, or the one that it was forked from
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
@@ -43,13 +44,23 @@ class BuildTask:
     request: BuildRequest
     generator: str
 
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether its worker runs what was generated, and so takes no other task afterwards."""
+        return self.request.select is Select.MEASURE
+
+    def check_generator(self) -> None:
+        """Raises FarmError where this process has other code than the service."""
+        if self.generator != LOADED_GENERATOR:
+            raise FarmError(
+                "the package was replaced under the running service: start the service anew",
+                code="generator-replaced",
+            )
+
 
 def build_task(task: BuildTask) -> Artifact:
     """build_artifact, fenced. Raises FarmError where this process has other code than the service."""
-    if generator_digest() != task.generator:
-        raise FarmError(
-            "the package was replaced under the running service: start the service anew", code="generator-replaced"
-        )
+    task.check_generator()
     return build_artifact(task.request)
 
 

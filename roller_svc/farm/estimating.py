@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from roller_svc.errors import FarmError, KernelTimeoutError
-from roller_svc.farm.lanes import ThreadLanes
+from roller_svc.farm.lanes import ThreadLanes, WorkerLimits
 from roller_svc.farm.store import Json
 from roller_svc.outcomes import Work, outcomes
 
@@ -28,7 +28,9 @@ class Estimating:
 
     def __init__(self, helpers: int, timeout_s: float, memory_bytes: int | None = None) -> None:
         self._helpers = helpers
-        self._lanes: ThreadLanes[tuple[Work, ...], Outcomes] = ThreadLanes(outcomes, timeout_s, memory_bytes)
+        self._lanes: ThreadLanes[tuple[Work, ...], Outcomes] = ThreadLanes(
+            outcomes, timeout_s, WorkerLimits(memory_bytes)
+        )
         self._threads = ThreadPoolExecutor(max(1, helpers), thread_name_prefix="estimating")
 
     def start(self) -> None:

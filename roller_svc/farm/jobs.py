@@ -7,6 +7,7 @@ and one that had not ended is begun again: building is idempotent, its result is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -25,6 +26,9 @@ from roller_svc.ir.report import BuildRequest
 
 HIT_PREFIX = "hit-"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each further attempt
+# A build in whose attempts so many processes of the service ended is taken for the cause. Chance hits the same build
+# rarely: those that were interrupted are resumed last.
+ATTEMPTS_MOST = 12
 _HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -44,7 +48,10 @@ class Cache(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`facts` are the kernel's where it was built, `error` the failure's where it was not; neither until it is done."""
+    """`facts` are the kernel's where it was built, `error` the failure's where it was not; neither until it is done.
+
+    `attempts` counts those that were begun, in all processes.
+    """
 
     id: str
     action: str
@@ -54,6 +61,7 @@ class Operation:
     request: Json
     facts: Json | None = None
     error: Json | None = None
+    attempts: int = 0
 
     @property
     def done(self) -> bool:
@@ -147,16 +155,18 @@ class JobQueue:
     def resume(self) -> int:
         """Begin again what a former process left unfinished; how many.
 
-        A record that this version cannot read is set aside and logged; the others go on.
+        A record that this version cannot read is set aside and logged; the others go on. Those that were being built
+        when a former process ended come last.
         """
-        count = 0
+        unfinished: list[Operation] = []
         for record_id, record in self.store.records():
             operation = None if record is None else _from_record(record_id, record)
             if operation is None:
                 self._set_aside(record_id, "it is not as this version writes them")
             elif not operation.done:
-                count += self._begin_again(operation)
-        return count
+                unfinished.append(operation)
+        unfinished.sort(key=lambda operation: operation.attempts)
+        return sum([self._begin_again(operation) for operation in unfinished])
 
     def _begin_again(self, operation: Operation) -> bool:
         """Whether the operation could be read as a request."""
@@ -168,8 +178,12 @@ class JobQueue:
         except RollerError as failure:
             self._finish(operation, None, failure)
             return True
+        if operation.attempts >= ATTEMPTS_MOST:
+            lost = f"the service ended during {operation.attempts} attempts to build this"
+            self._finish(operation, None, FarmError(lost, code="build-poisoned"))
+            return True
         try:
-            # Everything that decides the result may have changed since: the action is named anew.
+            # Everything that decides the result may have changed since: the action is named by what there is today.
             action = self._digest(request)
             self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request)
         except StoreError:  # it stays recorded, for the next start
@@ -234,7 +248,6 @@ class JobQueue:
         self._pool.submit(self._run, job).add_done_callback(_log_bug)
 
     def _run(self, job: _Job) -> None:
-        self._move(job, Stage.BUILDING)
         facts: Json | None = None
         failure: RollerError = FarmError("the build ended without a result")  # what stands after a bug of ours
         try:
@@ -243,12 +256,10 @@ class JobQueue:
             with self._lock:
                 del self._jobs[job.action]  # nobody joins any more
                 operations = [self._live[operation.id] for operation in job.operations]
-            try:
-                if facts is not None or not self._closing.is_set():
-                    for operation in operations:
-                        self._finish(operation, facts, failure)
-            finally:
-                job.ended.set_result(None)
+            with contextlib.ExitStack() as ending:  # each is called, whatever the others raise
+                ending.callback(job.ended.set_result, None)
+                for operation in operations if facts is not None or not self._closing.is_set() else ():
+                    ending.callback(self._finish, operation, facts, failure)
 
     def _attempted(self, job: _Job) -> tuple[Json | None, RollerError]:
         """The kernel's facts, or None and why there are none after the last attempt."""
@@ -257,6 +268,7 @@ class JobQueue:
             try:
                 facts = self.store.made_by(job.action)  # a former process may have made it
                 if facts is None:
+                    self._record_attempt(job)
                     artifact = self._build(job.request)
                     self.store.publish(job.action, artifact)
                     facts = artifact.facts
@@ -269,10 +281,15 @@ class JobQueue:
                 return None, error
         raise AssertionError  # the last turn returns
 
-    def _move(self, job: _Job, stage: Stage) -> None:
+    def _record_attempt(self, job: _Job) -> None:
+        """Have the record of the operation that began the build say so, before the attempt can end the machine."""
         with self._lock:
-            job.operations = [replace(operation, stage=stage) for operation in job.operations]
+            job.operations = [
+                replace(one, stage=Stage.BUILDING, attempts=one.attempts + 1) for one in job.operations
+            ]
             self._live |= {operation.id: operation for operation in job.operations}
+            first = job.operations[0]
+        self.store.write_record(first.id, _to_record(first))
 
     def _finish(self, operation: Operation, facts: Json | None, failure: RollerError) -> None:
         error = None if facts is not None else error_json(failure)
@@ -336,6 +353,7 @@ def _to_record(operation: Operation) -> Json:
         "request": operation.request,
         "facts": operation.facts,
         "error": operation.error,
+        "attempts": operation.attempts,
     }
 
 
@@ -353,6 +371,7 @@ def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | No
             request=_mapping(record["request"]),
             facts=None if record["facts"] is None else _mapping(record["facts"]),
             error=None if record["error"] is None else _mapping(record["error"]),
+            attempts=_count(record.get("attempts", 0)),
         )
     except (KeyError, ValueError):
         return None
@@ -361,6 +380,12 @@ def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | No
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"not text: {value!r}")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"not a number: {value!r}")
     return value
 
 

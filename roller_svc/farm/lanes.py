@@ -1,4 +1,8 @@
-"""Lanes: worker processes that take one task at a time and are replaced when they die or overrun."""
+"""Lanes: worker processes that take one task at a time and are replaced when they die or overrun.
+
+Workers are forked from a server process that has imported what they need (multiprocessing's forkserver): one starts in
+milliseconds, with none of this process's threads, locks, sockets or secrets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -23,15 +29,21 @@ from typing import Any, Generic, TypeVar
 
 from roller_svc.describe import error_json, error_of
 from roller_svc.errors import BuildError, FarmError, InvariantError, KernelTimeoutError, RollerError
-from roller_svc.toolchain.sandbox import die_with_parent
+from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_self
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_FORKING = multiprocessing.get_context("forkserver")
+_preloaded: list[str] = []
+
 STOP_S = 2.0  # what an idle worker gets to end by itself
+START_S = 120.0  # what a worker gets for its imports
+STARTS_MOST = 5  # a worker that ends before it could take a task is no fault of the task
+GRACE_S = 5.0  # what sending a task and receiving an answer may take beside the task itself
 STALLED_SHARE = 0.1  # of its time limit: a worker that ran less was not let
 ANSWER_BYTES_MAX = 1 << 30
-_RESULT, _RAISED, _PICKLED = b"j", b"e", b"p"
+_READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +57,74 @@ class JsonAnswers(Generic[R]):
     decode: Callable[[Any], R]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker process may use.
+
+    `memory_bytes` bounds what it, and each process that it starts, may allocate of the host's memory. `nice` is its
+    niceness. `scratch` is the folder in which each worker gets a folder for temporary files, removed with the worker.
+    With `readable` a worker may read beneath these paths, write its temporary folder, and open nothing else: no other
+    file, no socket, no other process. Beneath `devices` it may write too.
+    """
+
+    memory_bytes: int | None = None
+    nice: int = 0
+    scratch: Path | None = None
+    readable: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
+
+
 class Lane(Generic[T, R]):
     """One worker process, started at its first task. `work` is a module's function; tasks are pickled.
 
     Results are pickled too, unless `answers` says how they become JSON; errors always are JSON.
-
-    A worker that meets a bug reports it and ends: the next task gets a fresh one. `memory_bytes` bounds what it, and
-    each process that it starts, may allocate of the host's memory.
+    A worker that meets a bug reports it and ends: the next task gets a fresh one. So does the task after one that
+    `taints` its worker.
     """
 
     def __init__(
         self,
         work: Callable[[T], R],
         timeout_s: float,
-        memory_bytes: int | None = None,
+        limits: WorkerLimits = WorkerLimits(),
         answers: JsonAnswers[R] | None = None,
+        taints: Callable[[T], bool] | None = None,
     ) -> None:
+        _preload(work.__module__)
         self._work = work
         self._timeout_s = timeout_s
-        self._memory_bytes = memory_bytes
+        self._limits = limits
         self._answers = answers
+        self._taints = taints
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._life: Connection | None = None  # the worker is killed when this end of its pipe is gone
+        self._folder: str | None = None
 
     def call(self, task: T) -> R:
         """The result of one task; raises what the work raised, KernelTimeoutError, or FarmError where it died."""
-        connection = self._started()
+        connection = self._ready()
+        assert self._process is not None
         cpu_before_s = self._cpu_s()
+        # Bounds what neither the worker's answer nor its death ends: sending to a stopped one, an answer cut short.
+        watchdog = threading.Timer(self._timeout_s + GRACE_S, self._process.kill)
+        watchdog.daemon = True
+        watchdog.start()
         try:
             connection.send(task)
             if not connection.poll(self._timeout_s):
                 used_s = self._cpu_s() - cpu_before_s
                 self.close(at_once=True)
                 raise self._late(used_s)
-            return self._result(connection.recv_bytes(ANSWER_BYTES_MAX))
+            answer = connection.recv_bytes(ANSWER_BYTES_MAX)
         except (EOFError, OSError) as failure:
             code = self._exit_code()
             raise FarmError(f"the worker process died ({_in_words(code)})", code="worker-lost") from failure
+        finally:
+            watchdog.cancel()
+        if self._taints is not None and self._taints(task):
+            self.close(at_once=True)
+        return self._result(answer)
 
     def _result(self, answer: bytes) -> R:
         """What a worker sent: a byte that says what it is, and the rest."""
@@ -121,8 +164,8 @@ class Lane(Generic[T, R]):
 
     def close(self, *, at_once: bool = False) -> None:
         """End the worker: after its task, or at once."""
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
+        process, connection, life = self._process, self._connection, self._life
+        self._process = self._connection = self._life = None
         if connection is not None:
             connection.close()
         if process is not None:
@@ -132,23 +175,43 @@ class Lane(Generic[T, R]):
             if process.is_alive():
                 process.kill()
                 process.join()
+        if life is not None:
+            life.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _ready(self) -> Connection:
+        """The connection to a worker that has said that it takes tasks. Raises FarmError where none comes to that."""
+        for _ in range(STARTS_MOST):
+            if self._process is not None and self._connection is not None and self._process.is_alive():
+                return self._connection
+            try:
+                connection = self._started()
+                if connection.poll(START_S) and connection.recv_bytes(len(_READY)) == _READY:
+                    return connection
+            except (EOFError, OSError):
+                pass  # it ended, or the fork server did: another one
+            self.close(at_once=True)
+        raise FarmError(f"{STARTS_MOST} worker processes in a row ended while they started", code="worker-lost")
 
     def _started(self) -> Connection:
-        if self._process is not None and self._connection is not None and self._process.is_alive():
-            return self._connection
         self.close(at_once=True)
-        # spawn: a fresh interpreter, with none of this process's threads, locks or sockets
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        arguments = (theirs, self._work, self._memory_bytes, os.getpid(), self._answers)
-        process = context.Process(target=_serve, args=arguments, daemon=True)
+        if self._limits.scratch is not None:
+            self._folder = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
+        ours, theirs = _FORKING.Pipe()
+        death, self._life = _FORKING.Pipe(duplex=False)
+        process = _FORKING.Process(
+            target=_serve, args=(theirs, death, self._work, self._limits, self._folder, self._answers), daemon=True
+        )
         # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+            theirs.close()
+            death.close()
         self._process, self._connection = process, ours
         return ours
 
@@ -169,10 +232,12 @@ class ThreadLanes(Generic[T, R]):
         self,
         work: Callable[[T], R],
         timeout_s: float,
-        memory_bytes: int | None = None,
+        limits: WorkerLimits = WorkerLimits(),
         answers: JsonAnswers[R] | None = None,
+        taints: Callable[[T], bool] | None = None,
     ) -> None:
-        self._make: Callable[[], Lane[T, R]] = lambda: Lane(work, timeout_s, memory_bytes, answers)
+        _preload(work.__module__)
+        self._make: Callable[[], Lane[T, R]] = lambda: Lane(work, timeout_s, limits, answers, taints)
         self._mine = threading.local()
         self._all: list[Lane[T, R]] = []
         self._lock = threading.Lock()
@@ -233,22 +298,28 @@ class _Reporting:
 
 def _serve(
     connection: Connection,
+    death: Connection,
     work: Callable[[T], R],
-    memory_bytes: int | None,
-    parent_pid: int,
+    limits: WorkerLimits,
+    folder: str | None,
     answers: JsonAnswers[R] | None,
 ) -> None:
     """A worker's life: tasks in, answers out, until the parent hangs up."""
-    # The thread that started this process waits for its answers: it lives as long as the worker is wanted.
-    die_with_parent(parent_pid)
+    die_with_pipe(death.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # what `ps` and `top` show
+    os.nice(limits.nice)
+    _confine(limits, folder)
     gc.collect()
     gc.freeze()  # what is imported stays: no collection need look at it
+    memory_bytes = limits.memory_bytes
     if memory_bytes is not None:
         # Memory that can be written, not addresses: CUDA reserves more of those than a device and the host have memory
         # (unified virtual addressing). Since Linux 4.7 this counts private mappings too (setrlimit(2)).
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    with contextlib.suppress(ConnectionError):
+        connection.send_bytes(_READY)
     while True:
         try:
             task: T = connection.recv()
@@ -271,6 +342,25 @@ def _serve(
                 answer = _error_bytes(FarmError(f"the worker: {failure.strerror}", code="worker-resources"))
         with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
             connection.send_bytes(answer)
+
+
+def _preload(module: str) -> None:
+    """Have the fork server import a module before it forks; one that runs already stays as it is."""
+    if module not in _preloaded and module != "__main__":
+        _preloaded.append(module)
+        _FORKING.set_forkserver_preload(_preloaded)
+
+
+def _confine(limits: WorkerLimits, folder: str | None) -> None:
+    """Take what the limits allow, and give up the rest for good. Temporary files go to the folder."""
+    if folder is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+    if limits.readable is None or not landlock_abi():
+        return
+    # /proc/self, as an entry of the link's target: those of other processes hold what they were started with.
+    readable = (*limits.readable, f"/proc/{os.getpid()}")
+    writable = (*limits.devices, "/dev/null", *(() if folder is None else (folder,)))
+    restrict_self(readable, writable)
 
 
 # Of the machine, which another attempt may not meet.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +14,13 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from roller_svc.estimates import Estimates
-from roller_svc.farm.action import action_digest, generator_digest
-from roller_svc.farm.build import BuildTask, artifact_json, artifact_of, build_task
+from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, artifact_of, build_task
+from roller_svc.farm.checking import Checking
+from roller_svc.farm.confinement import gpu_devices, readable_by_builds
 from roller_svc.farm.estimating import Estimating
 from roller_svc.farm.jobs import JobQueue
-from roller_svc.farm.lanes import JsonAnswers, ThreadLanes
+from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.scratch import make_scratch
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.guard import Guard
@@ -27,29 +31,51 @@ from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
 COMPUTE_THREADS = 4
+SUBMISSION_THREADS = 2  # each with a process that checks
 Builder = Callable[[BuildRequest], Artifact]
 Digest = Callable[[BuildRequest], str]
 
 
-def create_app(
-    settings: Settings, builder: Builder | None = None, digest: Digest = action_digest, *, ready: bool = False
-) -> FastAPI:
-    """`builder` makes artifacts in place of worker processes; `digest` names what a request asks for; `ready`: have the
-    processes for estimates before the first of them is asked for."""
+def build_lanes(settings: Settings, scratch: Path) -> ThreadLanes[BuildTask, Artifact]:
+    """Processes that build, confined unless the settings say otherwise. One that has run a kernel is not used again."""
+    more = () if settings.local_spec is None else (settings.local_spec,)
+    readable = readable_by_builds(*more) if settings.confine_workers else None
+    limits = WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
     answers = JsonAnswers(artifact_json, artifact_of)
-    lanes = ThreadLanes(build_task, settings.build_timeout_s, settings.memory_bytes_each, answers)
-    generator = generator_digest()  # of the code that runs: files may be replaced later
+    return ThreadLanes(build_task, settings.build_timeout_s, limits, answers, lambda task: task.runs_kernels)
 
-    def build(request: BuildRequest) -> Artifact:
-        return lanes.call(BuildTask(request, generator))
 
+def create_app(
+    settings: Settings, builder: Builder | None = None, digest: Digest | None = None, *, ready: bool = False
+) -> FastAPI:
+    """`builder` and `digest` make artifacts and name what requests ask for in place of worker processes; `ready`: have
+    the processes for estimates before the first of them is asked for."""
     store = Store(Path(settings.store))
     store.lock()
-    queue = JobQueue(store, builder or build, digest, workers=settings.workers, length=settings.queue_length)
+    scratch = make_scratch(store.root / "scratch")
+    checking = Checking(settings.check_timeout_s, scratch)
+    building = build_lanes(settings, scratch)
+
+    def build(request: BuildRequest) -> Artifact:
+        return building.call(BuildTask(request, LOADED_GENERATOR))
+
+    queue = JobQueue(
+        store, builder or build, digest or checking.digest, workers=settings.workers, length=settings.queue_length
+    )
     # beside the thread that asks: as many processes at work in all as there are for builds
     estimating = Estimating(settings.workers - 1, settings.build_timeout_s, settings.memory_bytes_each)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
+    submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
     batches = ThreadPoolExecutor(settings.estimates_at_once, thread_name_prefix="batch")
+
+    def close() -> None:
+        queue.close(lambda: building.close(at_once=True))
+        estimating.close()
+        checking.close()
+        for pool in (batches, submissions, compute):
+            pool.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        store.unlock()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -61,11 +87,7 @@ def create_app(
         resuming = threading.Thread(target=queue.resume, name="resume", daemon=True)
         resuming.start()
         yield
-        queue.close(lambda: lanes.close(at_once=True))
-        estimating.close()
-        for pool in (batches, compute):
-            pool.shutdown(wait=True, cancel_futures=True)
-        store.unlock()
+        await asyncio.to_thread(close)  # requests that were cut off are answered meanwhile
 
     app = FastAPI(
         title="roller-svc",
@@ -75,7 +97,9 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the Host that the client made up
     )
-    app.state.roller = State(settings, store, queue, compute, batches, Estimates(estimating.outcomes))
+    app.state.roller = State(
+        settings, store, queue, compute, submissions, checking.knows, batches, Estimates(estimating.outcomes)
+    )
     add_handlers(app)
     app.add_middleware(Guard, settings=settings)
     for module in (kernels, operations, estimates, hardware, health):

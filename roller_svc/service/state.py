@@ -15,6 +15,7 @@ from roller_svc.errors import QueueFullError
 from roller_svc.estimates import Estimates
 from roller_svc.farm.jobs import JobQueue, Operation
 from roller_svc.farm.store import Store
+from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import Settings
 
 T = TypeVar("T")
@@ -25,7 +26,8 @@ ESTIMATES_WAITING_MOST = 16  # requests for estimates, those that are worked on 
 
 @dataclass(slots=True)
 class State:
-    """What the routes work with. `compute` reads the store and checks requests, `batches` runs requests for estimates.
+    """What the routes work with. `compute` reads the store, `submissions` waits for requests to be checked, unless the
+    service `knows` them, `batches` runs requests for estimates.
 
     `is_ending` becomes true once, at the beginning of a shutdown.
     """
@@ -34,6 +36,8 @@ class State:
     store: Store
     queue: JobQueue
     compute: ThreadPoolExecutor
+    submissions: ThreadPoolExecutor
+    knows: Callable[[BuildRequest], bool]
     batches: ThreadPoolExecutor
     estimates: Estimates
     is_ending: bool = False
@@ -43,6 +47,11 @@ class State:
     async def run(self, work: Callable[[], T]) -> T:
         """The work's result, from a thread of `compute`: what touches the disk or takes milliseconds."""
         return await asyncio.get_running_loop().run_in_executor(self.compute, work)
+
+    async def submit(self, request: BuildRequest) -> Operation:
+        """A new operation; one that is known waits for no other's check. Raises the request's InputError."""
+        pool = self.compute if self.knows(request) else self.submissions
+        return await asyncio.get_running_loop().run_in_executor(pool, self.queue.submit, request)
 
     def begin_shutdown(self) -> None:
         """Wake whoever waits for an operation: it is answered as it is now. To be called on the event loop."""

@@ -13,15 +13,15 @@ from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 
 OUTPUT = "output"
 INSTALL = "apt install g++"
-_COMPILERS = ("g++", "c++")
+PROGRAMS = ("g++", "c++")
 
 
 def cxx_compiler() -> str:
     """The C++ compiler of this machine; raises ToolchainMissingError."""
-    for name in _COMPILERS:
+    for name in PROGRAMS:
         if path := shutil.which(name):
             return path
-    raise ToolchainMissingError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)}): {INSTALL}")
+    raise ToolchainMissingError(f"no C++ compiler found (looked for {', '.join(PROGRAMS)}): {INSTALL}")
 
 
 def compile_cxx(

@@ -37,6 +37,7 @@ _INSTALL_NATIVE = "apt install gcc"
 _NATIVE_COMPILERS = ("gcc", "clang", "cc")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
+PROGRAMS = (*_NATIVE_COMPILERS, *_CROSS_COMPILERS.values())  # that a build may run
 
 
 def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: str | None = None) -> CompiledKernel:

@@ -116,6 +116,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def process_name(pid: int) -> str:
+    """The name of a process, which for a worker is that of its work; nothing where it has ended."""
+    try:
+        return (Path("/proc") / str(pid) / "comm").read_text(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def _stat(pid: int) -> Sequence[str]:
     """Fields of /proc/PID/stat from the state on; none where the process has ended."""
     try:

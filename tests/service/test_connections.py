@@ -92,7 +92,10 @@ def healthy(port: int) -> None:
 def test_150_silent_connections_keep_nobody_out(tmp_path: Path, gate: Gate, sent: bytes) -> None:
     with service(tmp_path, gate, connections_most=20) as (server, port), ExitStack() as silent:
         for _ in range(150):
-            silent.enter_context(connected(port)).sendall(sent)
+            connection = silent.enter_context(connected(port))
+            connection.sendall(sent)
+            if sent == HEALTH:
+                assert b"ok" in answer_of(connection)
         for _ in range(5):
             healthy(port)
         until(lambda: len(server.server_state.connections) <= 20)

@@ -7,17 +7,24 @@ import mmap
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roller_svc.errors import BuildError, CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
-from roller_svc.farm.lanes import JsonAnswers, Lane, ThreadLanes, spread
+from roller_svc.farm import lanes as lanes_module
+from roller_svc.farm.confinement import readable_by_builds
+from roller_svc.farm.lanes import JsonAnswers, Lane, ThreadLanes, WorkerLimits, spread
+from roller_svc.toolchain.sandbox import landlock_abi
 
 
 def work(task: str) -> str:
@@ -43,6 +50,11 @@ def work(task: str) -> str:
         case "spin":
             while True:
                 pass
+        case "folder":
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                return file.name
+        case "name":
+            return Path("/proc/self/comm").read_text().strip()
         case "hang":
             time.sleep(600)
     return task.upper()
@@ -111,6 +123,24 @@ def test_a_full_disk_may_pass() -> None:
     lane.close()
 
 
+def test_a_worker_that_ends_before_its_task_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane(work, timeout_s=60.0)
+    start, started = lane._started, []
+
+    def killed_twice() -> Connection:
+        connection = start()
+        started.append(connection)
+        if len(started) < 3:
+            assert lane._process is not None
+            lane._process.kill()
+        return connection
+
+    monkeypatch.setattr(lane, "_started", killed_twice)
+    assert lane.call("on") == "ON"
+    assert len(started) == 3
+    lane.close()
+
+
 class Planted:
     """Runs code where it is unpickled."""
 
@@ -140,6 +170,103 @@ def test_answers_of_a_worker_that_is_not_trusted_are_json() -> None:
     lane.close()
 
 
+def outside(task: str) -> str:
+    """What a worker may do, by the name of the first that it could."""
+    match task.split():
+        case ["read", path]:
+            return Path(path).read_text(errors="replace")[:1]
+        case ["write", path]:
+            Path(path).write_text("x")
+        case ["connect", port]:
+            socket.create_connection(("127.0.0.1", int(port)), timeout=5.0)
+        case ["signal", pid]:
+            os.kill(int(pid), 0)
+        case ["thread", path]:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(Path(path).read_text).result()[:1]
+        case ["program", path]:
+            return subprocess.run(["cat", path], capture_output=True, text=True, check=False).stdout[:1]
+    return "done"
+
+
+def refused(lane: Lane[str, str], task: str) -> bool:
+    with pytest.raises(InvariantError, match=r"PermissionError|Operation not permitted|Permission denied"):
+        lane.call(task)
+    return True
+
+
+@pytest.mark.skipif(landlock_abi() < 6, reason="the kernel's Landlock has no scopes: what is refused depends on it")
+def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
+    secret, scratch = tmp_path / "secret", tmp_path / "scratch"
+    secret.write_text("s")
+    scratch.mkdir()
+    limits = WorkerLimits(scratch=scratch, readable=readable_by_builds())
+    lane = Lane(outside, timeout_s=60.0, limits=limits)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert refused(lane, f"connect {server.getsockname()[1]}")
+    for task in (
+        f"read {secret}", f"thread {secret}", f"read /proc/{os.getpid()}/environ", f"write {secret}",
+        f"write {tmp_path / 'new'}", f"write {scratch / 'new'}", f"signal {os.getpid()}", "read /etc/passwd",
+    ):  # fmt: skip
+        assert refused(lane, task)
+    assert lane.call(f"program {secret}") == ""
+    assert lane.call(f"read {Path(outside.__code__.co_filename).parents[2] / 'hwspecs' / 'cpu-x86-avx2.yaml'}")
+    assert lane.call("read /proc/cpuinfo")
+    assert secret.read_text() == "s"
+    lane.close()
+    assert not list(scratch.iterdir())
+
+
+def test_temporary_files_go_with_their_worker(tmp_path: Path) -> None:
+    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(scratch=tmp_path))
+    for end in ("on", "die", "bug"):
+        file = Path(lane.call("folder"))
+        assert file.is_relative_to(tmp_path)
+        if end != "on":
+            with pytest.raises((FarmError, InvariantError)):
+                lane.call(end)
+            assert not file.exists()
+    lane.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tainted_worker_takes_no_other_task() -> None:
+    lane = Lane(work, timeout_s=60.0, taints=lambda task: task == "pid")
+    first = lane.call("pid")
+    assert not Path("/proc", first).exists()
+    assert lane.call("on") == "ON"
+    assert lane.call("pid") != first
+    lane.close()
+
+
+def test_a_worker_survives_the_fork_server_and_another_takes_its_place() -> None:
+    lane, other = Lane(work, timeout_s=60.0), Lane(work, timeout_s=60.0)
+    worker = lane.call("pid")
+    os.kill(parent_of(worker), signal.SIGKILL)
+    assert lane.call("pid") == worker
+    assert parent_of(other.call("pid")) != parent_of(worker)
+    for one in (lane, other):
+        one.close()
+
+
+def parent_of(pid: str) -> int:
+    return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_sending_to_a_stopped_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "GRACE_S", 0.0)
+    lane = Lane(work, timeout_s=2.0)
+    os.kill(int(lane.call("pid")), signal.SIGSTOP)
+    with pytest.raises(FarmError) as lost:
+        lane.call("x" * (1 << 24))  # more than a socket's buffer takes
+    assert lost.value.code == "worker-lost"
+    lane.close()
+
+
+def test_a_worker_bears_the_name_of_its_work(lane: Lane[str, str]) -> None:
+    assert lane.call("name") == "work"
+
+
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import os, sys\nfrom test_lanes import work\nfrom roller_svc.farm.lanes import Lane\n"
@@ -161,7 +288,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_memory_is_limited() -> None:
-    lane = Lane(work, timeout_s=60.0, memory_bytes=1 << 30)
+    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
     with pytest.raises(BuildError) as refused:
         lane.call("hoard")
     assert refused.value.code == "out-of-memory"
@@ -171,7 +298,7 @@ def test_memory_is_limited() -> None:
 
 def test_addresses_that_are_only_reserved_are_not_memory() -> None:
     """As CUDA reserves them, for all that a device and the host could have."""
-    lane = Lane(work, timeout_s=60.0, memory_bytes=1 << 30)
+    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
     assert lane.call("reserve") == str(1 << 40)
     lane.close()
 
