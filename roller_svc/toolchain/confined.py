@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from roller_svc.errors import CompileError, KernelTimeoutError
+from roller_svc.errors import CompileError, FarmError, KernelTimeoutError
 from roller_svc.toolchain import sandbox
 from roller_svc.toolchain.limits import CompileLimits, shortened
 
@@ -24,6 +25,8 @@ SYSTEM_FOLDERS = (
 )  # fmt: skip
 # Of a compiler installed elsewhere: these folders of the prefix that its bin is in, not the whole, which may be a home.
 _PREFIX_FOLDERS = ("bin", "lib", "lib32", "lib64", "libexec", "include", "amdgcn", "llvm", "*-linux-*")
+# What gcc, clang and collect2 say of a program of theirs that SIGKILL ended; the program itself leaves no log.
+_KILLED = re.compile(r"Killed signal terminated program|terminated with signal 9|due to signal 9|signal 9 \(Killed\)")
 _DEPENDENCIES = "dependencies"
 _LOG_BYTES_MAX = 16 << 20  # what is held of a log before it is shortened
 _LAST_WORDS_S = 5.0  # for what was killed to close its end of the pipe
@@ -82,12 +85,14 @@ def compile_confined(
 ) -> str:
     """Runs a compiler in the folder of `output`, which is there then; its log. `what` begins the messages.
 
-    Raises CompileError with the log, KernelTimeoutError.
+    Raises CompileError with the log, KernelTimeoutError, and FarmError where somebody killed the compiler.
     """
     # Where no Landlock confines them, gcc and clang list the files that they read.
     listing = () if sandbox.landlock_abi() else ("-MD", "-MF", _DEPENDENCIES)
     directory = output.parent
     code, log = run_confined([*command, *listing], directory, limits, environment=environment)
+    if code == -signal.SIGKILL or (code != 0 and _KILLED.search(log)):
+        raise FarmError(f"{what} was killed: by hand, or because the machine has no memory left", code="compiler-killed")
     if code != 0 or not output.is_file():
         raise CompileError(_summary(what, code, log), log=log)
     if listing and (directory / _DEPENDENCIES).is_file():

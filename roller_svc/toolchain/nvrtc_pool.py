@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.errors import CompileError, FarmError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.toolchain.limits import CompileLimits
 from roller_svc.toolchain.nvrtc_worker import HEADER
 
@@ -60,8 +60,10 @@ class _Worker:
             )  # fmt: skip
         try:
             hello, _ = self._receive(time.monotonic() + _START_TIMEOUT_S)
-        except (_WorkerDiedError, TimeoutError):
-            raise ToolchainMissingError(f"NVRTC does not start from {library}: {self.end()}") from None
+        except (_WorkerDiedError, TimeoutError) as failure:
+            words = self.end(_CRASH_GRACE_S if isinstance(failure, _WorkerDiedError) else 0.0)
+            self.check_not_killed(failure)
+            raise ToolchainMissingError(f"NVRTC does not start from {library}: {words}") from None
         if "error" in hello:
             self.end()
             raise ToolchainMissingError(f"NVRTC cannot be loaded from {library}: {hello['error']}")
@@ -97,6 +99,13 @@ class _Worker:
             if file is not None:
                 file.close()
         return f"{ended}: {text[-500:]}" if text else ended
+
+    def check_not_killed(self, failure: Exception) -> None:
+        """Raises FarmError where a worker that has ended by itself did so by SIGKILL."""
+        if isinstance(failure, _WorkerDiedError) and self._process.returncode == -signal.SIGKILL:
+            raise FarmError(
+                "NVRTC was killed: by hand, or because the machine has no memory left", code="compiler-killed"
+            ) from None
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -150,9 +159,10 @@ class WorkerPool:
             except TimeoutError:
                 raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s",
                                          code="compile-timeout") from None  # fmt: skip
-            except _WorkerDiedError:
+            except _WorkerDiedError as failure:
                 limit = f"its memory limit is {self._memory_bytes >> 20} MiB"
                 words = worker.end(_CRASH_GRACE_S)
+                worker.check_not_killed(failure)
                 raise CompileError(f"{name}: NVRTC crashed ({words}); {limit}", log=words) from None
 
     @contextlib.contextmanager
