@@ -7,7 +7,7 @@ holds the interpreter's lock: neither runs in the process that answers requests.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 from roller_svc.ask import request_json
 from roller_svc.errors import FarmError, InputError, KernelTimeoutError
@@ -31,9 +31,9 @@ def checked_digest(task: BuildTask) -> str:
 class Checking:
     """Requests' digests and refusals. `timeout_s` is the most that a request may take to be read and checked."""
 
-    def __init__(self, timeout_s: float, scratch: Path | None = None) -> None:
+    def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
-        self._lanes = ThreadLanes(checked_digest, timeout_s, WorkerLimits(MEMORY_BYTES, scratch=scratch))
+        self._lanes = ThreadLanes(checked_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES))
         self._known: Memo[str, str | InputError] = Memo(REMEMBERED_CHARACTERS)
 
     def knows(self, request: BuildRequest) -> bool:

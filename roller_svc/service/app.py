@@ -36,13 +36,11 @@ Builder = Callable[[BuildRequest], Artifact]
 Digest = Callable[[BuildRequest], str]
 
 
-def build_lanes(settings: Settings, scratch: Path) -> ThreadLanes[BuildTask, Artifact]:
-    """Processes that build, confined unless the settings say otherwise. One that has run a kernel is not used again."""
+def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
+    """What a process that builds may use: it is confined unless the settings say otherwise."""
     more = () if settings.local_spec is None else (settings.local_spec,)
     readable = readable_by_builds(*more) if settings.confine_workers else None
-    limits = WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
-    answers = JsonAnswers(artifact_json, artifact_of)
-    return ThreadLanes(build_task, settings.build_timeout_s, limits, answers, lambda task: task.runs_kernels)
+    return WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
 
 
 def create_app(
@@ -53,8 +51,11 @@ def create_app(
     store = Store(Path(settings.store))
     store.lock()
     scratch = make_scratch(store.root / "scratch")
-    checking = Checking(settings.check_timeout_s, scratch)
-    building = build_lanes(settings, scratch)
+    limits = worker_limits(settings, scratch)
+    checking = Checking(settings.check_timeout_s, limits)
+    answers = JsonAnswers(artifact_json, artifact_of)
+    # A worker that has run a kernel takes no other task.
+    building = ThreadLanes(build_task, settings.build_timeout_s, limits, answers, lambda task: task.runs_kernels)
 
     def build(request: BuildRequest) -> Artifact:
         return building.call(BuildTask(request, LOADED_GENERATOR))

@@ -92,7 +92,9 @@ def compile_confined(
     directory = output.parent
     code, log = run_confined([*command, *listing], directory, limits, environment=environment)
     if code == -signal.SIGKILL or (code != 0 and _KILLED.search(log)):
-        raise FarmError(f"{what} was killed: by hand, or because the machine has no memory left", code="compiler-killed")
+        raise FarmError(
+            f"{what} was killed: by hand, or because the machine has no memory left", code="compiler-killed"
+        )
     if code != 0 or not output.is_file():
         raise CompileError(_summary(what, code, log), log=log)
     if listing and (directory / _DEPENDENCIES).is_file():
