@@ -122,6 +122,7 @@ def parsed(words: Sequence[str] | None = None) -> Options:
     default = Path(given) / "gpu.json" if given else RESULTS / f"gpu-{time.strftime('%Y-%m-%d')}.json"
     parser.add_argument("--out", type=Path, default=default, help="the JSON file (default: %(default)s)")
     parser.add_argument("--target", default="", help="spec to build for (default: that of the device)")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels of packages that this Python lacks (wheels.py)")
     parser.add_argument("--minutes", type=float, help=f"for everything (default: {MINUTES:g}; dry: {DRY_MINUTES:g})")
     parser.add_argument("--dry", action="store_true", help="no device: compile everything, emulate what can be")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="ids that this pattern is found in")
