@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -15,6 +16,9 @@ from roller_svc.front import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.report import BuildRequest
+
+# What reads a program, decides its index sets and computes its constants.
+LIBRARIES = ("islpy", "lark", "numpy")
 
 
 def action_digest(request: BuildRequest) -> str:
@@ -36,6 +40,7 @@ def action_digest(request: BuildRequest) -> str:
         "constants": request.constants,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
+        "libraries": library_versions(),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
@@ -48,6 +53,12 @@ def toolchain_versions(family: Family | None = None) -> dict[str, str]:
     `family`: of the device that a build is for; None: all compilers.
     """
     return toolchain.versions(family)
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """The libraries that decide what is generated, as they were when this process first asked."""
+    return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 @lru_cache(maxsize=1)

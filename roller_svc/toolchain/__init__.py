@@ -14,11 +14,11 @@ from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.cxx import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.linked import compile_together, link_alone
-from roller_svc.toolchain.sass import sass_text
+from roller_svc.toolchain.sass import disassembler_version, sass_text
 
 __all__ = [
     "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "compile_together",
-    "link_alone", "ptx", "sass_text", "tool_version", "versions",
+    "disassembler_version", "link_alone", "ptx", "sass_text", "tool_version", "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx
@@ -85,11 +85,15 @@ def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> st
 
 
 def versions(family: Family | None = None, *, cc: str | None = None) -> dict[str, str]:
-    """Every compiler there is for this machine and for GPUs, with its version; with `family`, no hipcc but for AMD."""
+    """Every compiler there is for this machine and for GPUs, with its version; with `family`, no hipcc but for AMD.
+
+    `as` and `ld` are the assembler and the linker that the C compiler runs.
+    """
     found = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
     try:
-        command = gcc.native_compiler(cc)
-        found["cc"] = gcc.compiler_version(tuple(command))
+        command = tuple(gcc.native_compiler(cc))
+        found["cc"] = gcc.compiler_version(command)
+        found |= dict(gcc.binutils_versions(command))
     except ToolchainMissingError:
         pass  # what is not there has no version
     if family in (None, Family.AMD) and (path := shutil.which(hip.COMMAND)):

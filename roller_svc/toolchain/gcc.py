@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import shlex
@@ -35,6 +36,7 @@ GCC_FLAGS = ("-fno-tree-bit-ccp", "-fno-loop-unroll-and-jam", "-fno-tree-loop-di
 REFUSED_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 _INSTALL_NATIVE = "apt install gcc"
 _NATIVE_COMPILERS = ("gcc", "clang", "cc")
+_BINUTILS = ("as", "ld")
 _MACHINE_OF_PREFIX = {"x86-64-v": "x86_64", "armv": "aarch64"}
 _CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 PROGRAMS = (*_NATIVE_COMPILERS, *_CROSS_COMPILERS.values())  # that a build may run
@@ -109,14 +111,31 @@ def compiler_version(command: tuple[str, ...]) -> str:
 
     Raises ToolchainMissingError for a compiler that does not say it.
     """
+    return _first_line(command, "--version")
+
+
+@functools.cache
+def binutils_versions(command: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Names and versions of the assembler and the linker that a compiler runs; without one that it does not find."""
+    found = []
+    for name in _BINUTILS:
+        with contextlib.suppress(ToolchainMissingError):
+            path = shutil.which(_first_line(command, f"-print-prog-name={name}"))
+            if path is not None:
+                found.append((name, _first_line((path,), "--version")))
+    return tuple(found)
+
+
+def _first_line(command: tuple[str, ...], option: str) -> str:
+    """The first line that a program prints for an option. Raises ToolchainMissingError where it prints none."""
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
         try:
-            code, text = run_confined([*command, "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+            code, text = run_confined([*command, option], Path(folder), CompileLimits(timeout_s=10.0))
         except KernelTimeoutError as late:
-            raise ToolchainMissingError(f"{shlex.join(command)} --version does not end") from late
+            raise ToolchainMissingError(f"{shlex.join(command)} {option} does not end") from late
     lines = text.splitlines()
     if code != 0 or not lines:
-        raise ToolchainMissingError(f"{shlex.join(command)} --version fails: {text.strip()[:200]}")
+        raise ToolchainMissingError(f"{shlex.join(command)} {option} fails: {text.strip()[:200]}")
     return lines[0].strip()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from roller_svc.errors import CompileError, ToolchainMissingError
+from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.toolchain.confined import run_confined
 from roller_svc.toolchain.cubin import read_code
@@ -105,6 +106,23 @@ def disassembler() -> Path:
         if path.is_file():
             return path
     raise ToolchainMissingError(f"{TOOL} is not installed: {INSTALL_HINT}")
+
+
+def disassembler_version() -> str:
+    """What nvdisasm says of itself. Raises ToolchainMissingError where it is not installed or does not say it."""
+    return _version_of(disassembler())
+
+
+@functools.cache
+def _version_of(tool: Path) -> str:
+    with tempfile.TemporaryDirectory(prefix="roller-sass-") as folder:
+        try:
+            code, text = run_confined([str(tool), "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+        except KernelTimeoutError as late:
+            raise ToolchainMissingError(f"{TOOL} --version does not end") from late
+    if code != 0 or not text.strip():
+        raise ToolchainMissingError(f"{TOOL} --version fails: {text.strip()[:200]}")
+    return text.strip().splitlines()[-1]  # the first lines name the program and who made it
 
 
 def _function(name: str, instructions: Iterable[Mapping[str, Any]]) -> SassFunction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from pathlib import Path
 
 import pytest
 from handwritten import HOST, add, row_sums_doubled
@@ -101,9 +102,24 @@ def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gcc, "run_confined", late)
     gcc.compiler_version.cache_clear()
+    gcc.binutils_versions.cache_clear()
     with pytest.raises(ToolchainMissingError, match="gcc --version does not end"):
         gcc.compiler_version(("/usr/bin/gcc",))
-    assert "cc" not in toolchain.versions()
+    assert not {"cc", "as", "ld"} & set(toolchain.versions())
+    assert gcc.binutils_versions(("/usr/bin/gcc",)) == ()
+    gcc.binutils_versions.cache_clear()
+
+
+def test_the_compiler_says_which_assembler_and_linker_it_runs(tmp_path: Path) -> None:
+    compiler = tmp_path / "gcc"
+    for name, script in {
+        "gcc": f'echo "{tmp_path}/${{1#-print-prog-name=}}"',
+        "as": "echo GNU assembler 2.99; echo more",
+        "ld": "exit 1",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    assert gcc.binutils_versions((str(compiler),)) == (("as", "GNU assembler 2.99"),)
 
 
 def test_long_logs_lose_their_middle() -> None:

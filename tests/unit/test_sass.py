@@ -42,6 +42,18 @@ def product(arch: Arch = SM_80) -> KernelSource:
     return KernelSource("product", Language.CUDA, arch, TENSOR_CORES, buffers, (LaunchSpec("product", ("a", "c")),))
 
 
+def test_the_disassembler_says_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert toolchain.disassembler_version().startswith("Build cuda_")
+    tool = tmp_path / sass.TOOL
+    monkeypatch.setattr(sass, "disassembler", lambda: tool)
+    tool.write_text("#!/bin/sh\nexit 3\n")
+    tool.chmod(0o700)
+    with pytest.raises(ToolchainMissingError, match="--version fails"):
+        toolchain.disassembler_version()
+    tool.write_text("#!/bin/sh\necho NVIDIA; echo Build 99\n")
+    assert toolchain.disassembler_version() == "Build 99"
+
+
 @pytest.mark.parametrize("number", [80, 86, 89, 90, 120])
 def test_tensor_core_instructions_are_counted(number: int) -> None:
     arch = Arch("sm_", number)

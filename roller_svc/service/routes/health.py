@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from roller_svc.farm.action import generator_digest, toolchain_versions
+from roller_svc.farm.action import generator_digest, library_versions, toolchain_versions
 from roller_svc.farm.store import SCHEMA
 from roller_svc.service.state import state_of
 from roller_svc.version import __version__
@@ -36,4 +36,5 @@ def version() -> dict[str, Any]:
         "generator": generator_digest(),
         "schema": SCHEMA,
         "toolchain": toolchain_versions(),
+        "libraries": library_versions(),
     }
