@@ -3,13 +3,16 @@
     cas/sha256/ab/<hex>    a blob, named by its content
     ac/<action digest>     the manifest blob of what an action made
     kernels/<digest>       the manifest blob of a kernel
+    derived/<digest>.<kind>  the blob of a text that a tool made of a kernel, and the tool
     operations/<id>.json   a record of a request (farm/jobs.py)
     set-aside/<id>.json    a record that this version cannot read
     lock                   held by the one service of the store
+    tmp/                   files that are being written
 
 Blobs are published first and names last, each through a rename, so a name that resolves is complete. Every read
 checks the hash: a blob that is missing, cut short or changed makes its name a miss, and building again mends it.
-Any number of processes may write at once. A file that is there and cannot be read is a StoreError, never a miss.
+Any number of processes may write at once; one that takes the lock removes what others are in the middle of writing.
+A file that is there and cannot be read is a StoreError, never a miss.
 """
 
 from __future__ import annotations
@@ -49,12 +52,15 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         with _as_store_error("make"):
-            for folder in ("cas/sha256", "ac", "kernels", "operations", "set-aside", "tmp"):
+            for folder in ("cas/sha256", "ac", "kernels", "derived", "operations", "set-aside", "tmp"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """Take the store for this process until `unlock`. Raises StoreError where another service holds it."""
+        """Take the store for this process until `unlock`, and remove what killed processes left in it.
+
+        Raises StoreError where another service holds it.
+        """
         with _as_store_error("lock"):
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -70,6 +76,7 @@ class Store:
                 os.close(handle)
                 raise
         self._lock = handle
+        self._remove_leftovers()
 
     def unlock(self) -> None:
         """Let go of the store; nothing happens where it is not held."""
@@ -126,10 +133,29 @@ class Store:
         blob = None if manifest is None else _mapping(manifest["files"]).get(kind)
         return self.get(blob) if isinstance(blob, str) else None
 
+    def files(self, digest: str) -> dict[str, bytes]:
+        """All files of a kernel by kind; none where it is not there."""
+        found = {kind: self.file(digest, kind) for kind in self.kinds(digest)}
+        return {kind: content for kind, content in found.items() if content is not None}
+
     def kinds(self, digest: str) -> tuple[str, ...]:
         """Kinds of the files that a kernel has."""
         manifest = self._kernel(digest)
         return () if manifest is None else tuple(_mapping(manifest["files"]))
+
+    # ---------------------------------------------------------- derived texts
+
+    def keep_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
+        """Keep what a tool made of a kernel, in place of what was kept of that kind."""
+        self._write(self._derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
+
+    def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
+        """What the tool made of a kernel; None where nothing whole is kept, or another tool made it."""
+        if not _HEX.fullmatch(_bare(digest)):
+            return None
+        found = _parsed(_read(self._derived(digest, kind))) or {}
+        blob = found.get("blob")
+        return self.get(blob) if found.get("tool") == tool and isinstance(blob, str) else None
 
     # ---------------------------------------------------------------- records
 
@@ -166,6 +192,9 @@ class Store:
     def _blob(self, digest: str) -> Path:
         return self.root / "cas" / "sha256" / digest[:2] / digest
 
+    def _derived(self, digest: str, kind: str) -> Path:
+        return self.root / "derived" / f"{_bare(digest)}.{kind}"
+
     def _record(self, record_id: str) -> Path:
         return self.root / "operations" / f"{record_id}.json"
 
@@ -195,10 +224,23 @@ class Store:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
+                if path.is_dir():
+                    self._set_folder_aside(path)
                 Path(temporary).replace(path)
             finally:
                 Path(temporary).unlink(missing_ok=True)
             _sync_folder(path.parent)
+
+    def _set_folder_aside(self, path: Path) -> None:
+        """Make room where a folder stands in place of a file."""
+        log.warning("%s is a folder: it is set aside", path)
+        path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files of writers that were killed. Nobody else writes: the lock is held."""
+        for path in (self.root / "tmp").glob("*"):
+            with contextlib.suppress(OSError):  # a leftover does no harm
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,3 +201,133 @@ def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) 
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     assert Store(tmp_path / "store").made_by(ACTION) == {"note": "first"}
+
+
+def test_leftovers_of_killed_writers_go_when_the_store_is_locked(store: Store) -> None:
+    store.publish(ACTION, artifact())
+    (store.root / "tmp" / "tmpabc").write_bytes(b"half a blo")
+    (store.root / "tmp" / "folder").mkdir()
+    Store(store.root)  # opening it alone removes nothing: somebody may be writing
+    assert (store.root / "tmp" / "tmpabc").exists()
+    store.lock()
+    assert [path.name for path in (store.root / "tmp").iterdir()] == ["folder"]
+    assert store.made_by(ACTION) == {"note": "first"}
+    store.unlock()
+
+
+def test_the_lock_of_another_keeps_its_files(store: Store) -> None:
+    store.lock()
+    (store.root / "tmp" / "being-written").write_bytes(b"")
+    with pytest.raises(StoreError):
+        Store(store.root).lock()
+    assert (store.root / "tmp" / "being-written").exists()
+    store.unlock()
+
+
+def test_a_derived_text_is_of_its_kernel_kind_and_tool(store: Store) -> None:
+    kernel, other = "sha256:" + "c" * 64, "sha256:" + "d" * 64
+    assert store.derived(kernel, "ptx", "nvrtc 13") is None
+    store.keep_derived(kernel, "ptx", "nvrtc 13", b".target sm_80")
+    assert store.derived(kernel, "ptx", "nvrtc 13") == b".target sm_80"
+    assert store.derived(kernel, "ptx", "nvrtc 14") is None
+    assert store.derived(kernel, "sass", "nvrtc 13") is None
+    assert store.derived(other, "ptx", "nvrtc 13") is None
+    assert store.derived("../../operations/1-a", "json", "nvrtc 13") is None
+    store.keep_derived(kernel, "ptx", "nvrtc 14", b".target sm_90")
+    assert store.derived(kernel, "ptx", "nvrtc 13") is None
+    assert store.derived(kernel, "ptx", "nvrtc 14") == b".target sm_90"
+
+
+def fill(store: Store) -> None:
+    """Have one of everything in the store."""
+    store.publish(ACTION, artifact())
+    store.keep_derived(artifact().digest, "ptx", "nvrtc 13", b".target sm_80")
+    store.write_record("1-a", {"id": "1-a"})
+
+
+READS: dict[str, Callable[[Store], object]] = {
+    "made_by": lambda store: store.made_by(ACTION),
+    "kernel": lambda store: store.kernel(artifact().digest),
+    "kinds": lambda store: store.kinds(artifact().digest),
+    "file": lambda store: store.file(artifact().digest, "source"),
+    "files": lambda store: store.files(artifact().digest),
+    "derived": lambda store: store.derived(artifact().digest, "ptx", "nvrtc 13"),
+    "record": lambda store: store.record("1-a"),
+    "records": lambda store: list(store.records()),
+    "is_set_aside": lambda store: store.is_set_aside("1-a"),
+    "get": lambda store: [store.get(path.name) for path in sorted((store.root / "cas").glob("*/*/*"))],
+}
+
+
+def turn_into_folder(path: Path) -> None:
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+
+
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "bytes of no text": lambda path: path.write_bytes(b"\xff\xfe\x00" * 50),
+    "zeros": lambda path: path.write_bytes(bytes(64)),
+    "no document": lambda path: path.write_bytes(b'{"schema": 2, "digest'),
+    "nested without an end": lambda path: path.write_bytes(b"[" * 100_000),
+    "a list": lambda path: path.write_bytes(b"[]"),
+    "another schema": lambda path: path.write_bytes(b'{"schema": 99, "tool": 1, "blob": [], "files": 3}'),
+    "a long number": lambda path: path.write_bytes(b'{"schema": ' + b"9" * 5000 + b"}"),
+    "a name outside": lambda path: path.write_bytes(b"../../../etc/passwd"),
+    "a folder": turn_into_folder,
+    "a link to itself": link_to_itself,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_any_one_file_is_a_miss_or_a_store_error_and_is_mended(tmp_path: Path, damage: str) -> None:
+    whole = Store(tmp_path / "whole")
+    fill(whole)
+    names = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
+    assert len(names) == 8  # source, binary, manifest and text as blobs; action, kernel, derived text, record
+    expected = {read: READS[read](whole) for read in READS}
+    for number, name in enumerate(names):
+        store = Store(tmp_path / str(number))
+        fill(store)
+        DAMAGES[damage](store.root / name)
+        for read, call in READS.items():
+            try:
+                found = call(store)
+            except StoreError:
+                continue
+            if read == "record":  # what a record holds, the queue judges
+                assert found is None or isinstance(found, dict)
+            elif read not in ("get", "records"):
+                assert found in (None, (), {}, expected[read]), (name, read)
+        if damage != "a link to itself":  # who made one of those has to remove it
+            fill(store)
+            assert {read: READS[read](store) for read in READS} == expected, name
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_a_store_error(store: Store) -> None:
+    fill(store)
+    for path in [path for path in store.root.rglob("*") if path.is_file()]:
+        path.chmod(0)
+        for call in READS.values():
+            with contextlib.suppress(StoreError):
+                call(store)
+        path.chmod(0o600)
+    assert store.made_by(ACTION) == {"note": "first"}
+
+
+@pytest.mark.parametrize("damage", ["a folder", "emptied", "bytes of no text"])
+def test_a_damaged_lock_locks_or_is_a_store_error(store: Store, damage: str) -> None:
+    store.lock()
+    store.unlock()
+    DAMAGES[damage](store.root / "lock")
+    with contextlib.suppress(StoreError):
+        store.lock()
+    store.unlock()

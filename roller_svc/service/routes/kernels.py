@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, FastAPI, Header, Request
 from fastapi.responses import JSONResponse, Response
 
-from roller_svc import toolchain
-from roller_svc.errors import ToolchainMissingError, UnknownKernelError
-from roller_svc.farm.build import BINARY, unpacked
+from roller_svc.errors import UnknownKernelError
 from roller_svc.farm.jobs import Operation
 from roller_svc.farm.store import Json, Store
-from roller_svc.ir.kernel import Language
 from roller_svc.service.convert import build_request_of, kernel_answer, operation_json
 from roller_svc.service.state import State, state_of
+from roller_svc.service.texts import MAKERS, Texts
 from roller_svc.wire import CompileBody, KernelAnswer, OperationAnswer, Problem
 
-router = APIRouter(prefix="/v1", tags=["kernels"])
+
+@asynccontextmanager
+async def texts_of(app: FastAPI) -> AsyncIterator[dict[str, Texts]]:
+    """What makes the texts of this application's kernels, as long as it runs."""
+    texts = Texts(app.state.roller.store)
+    yield {"texts": texts}
+    await asyncio.to_thread(texts.close)
+
+
+router = APIRouter(prefix="/v1", tags=["kernels"], lifespan=texts_of)
 
 POLL_S = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -77,7 +87,10 @@ async def kernel_file(
     headers = {"ETag": f'"{digest}/{kind}"', "Cache-Control": f"{scope}, max-age=31536000, immutable"}
     if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    content = await state.run(lambda: _content(state, digest, kind))
+    if kind in MAKERS:
+        content = await _text(state, request.state.texts, digest, kind)
+    else:
+        content = await state.run(lambda: _content(state, digest, kind))
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
 
 
@@ -106,14 +119,17 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
+async def _text(state: State, texts: Texts, digest: str, kind: str) -> bytes:
+    kept = await state.run(lambda: texts.kept(digest, kind))
+    if kept is not None:
+        return kept
+    # Shielded: others may wait for the same one.
+    return await asyncio.shield(asyncio.wrap_future(texts.made(digest, kind)))
+
+
 def _content(state: State, digest: str, kind: str) -> bytes:
-    match kind:
-        case "bundle":
-            return _bundle(state.store, digest)
-        case "ptx":
-            return _ptx(state.store, digest)
-        case "sass":
-            return _sass(state.store, digest)
+    if kind == "bundle":
+        return _bundle(state.store, digest)
     content = state.store.file(digest, kind)
     if content is None:
         kinds = ", ".join([*state.store.kinds(digest), "bundle"])
@@ -121,39 +137,11 @@ def _content(state: State, digest: str, kind: str) -> bytes:
     return content
 
 
-def _files(store: Store, digest: str) -> dict[str, bytes]:
-    found = {kind: store.file(digest, kind) for kind in store.kinds(digest)}
-    return {kind: content for kind, content in found.items() if content is not None}
-
-
 def _bundle(store: Store, digest: str) -> bytes:
     names = _facts(store, digest)["files"]
     assert isinstance(names, dict)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for kind, content in sorted(_files(store, digest).items()):
+        for kind, content in sorted(store.files(digest).items()):
             bundle.writestr(zipfile.ZipInfo(names[kind], _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
     return archive.getvalue()
-
-
-def _ptx(store: Store, digest: str) -> bytes:
-    _check_cuda(store, digest, "PTX")
-    return toolchain.ptx(unpacked(_facts(store, digest), _files(store, digest)).compiled.source).encode()
-
-
-def _sass(store: Store, digest: str) -> bytes:
-    """Made when it is asked for: the binary is what is kept."""
-    _check_cuda(store, digest, "SASS")
-    binary = store.file(digest, BINARY)
-    if not binary:
-        raise UnknownKernelError(f"kernel {digest} was not compiled: it has no SASS", code="unknown-artifact")
-    try:
-        return toolchain.sass_text(binary).encode()
-    except ToolchainMissingError as missing:
-        raise UnknownKernelError(f"no SASS: {missing.message}", code="no-disassembler") from missing
-
-
-def _check_cuda(store: Store, digest: str, what: str) -> None:
-    language = _facts(store, digest)["language"]
-    if language != Language.CUDA.value:
-        raise UnknownKernelError(f"kernel {digest} is {language}; only CUDA has {what}", code="unknown-artifact")
