@@ -62,7 +62,8 @@ class WorkerLimits:
     """What a worker process may use.
 
     `memory_bytes` bounds what it, and each process that it starts, may allocate of the host's memory. `nice` is its
-    niceness. `scratch` is the folder in which each worker gets a folder for temporary files, removed with the worker.
+    niceness. `scratch` is the folder, made where it is not there, in which each worker gets a folder for temporary
+    files, removed with the worker.
     With `readable` a worker may read beneath these paths, write its temporary folder, and open nothing else: no other
     file, no socket, no other process. Beneath `devices` it may write too.
     """
@@ -198,6 +199,7 @@ class Lane(Generic[T, R]):
     def _started(self) -> Connection:
         self.close(at_once=True)
         if self._limits.scratch is not None:
+            self._limits.scratch.mkdir(mode=0o700, exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
         ours, theirs = _FORKING.Pipe()
         death, self._life = _FORKING.Pipe(duplex=False)

@@ -20,7 +20,7 @@ from roller_svc.farm.confinement import gpu_devices, readable_by_builds
 from roller_svc.farm.estimating import Estimating
 from roller_svc.farm.jobs import JobQueue
 from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
-from roller_svc.farm.scratch import make_scratch
+from roller_svc.farm.scratch import name_scratch
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.guard import Guard
@@ -50,7 +50,7 @@ def create_app(
     the processes for estimates before the first of them is asked for."""
     store = Store(Path(settings.store))
     store.lock()
-    scratch = make_scratch(store.root / "scratch")
+    scratch = name_scratch(store.root / "scratch")
     limits = worker_limits(settings, scratch)
     checking = Checking(settings.check_timeout_s, limits)
     answers = JsonAnswers(artifact_json, artifact_of)

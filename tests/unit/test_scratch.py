@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_svc.farm.scratch import make_scratch
+from roller_svc.farm.scratch import name_scratch
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +16,11 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_killed_service_left_goes_when_the_next_starts(tmp_path: Path) -> None:
     record = tmp_path / "scratch"
-    left = make_scratch(record)
-    (left / "worker-1").mkdir()
+    left = name_scratch(record)
+    (left / "worker-1").mkdir(parents=True)
     (left / "worker-1" / "kernel.c").write_text("text")
-    found = make_scratch(record)
-    assert found.is_dir()
+    found = name_scratch(record)
+    assert found != left
     assert not left.exists()
     assert record.read_text() == str(found)
 
@@ -29,7 +29,8 @@ def test_what_a_killed_service_left_goes_when_the_next_starts(tmp_path: Path) ->
 def test_a_record_that_names_nothing_is_no_fault(tmp_path: Path, content: bytes) -> None:
     record = tmp_path / "scratch"
     record.write_bytes(content)
-    assert make_scratch(record).is_dir()
+    assert name_scratch(record).parent == tmp_path
+    assert record.read_text().startswith(str(tmp_path))
 
 
 def test_no_other_folder_is_removed(tmp_path: Path) -> None:
@@ -39,5 +40,5 @@ def test_no_other_folder_is_removed(tmp_path: Path) -> None:
     link.symlink_to(other)
     for named in (other, link):
         record.write_text(str(named))
-        make_scratch(record)
+        name_scratch(record)
         assert other.is_dir()
