@@ -23,7 +23,7 @@ from roller_svc.runtime import saved
 # Kinds of files by the name that runtime/saved.py gives them.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
 LOADED_GENERATOR = generator_digest()  # of the code that this process imported, or the one that it was forked from
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
     "kernel.so": BINARY, "kernel.cubin": BINARY, "kernel.hsaco": BINARY,
@@ -73,7 +73,7 @@ def artifact_json(artifact: Artifact) -> Json:
 def artifact_of(document: Mapping[str, Any]) -> Artifact:
     """The artifact that artifact_json wrote. Raises ValueError, KeyError or TypeError for what is none."""
     digest, facts, files = document["digest"], document["facts"], document["files"]
-    if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+    if not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
         raise ValueError(f"{str(digest)[:100]!r} is no digest")
     if not isinstance(facts, dict) or facts.get("digest") != digest:
         raise ValueError("the facts are of another kernel")

@@ -12,8 +12,8 @@ from dataclasses import replace
 from roller_svc.ask import request_json
 from roller_svc.errors import FarmError, InputError, KernelTimeoutError
 from roller_svc.farm.action import action_digest
-from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
-from roller_svc.farm.lanes import ThreadLanes, WorkerLimits
+from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
+from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
 from roller_svc.ir.report import BuildRequest
 from roller_svc.memo import Memo
 
@@ -33,7 +33,8 @@ class Checking:
 
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
-        self._lanes = ThreadLanes(checked_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES))
+        answers = JsonAnswers[str](str, _digest_of)
+        self._lanes = ThreadLanes(checked_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), answers)
         self._known: Memo[str, str | InputError] = Memo(REMEMBERED_CHARACTERS)
 
     def knows(self, request: BuildRequest) -> bool:
@@ -78,3 +79,9 @@ class Checking:
 
 def _key(request: BuildRequest) -> str:
     return json.dumps(request_json(request), sort_keys=True, separators=(",", ":"))
+
+
+def _digest_of(document: object) -> str:
+    if not (isinstance(document, str) and DIGEST.fullmatch(document)):
+        raise ValueError("no digest")
+    return document
