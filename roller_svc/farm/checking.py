@@ -33,7 +33,7 @@ class Checking:
 
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
-        answers = JsonAnswers[str](str, _digest_of)
+        answers = JsonAnswers(str, _digest_of)
         self._lanes = ThreadLanes(checked_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), answers)
         self._known: Memo[str, str | InputError] = Memo(REMEMBERED_CHARACTERS)
 

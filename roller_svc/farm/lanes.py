@@ -1,7 +1,7 @@
 """Lanes: worker processes that take one task at a time and are replaced when they die or overrun.
 
-Workers are forked from a server process that has imported what they need (multiprocessing's forkserver): one starts in
-milliseconds, with none of this process's threads, locks, sockets or secrets.
+A worker is a fresh interpreter, or forked from a server process that has imported what it needs (multiprocessing's
+forkserver), which takes milliseconds. Neither has this process's threads, locks, sockets or secrets.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -34,7 +35,7 @@ from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_s
 T = TypeVar("T")
 R = TypeVar("R")
 
-_FORKING = multiprocessing.get_context("forkserver")
+_SPAWNING, _FORKING = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
 _preloaded: list[str] = []
 
 STOP_S = 2.0  # what an idle worker gets to end by itself
@@ -65,7 +66,7 @@ class WorkerLimits:
     niceness. `scratch` is the folder, made where it is not there, in which each worker gets a folder for temporary
     files, removed with the worker.
     With `readable` a worker may read beneath these paths, write its temporary folder, and open nothing else: no other
-    file, no socket, no other process. Beneath `devices` it may write too.
+    file, no socket, no other process. Beneath `devices` it may write too. Only a forked worker can be confined.
     """
 
     memory_bytes: int | None = None
@@ -80,7 +81,7 @@ class Lane(Generic[T, R]):
 
     Results are pickled too, unless `answers` says how they become JSON; errors always are JSON.
     A worker that meets a bug reports it and ends: the next task gets a fresh one. So does the task after one that
-    `taints` its worker.
+    `taints` its worker. A worker that is not `forked` has the environment and the cores of the thread that started it.
     """
 
     def __init__(
@@ -90,8 +91,12 @@ class Lane(Generic[T, R]):
         limits: WorkerLimits = WorkerLimits(),
         answers: JsonAnswers[R] | None = None,
         taints: Callable[[T], bool] | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
-        _preload(work.__module__)
+        if forked:
+            _preload(work.__module__)
+        self._context: SpawnContext | ForkServerContext = _FORKING if forked else _SPAWNING
         self._work = work
         self._timeout_s = timeout_s
         self._limits = limits
@@ -201,9 +206,9 @@ class Lane(Generic[T, R]):
         if self._limits.scratch is not None:
             self._limits.scratch.mkdir(mode=0o700, exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
-        ours, theirs = _FORKING.Pipe()
-        death, self._life = _FORKING.Pipe(duplex=False)
-        process = _FORKING.Process(
+        ours, theirs = self._context.Pipe()
+        death, self._life = self._context.Pipe(duplex=False)
+        process = self._context.Process(
             target=_serve, args=(theirs, death, self._work, self._limits, self._folder, self._answers), daemon=True
         )
         # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
@@ -228,7 +233,7 @@ class Lane(Generic[T, R]):
 
 
 class ThreadLanes(Generic[T, R]):
-    """One lane for each thread that calls."""
+    """One lane for each thread that calls; its workers are forked."""
 
     def __init__(
         self,
@@ -239,7 +244,9 @@ class ThreadLanes(Generic[T, R]):
         taints: Callable[[T], bool] | None = None,
     ) -> None:
         _preload(work.__module__)
-        self._make: Callable[[], Lane[T, R]] = lambda: Lane(work, timeout_s, limits, answers, taints)
+        self._make: Callable[[], Lane[T, R]] = lambda: Lane(
+            work, timeout_s, limits, answers, taints, forked=True
+        )
         self._mine = threading.local()
         self._all: list[Lane[T, R]] = []
         self._lock = threading.Lock()

@@ -60,9 +60,9 @@ def work(task: str) -> str:
     return task.upper()
 
 
-@pytest.fixture(scope="module")
-def lane() -> Iterator[Lane[str, str]]:
-    lane = Lane(work, timeout_s=60.0)
+@pytest.fixture(scope="module", params=[False, True], ids=["spawned", "forked"])
+def lane(request: pytest.FixtureRequest) -> Iterator[Lane[str, str]]:
+    lane = Lane(work, timeout_s=60.0, forked=request.param)
     yield lane
     lane.close()
 
@@ -201,7 +201,7 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     secret.write_text("s")
     scratch.mkdir()
     limits = WorkerLimits(scratch=scratch, readable=readable_by_builds())
-    lane = Lane(outside, timeout_s=60.0, limits=limits)
+    lane = Lane(outside, timeout_s=60.0, limits=limits, forked=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert refused(lane, f"connect {server.getsockname()[1]}")
     for task in (
@@ -240,7 +240,7 @@ def test_a_tainted_worker_takes_no_other_task() -> None:
 
 
 def test_a_worker_survives_the_fork_server_and_another_takes_its_place() -> None:
-    lane, other = Lane(work, timeout_s=60.0), Lane(work, timeout_s=60.0)
+    lane, other = (Lane(work, timeout_s=60.0, forked=True) for _ in range(2))
     worker = lane.call("pid")
     os.kill(parent_of(worker), signal.SIGKILL)
     assert lane.call("pid") == worker
