@@ -18,15 +18,25 @@ _DATA_TYPES = {"UINT8": 0, "UINT16": 1, "UINT32": 2, "UINT64": 4, "TFLOAT32": 11
 _SWIZZLES = {Swizzle.NONE: 0, Swizzle.B32: 1, Swizzle.B64: 2, Swizzle.B128: 3}
 _L2_PROMOTION = 3  # ..._L2_256B: L2_PROMOTION_BYTES of `map_metadata`
 _NO_INTERLEAVE = _FILLED_WITH_ZEROS = 0
+# Drivers up to CUDA 13.1 set bit 85 of a map whatever its tensor's size, which is for those that span 128 KiB or more.
+# CUTLASS clears it in smaller ones (copy_traits_sm90_tma.hpp, copy_traits_sm90_im2col.hpp); Hopper has it reserved.
+LAST_DRIVER_TO_MEND = 13010
+_SMALL_BYTES = 128 << 10
+_WORD_BYTES, _SPAN_WORD, _SPAN_BIT = 8, 1, 21
 
 
 @cache
 def driver() -> Driver:
     """The one of this process; raises LaunchError where there is none."""
     try:
-        return Driver(ctypes.CDLL("libcuda.so.1"))
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise LaunchError(f"the CUDA driver cannot be opened: {error}", code="no-device") from error
+    version = ctypes.c_int()
+    status = library.cuDriverGetVersion(ctypes.byref(version))
+    if status:
+        raise LaunchError(f"the CUDA driver does not tell its version: error {status}", code="no-device")
+    return Driver(library, mend_small_maps=version.value <= LAST_DRIVER_TO_MEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,9 @@ class Parameters:
 class Driver:
     """Calls of libcuda; `library` has its functions as attributes. A device's context is current."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self, library: Any, *, mend_small_maps: bool) -> None:
+        self.library = library
+        self._mend_small_maps = mend_small_maps
 
     def parameters(self, launch: LaunchSpec, memory: Mapping[str, int]) -> Parameters:
         """`memory`: addresses of buffers by symbol. Raises LaunchError for a map that the driver refuses."""
@@ -53,7 +64,7 @@ class Driver:
     def launch(self, function: int, launch: LaunchSpec, parameters: Parameters, stream: int) -> None:
         """cuLaunchKernel; the size of clusters stands in the kernel's own text."""
         sizes = (ctypes.c_uint(n) for n in (*launch.grid, *launch.block, launch.shared_bytes))
-        status = self._library.cuLaunchKernel(
+        status = self.library.cuLaunchKernel(
             ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), parameters.addresses, None
         )
         self._check(status, f"the device refused {launch.name}")
@@ -71,19 +82,22 @@ class Driver:
         modes = tuple(ctypes.c_int(kind) for kind in kinds)
         if view.mode is MapMode.TILED:
             box = (ctypes.c_uint32 * rank)(*view.box)
-            status = self._library.cuTensorMapEncodeTiled(*tensor, box, steps, *modes)
+            status = self.library.cuTensorMapEncodeTiled(*tensor, box, steps, *modes)
         else:
             corners = tuple((ctypes.c_int * (rank - 2))(*corner) for corner in (view.lower, view.upper))
             pixels = tuple(ctypes.c_uint32(size) for size in view.box)
-            status = self._library.cuTensorMapEncodeIm2col(*tensor, *corners, *pixels, steps, *modes)
+            status = self.library.cuTensorMapEncodeIm2col(*tensor, *corners, *pixels, steps, *modes)
         self._check(status, f"the driver refused tensor map {view.symbol}")
+        if self._mend_small_maps and view.reach_bytes - view.offset_bytes < _SMALL_BYTES:
+            word = ctypes.c_uint64.from_address(_aligned(room) + _SPAN_WORD * _WORD_BYTES)
+            word.value &= ~(1 << _SPAN_BIT)
         return room
 
     def _check(self, status: int, what: str) -> None:
         if status == 0:
             return
         name = ctypes.c_char_p()
-        self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(name))
+        self.library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(name))
         raise LaunchError(f"{what}: {(name.value or b'').decode() or f'error {status}'}")
 
 

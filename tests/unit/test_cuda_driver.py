@@ -58,12 +58,21 @@ class Library:
         return 0
 
 
+class FullLibrary(Library):
+    """Makes maps whose bits are all set."""
+
+    def _encode(self, how: str, place: Any, rest: tuple[Any, ...]) -> int:
+        super()._encode(how, place, rest)
+        ctypes.memset(place.value, 0xFF, 128)
+        return self.status
+
+
 LAUNCH = LaunchSpec("k", ("a", "x"), (4, 2, 1), (384, 1, 1), 200_000, maps=(TILED, IM2COL, ROW), cluster=2)
 
 
 def test_maps_are_encoded_as_they_are_described() -> None:
     library = Library()
-    Driver(library).parameters(LAUNCH, MEMORY)
+    Driver(library, mend_small_maps=False).parameters(LAUNCH, MEMORY)
     tiled, pixels, row = library.encoded
     # data type (UINT16), rank, address, extents, strides, box, steps; no interleave, 128 B swizzle, 256 B of L2, zeros
     assert tiled == (
@@ -79,7 +88,7 @@ def test_maps_are_encoded_as_they_are_described() -> None:
 
 def test_parameters_are_addresses_and_then_maps_by_value() -> None:
     library = Library()
-    driver = Driver(library)
+    driver = Driver(library, mend_small_maps=False)
     driver.launch(0x5000, LAUNCH, driver.parameters(LAUNCH, MEMORY), 77)
     assert library.launched == [(0x5000, (4, 2, 1, 384, 1, 1, 200_000), 77)]
     first, second, *maps = library.values
@@ -87,13 +96,52 @@ def test_parameters_are_addresses_and_then_maps_by_value() -> None:
     assert maps == [bytes([n]) * 128 for n in (1, 2, 3)]
 
 
+def test_bit_85_is_cleared_in_maps_that_span_less_than_128_kib_and_nothing_else_is() -> None:
+    """As CUTLASS does for drivers up to CUDA 13.1: bit 21 of the second word. Of LAUNCH's maps the last is small."""
+    library = FullLibrary()
+    driver = Driver(library, mend_small_maps=True)
+    driver.launch(1, LAUNCH, driver.parameters(LAUNCH, MEMORY), 0)
+    *_, tiled, pixels, row = library.values
+    assert tiled == pixels == b"\xff" * 128
+    words = [int.from_bytes(row[at : at + 8], "little") for at in range(0, 128, 8)]
+    assert words.pop(1) == 2**64 - 1 - 2**21
+    assert set(words) == {2**64 - 1}
+
+
+@pytest.mark.parametrize(("rows", "cleared"), [(1023, True), (1024, False)])
+def test_what_a_map_spans_decides_not_where_it_begins(rows: int, cleared: bool) -> None:
+    view = TensorMap("m", "a", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 8), (1, 1), offset_bytes=1 << 20)
+    launch = LaunchSpec("k", ("a", "x"), maps=(view,))
+    library = FullLibrary()
+    driver = Driver(library, mend_small_maps=True)
+    driver.launch(1, launch, driver.parameters(launch, MEMORY), 0)
+    assert (library.values[-1] != b"\xff" * 128) == cleared
+
+
+@pytest.mark.parametrize(("version", "mended"), [(13000, True), (13010, True), (13020, False)])
+def test_the_drivers_version_decides(monkeypatch: pytest.MonkeyPatch, version: int, mended: bool) -> None:
+    library = FullLibrary()
+
+    def told(place: Any) -> int:
+        place._obj.value = version
+        return 0
+
+    library.cuDriverGetVersion = told  # type: ignore[attr-defined]
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda _: library)
+    cuda_driver.driver.cache_clear()
+    driver = cuda_driver.driver()
+    cuda_driver.driver.cache_clear()
+    driver.launch(1, LAUNCH, driver.parameters(LAUNCH, MEMORY), 0)
+    assert (library.values[-1] != b"\xff" * 128) == mended
+
+
 @pytest.mark.parametrize(("status", "name"), [(1, "CUDA_ERROR_INVALID_VALUE"), (4711, "error 4711")])
 def test_what_the_driver_refuses_is_a_launch_error(status: int, name: str) -> None:
     with pytest.raises(LaunchError, match=f"map_a: {name}"):
-        Driver(Library(status)).parameters(LAUNCH, MEMORY)
-    parameters = Driver(Library()).parameters(LAUNCH, MEMORY)
+        Driver(Library(status), mend_small_maps=True).parameters(LAUNCH, MEMORY)
+    parameters = Driver(Library(), mend_small_maps=True).parameters(LAUNCH, MEMORY)
     with pytest.raises(LaunchError, match=f"refused k: {name}"):
-        Driver(Library(status)).launch(1, LAUNCH, parameters, 0)
+        Driver(Library(status), mend_small_maps=True).launch(1, LAUNCH, parameters, 0)
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
