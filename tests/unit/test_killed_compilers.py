@@ -24,14 +24,14 @@ EXPANSIONS = "#define A0 0,\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for
 
 @contextmanager
 def killed_when_it_runs(name: str) -> Iterator[None]:
-    """Kills the first descendant of this process whose command line has the name and that is at work."""
+    """Kills the first descendant of this process whose command line has the name and that is at work from now on."""
     stop = threading.Event()
-    known = set(descendants(os.getpid()))
+    before = {pid: cpu_ticks(pid) for pid in descendants(os.getpid())}
 
     def kill() -> None:
         while not stop.wait(0.05):
-            for pid in descendants(os.getpid()) - known:
-                if name in command_line(pid) and cpu_ticks(pid) > 5:
+            for pid in descendants(os.getpid()):
+                if name in command_line(pid) and cpu_ticks(pid) - before.get(pid, 0) > 5:
                     os.kill(pid, signal.SIGKILL)
                     return
 
