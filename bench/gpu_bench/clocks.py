@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
 LIBRARY = "libnvidia-ml.so.1"
-EVERY_S = 0.1
 # nvml.h: nvmlClockType_t, nvmlTemperatureSensors_t
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_SENSOR = 1, 2, 0
 # nvml.h, nvmlClocksThrottleReason...: what lowers clocks though there is work. Idle and settings of users do not count.
@@ -53,17 +49,22 @@ class Nvml:
         return int(getattr(self._library, function)(*arguments))
 
 
+def nvml_library() -> Any:
+    """Raises OSError where there is none."""
+    return ctypes.CDLL(LIBRARY)
+
+
 def opened(bus_id: str) -> Nvml | None:
     """None where there is no NVML, or it does not tell of the device."""
     try:
-        return Nvml(ctypes.CDLL(LIBRARY), bus_id)
+        return Nvml(nvml_library(), bus_id)
     except (OSError, AttributeError):
         return None
 
 
 @dataclass(slots=True)
 class Watch:
-    """Samples of a device, taken while a block of measurements ran."""
+    """Samples of a device, taken between those of a block of measurements."""
 
     samples: list[Json] = field(default_factory=list)
 
@@ -79,27 +80,3 @@ class Watch:
         slowed = sorted({reason for one in self.samples for reason in one.get("slowed_by", [])})
         return {"before": self.samples[0], "during": {**during, "slowed_by": slowed, "samples": len(self.samples)},
                 "after": self.samples[-1]}  # fmt: skip
-
-
-@contextmanager
-def watched(device: Nvml | None) -> Iterator[Watch]:
-    """Samples it before, after, and every so often meanwhile, in a thread: what is measured runs in processes."""
-    watch = Watch()
-    if device is None:
-        yield watch
-        return
-    stop = threading.Event()
-
-    def sampling() -> None:
-        while not stop.wait(EVERY_S):
-            watch.samples.append(device.sample())
-
-    watch.samples.append(device.sample())
-    thread = threading.Thread(target=sampling, daemon=True)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        stop.set()
-        thread.join()
-        watch.samples.append(device.sample())

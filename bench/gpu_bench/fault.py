@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from roller_svc.errors import LaunchError
 
+OUT_OF_MEMORY = "out-of-memory"
+
 
 class DeviceFault(Exception):
     """No error of ours, so that a lane (farm/lanes.py) reports it and gives the next task a fresh process."""
@@ -14,7 +16,10 @@ class DeviceFault(Exception):
 
 @contextmanager
 def ending_the_process() -> Iterator[None]:
+    """Where the device has no room a context is as good as before."""
     try:
         yield
     except LaunchError as failure:
+        if failure.code == OUT_OF_MEMORY:
+            raise
         raise DeviceFault(f"{failure.code}: {failure.message}") from failure

@@ -1,122 +1,124 @@
-"""A case → the time of the vendors' libraries for the same work, through torch, or CuPy for bare products."""
+"""A case, whose kernels → the work to time in turns with ours: the fastest of the ways that they have for it."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
-import statistics
-from collections.abc import Callable, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_bench.samples import TimedCase, timing_inputs
+from gpu_bench.interleaved import Work, screened
+from gpu_bench.samples import TimedCase
+from roller_svc.errors import BuildError
 from roller_svc.ir.program import TensorProgram
-from roller_svc.runtime.cuda_arrays import import_cupy
-from roller_svc.trial import equation_of
+from roller_svc.runtime.cuda_arrays import DeviceBytes
 
 Json = dict[str, Any]
-Work = Callable[[], Any]
-_SAMPLES = 7
-# An index of the corpus's windows, `HO * 2 + KH - 1`: stride and padding.
-_STRIDED = re.compile(r"\w+(?: \* (\d+))?(?: \+ \w+)?(?: - (\d+))?")
-_KERNEL = re.compile(r"K[HW] in (\d+)")
+PEERS = ("library", "torch.compile", "triton")
+_MOST_REASON = 300
 
 
-def library_timed(case: TimedCase) -> Json | None:
-    """None where no library has the operation in one call, or none is there."""
-    if importlib.util.find_spec("torch") is None:
-        return _by_cupy(case)
-    import torch  # noqa: PLC0415 - optional, and slow to import
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do a case. `around`: what must be set while it is recorded."""
 
-    from gpu_bench.attention_peer import attention_timed  # noqa: PLC0415 - needs torch or triton
-    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415 - needs torch or triton
-
-    prepared()
-    program = case.program()
-    tensors = tensors_of(case, program)
-    if case.attention is not None:
-        return attention_timed(case.attention, tensors)
-    found = _torch_work(torch, case, program, tensors)
-    if found is None:
-        return None
-    name, work = found
-    shape = list(program.types[program.outputs[0].tensor].shape)
-    made = list(work().shape)
-    if made != shape:
-        return {"name": name, "error": f"it makes {made}, not {shape}"}
-    return {"name": f"torch {name}", "seconds": replayed(work)}
+    name: str
+    call: Callable[[], Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def _torch_work(
-    torch: Any, case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]
-) -> tuple[str, Work] | None:
-    given = list(tensors.values())
-    einsum = equation_of(program)
-    if einsum is not None:
-        factors = [tensors[name] for name in einsum.operands]
-        if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
-            return "matmul", lambda: torch.matmul(*factors)
-        return "einsum", lambda: torch.einsum(einsum.equation, *factors)
-    functional = torch.nn.functional
-    match case.cls:
-        case "relu":
-            return "relu", lambda: torch.relu(given[0])
-        case "add":
-            return "add", lambda: given[0] + given[1]
-        case "softmax":
-            return "softmax", lambda: torch.softmax(given[0], -1)
-        case "layernorm":
-            return "layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
-        case "transpose" if given[0].ndim == 4:
-            return "permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
-        case "embedding":
-            return "embedding", lambda: functional.embedding(given[1], given[0])
-        case "rmsnorm" if len(given) == 2:
-            return "rms_norm", lambda: functional.rms_norm(given[0], given[0].shape[-1:], given[1], eps=1e-5)
-    found = windows(case.expression, given[0].ndim)
-    if found is None:
-        return None
-    stride, padding = found
-    match case.cls.removeprefix("kb_").replace("_1x1", ""):
-        case "conv2d" | "conv2d_bias":
-            return "conv2d", lambda: functional.conv2d(*given, stride=stride, padding=padding)
-        case "conv2d_bias_relu":
-            return "conv2d, relu", lambda: torch.relu(functional.conv2d(*given, stride=stride, padding=padding))
-        case "depthwise":
-            weight = given[1].reshape(given[0].shape[1], 1, *given[1].shape[-2:])
-            groups = given[0].shape[1]
-            return "conv2d", lambda: functional.conv2d(given[0], weight, None, stride, padding, 1, groups)
-        case "maxpool" | "avgpool" as kind if len(_KERNEL.findall(case.expression)) == 2:
-            pool = functional.max_pool2d if kind == "maxpool" else functional.avg_pool2d
-            kernel = [int(extent) for extent in _KERNEL.findall(case.expression)]
-            return kind, lambda: pool(given[0], kernel, stride, padding)
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`work`: None where there is none to time; then `told` says why, or is empty: nobody has it in one call."""
+
+    told: Json
+    work: Work | None = None
+
+
+@dataclass(slots=True)
+class _Tried:
+    works: dict[str, Work] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+
+def peer_works(name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]) -> Peer:
+    """Of each way the seconds of a few samples, or why it does not run: `variants`. `prepare_s`: all that took."""
+    if lack := missing(name):
+        return Peer({"name": name, "skipped": lack})
+    from gpu_bench.torch_timing import prepare, tensors_of  # noqa: PLC0415 - needs torch
+
+    prepare()
+    began = time.monotonic()
+    try:
+        variants = _variants(name, case, program, tensors_of(arrays))
+    except BuildError as refusal:
+        return Peer({"name": name, "skipped": refusal.message})
+    if not variants:
+        return Peer({})
+    tried = _tried(variants, program)
+    variants_told = tried.seconds | tried.refusals
+    seconds = time.monotonic() - began
+    if not tried.works:
+        return Peer({"name": name, "error": "; ".join(dict.fromkeys(tried.refusals.values()))[:_MOST_REASON],
+                     "variants": variants_told, "prepare_s": seconds})  # fmt: skip
+    best = min(tried.seconds, key=lambda one: tried.seconds[one])
+    return Peer({"name": best, "variants": variants_told, "prepare_s": seconds}, tried.works[best])
+
+
+def missing(name: str) -> str | None:
+    """What a peer needs and is not there, in words."""
+    for module in ("torch",) if name == "library" else ("torch", "triton"):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
+    if name != "library" and not any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang")):
+        return "Triton has no C compiler for its launchers"
     return None
 
 
-def windows(expression: str, dimensions: int) -> tuple[list[int], list[int]] | None:
-    """Stride and padding of both spatial dimensions, which are the last of the first tensor that is read; None where
-    its indices are no windows."""
-    read = re.search(r"=!? \w+\[([^\]]*)\]", expression)
-    indices = read[1].split(", ") if read else []
-    found = [_STRIDED.fullmatch(index) for index in indices[-2:]]
-    if len(indices) != dimensions or len(found) != 2 or not all(found):
-        return None
-    pairs = [(int(one[1] or 1), int(one[2] or 0)) for one in found if one is not None]
-    return [stride for stride, _ in pairs], [padding for _, padding in pairs]
+def _variants(name: str, case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
+    if name == "library":
+        from gpu_bench.library_peer import library_variants  # noqa: PLC0415 - needs torch
+
+        return library_variants(case, program, tensors)
+    if name == "triton":
+        from gpu_bench.triton_peer import triton_variants  # noqa: PLC0415 - needs Triton
+
+        return triton_variants(case, program, tensors)
+    from gpu_bench.compiled_peer import compiled_variants  # noqa: PLC0415 - needs torch
+
+    return compiled_variants(program, tensors)
 
 
-def _by_cupy(case: TimedCase) -> Json | None:
-    program = case.program()
-    einsum = equation_of(program)
-    if einsum is None or einsum.equation != "ab,bc->ac":
-        return None
-    cupy, arrays = import_cupy(), timing_inputs(case, program)
-    a, b = (cupy.asarray(arrays[name]) for name in einsum.operands)
-    samples = []
-    for _ in range(_SAMPLES + 1):  # the first warms up
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        cupy.matmul(a, b)
-        end.record()
-        end.synchronize()
-        samples.append(cupy.cuda.get_elapsed_time(start, end) / 1e3)
-    return {"name": "cupy matmul", "seconds": statistics.median(samples[1:])}
+def _tried(variants: Iterable[Variant], program: TensorProgram) -> _Tried:
+    """What one of them refuses leaves the others."""
+    from gpu_bench.torch_timing import TorchWork  # noqa: PLC0415 - needs torch
+
+    wanted = [list(program.types[out.tensor].shape) for out in program.outputs]
+    tried = _Tried()
+    for one in variants:
+        try:
+            with one.around():
+                made = one.call()
+                shapes = [list(part.shape) for part in (made if isinstance(made, tuple) else (made,))]
+                if shapes != wanted:
+                    tried.refusals[one.name] = f"it makes {shapes}, not {wanted}"
+                    continue
+                work = TorchWork(one.call)
+        except _refusals() as refusal:
+            tried.refusals[one.name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_MOST_REASON]
+            continue
+        tried.works[one.name], tried.seconds[one.name] = work, screened(work)
+    return tried
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What torch, its compiler and Triton raise for what they do not take."""
+    if importlib.util.find_spec("triton") is None:
+        return (RuntimeError,)
+    from triton.errors import TritonError  # noqa: PLC0415 - optional
+
+    return (RuntimeError, TritonError)

@@ -14,16 +14,17 @@ from roller_svc.errors import ArgumentError
 from roller_svc.front import parse
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.runtime.binding import Array, numpy_dtype
+from roller_svc.lang.inputs import drawn_patterns, random_inputs
+from roller_svc.runtime.binding import Array
 
 Json = dict[str, Any]
-# Beyond it the host makes and sends arrays for longer than anything is measured.
+# Beyond it a case takes longer than several others.
 MOST_BYTES = 2 << 30
-# The same for inputs with integers among them, which are all drawn one by one: indices must lie in their tensors.
+# The same with integers among them, which may be drawn one by one: indices of a scatter are distinct.
 MOST_BYTES_WITH_INTEGERS = 256 << 20
-# Random elements that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
-_RANDOM_ELEMENTS = (1 << 22) + 4099
+SEED = 0
+# Random values that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
+DISTINCT = (1 << 20) + 4099
 _REFERENCE_SIZES = (8192, 4096)
 REFERENCE = "reference"
 # Classes of the corpus that are one contraction, or one with a little after it.
@@ -95,21 +96,13 @@ def data_bytes(program: TensorProgram) -> int:
 
 
 def timing_inputs(case: TimedCase, program: TensorProgram) -> dict[str, Array]:
-    """Random arrays; where floats alone are many, a few million random elements again and again."""
-    large = any(np.prod(kind.shape, dtype=np.int64) > _RANDOM_ELEMENTS for _, kind in program.inputs)
-    if not large or any(not kind.dtype.is_float for _, kind in program.inputs):
-        return dict(random_inputs(program, 0, case.hints))
-    rng = np.random.default_rng(0)
-    found: dict[str, Array] = {}
-    for name, kind in program.inputs:
-        values = rng.uniform(-1.0, 1.0, _RANDOM_ELEMENTS).astype(numpy_dtype(kind.dtype))
-        size = int(np.prod(kind.shape, dtype=np.int64))
-        whole = np.empty(size, values.dtype)
-        for start in range(0, size, _RANDOM_ELEMENTS):
-            part = whole[start : start + _RANDOM_ELEMENTS]
-            part[:] = values[: part.size]
-        found[name] = whole.reshape(kind.shape)
-    return found
+    """Random arrays, of large ones a million values again and again: the judge makes them anew from the same seed."""
+    return dict(random_inputs(program, SEED, case.hints, DISTINCT))
+
+
+def timing_patterns(case: TimedCase, program: TensorProgram) -> dict[str, Array]:
+    """The same before they are repeated, which a device does itself: little has to be drawn and sent."""
+    return dict(drawn_patterns(program, SEED, case.hints, DISTINCT))
 
 
 def _cases(path: Path) -> Iterator[TimedCase]:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ BENCH = Path(__file__).resolve().parents[1]
 _FOUND = 86  # our exit code for findings: none of Python's
 _ERRORS = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?)")
 _MOST_TEXT = 4000
+_LAST_WORDS_S = 3.0
 
 
 def sample(every: list[Check]) -> list[Check]:
@@ -45,26 +47,47 @@ def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
     if program is None:
         return [{"tool": "compute-sanitizer", "status": "not run", "detail": "it is not on the PATH"}]
     words = [sys.executable, "-m", "gpu_bench.sanitized", "--target", target, *(check.id for check in chosen)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCH), str(BENCH.parent)])}
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(BENCH), str(BENCH.parent), *([inherited] if inherited else [])]
     running = [
         subprocess.Popen(
             [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", *words],
-            env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)}, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )
         for tool in TOOLS
     ]  # fmt: skip
-    return [_finished(tool, process, timeout_s) for tool, process in zip(TOOLS, running, strict=True)]
+    until = time.monotonic() + timeout_s
+    return agreed([_finished(tool, one, until) for tool, one in zip(TOOLS, running, strict=True)])
 
 
-def _finished(tool: str, process: subprocess.Popen[str], timeout_s: float) -> Json:
+def agreed(rows: list[Json]) -> list[Json]:
+    """What racecheck finds counts for wrong where memcheck or synccheck find something too: it does not know all of
+    mbarriers, TMA and wgmma, and takes what they order for a hazard."""
+    confirmed = any(row["status"] == "wrong" for row in rows if row["tool"] in ("memcheck", "synccheck"))
+    return [
+        {**row, "status": "unconfirmed"}
+        if row["tool"] == "racecheck" and row["status"] == "wrong" and not confirmed else row
+        for row in rows
+    ]  # fmt: skip
+
+
+def _finished(tool: str, process: subprocess.Popen[str], until: float) -> Json:
     try:
-        text, _ = process.communicate(timeout=timeout_s)
+        text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the program that it watches too
-        text, _ = process.communicate()
-        return {"tool": tool, "status": "timeout", "detail": text[-_MOST_TEXT:]}
+        return {"tool": tool, "status": "timeout", "detail": _last_words(process)}
     return judged_text(tool, text, process.returncode)
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """What a killed tool had said; nothing where a process of it, stuck in the driver, keeps the pipe open."""
+    try:
+        text, _ = process.communicate(timeout=_LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        return "it could not be ended"
+    return text[-_MOST_TEXT:]
 
 
 def judged_text(tool: str, text: str, code: int) -> Json:

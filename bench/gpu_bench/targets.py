@@ -25,12 +25,12 @@ def targets(measured: Sequence[Json], copy_bytes_per_s: float | None) -> Json:
     attention = [row for row in measured if _is_attention(row)]
     streaming = [row for row in measured if row["memory_bound"] and row["bytes"] >= LEAST_STREAM_BYTES]
     return {
-        SQUARE: _share(LIBRARY_GOAL, _shares(squares, "library")),
-        "contractions": _share(LIBRARY_GOAL, _shares(products, "library")),
-        "contractions, the model's first": _share(LIBRARY_GOAL, _shares(products, "library", ours="first_s")),
-        "fused, to torch.compile": _share(FUSED_GOAL, _shares(fused, "torch.compile")),
-        "attention, to the best of torch": _share(ATTENTION_GOAL, _shares(attention, "library", "torch.compile")),
-        "written for Triton": _share(FUSED_GOAL, _shares(measured, "triton")),
+        SQUARE: _share(LIBRARY_GOAL, shares(squares, "library")),
+        "contractions": _share(LIBRARY_GOAL, shares(products, "library")),
+        "contractions, the model's first": _share(LIBRARY_GOAL, shares(products, "library", ours="first_s")),
+        "fused, to torch.compile": _share(FUSED_GOAL, shares(fused, "torch.compile")),
+        "attention, to the best of torch": _share(ATTENTION_GOAL, shares(attention, "library", "torch.compile")),
+        "written for Triton": _share(FUSED_GOAL, shares(measured, "triton")),
         "memory_bound": {
             cls: _share(COPY_GOAL, [_copy_share(row, copy_bytes_per_s) for row in streaming if row["cls"] == cls])
             for cls in sorted({row["cls"] for row in streaming})
@@ -49,19 +49,19 @@ def target_lines(found: Json) -> list[str]:
     return lines
 
 
-def peer_s(row: Json, *names: str) -> float | None:
-    """The least time that these peers took; None where none of them ran."""
-    found = [peer["seconds"] for name in names if "seconds" in (peer := row.get("peers", {}).get(name, {}))]
-    return min(found, default=None)
+def shares(rows: Sequence[Json], *peers: str, ours: str = "ours_s") -> list[float]:
+    """Of each row our speed as a share of that of the best of these peers, each beside ours in one block of samples;
+    rows that none of them ran are left out."""
+    found = [
+        [peer["median_s"] / peer[ours] for name in peers if "median_s" in (peer := row.get("peers", {}).get(name, {}))]
+        for row in rows
+    ]
+    return [min(of_row) for of_row in found if of_row]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.geometric_mean(found) if found else None
-
-
-def _shares(rows: Sequence[Json], *peers: str, ours: str = "best_s") -> list[float]:
-    return [seconds / row[ours] for row in rows if (seconds := peer_s(row, *peers)) is not None]
 
 
 def _share(goal: float, shares: Sequence[float]) -> Json:
@@ -70,7 +70,7 @@ def _share(goal: float, shares: Sequence[float]) -> Json:
 
 def _copy_share(row: Json, copy_bytes_per_s: float) -> float:
     """Of arrays out of the cache; what is too small to be kept out of it is not asked for (LEAST_STREAM_BYTES)."""
-    return float(row["bytes"] / (row["cold_s"] or row["best_s"]) / copy_bytes_per_s)
+    return float(row["bytes"] / (row.get("cold_s") or row["best_s"]) / copy_bytes_per_s)
 
 
 def _is_attention(row: Json) -> bool:

@@ -1,14 +1,21 @@
-"""A case → the times of its best candidates on the device, beside what the model expects of them."""
+"""A case → the times of its best candidates on the device and of others' kernels for the same work, in turns."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from gpu_bench.clocks import Nvml, opened
+from gpu_bench.device_inputs import elements, on_device, room
 from gpu_bench.fault import ending_the_process
-from gpu_bench.samples import TimedCase, data_bytes, timing_inputs
+from gpu_bench.interleaved import OurWork, Work, interleaved, screened
+from gpu_bench.peers import peer_works
+from gpu_bench.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
 from roller_svc import hardware
 from roller_svc.calibration import calibrated_cuda
 from roller_svc.construct.shared import Shared
@@ -19,25 +26,24 @@ from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.lang.compare import agrees
-from roller_svc.lang.interpreter import evaluate, sampled
+from roller_svc.lang.interpreter import sample_places, sampled
+from roller_svc.lang.values import storage_dtype
 from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda import CudaModule, Replay
-from roller_svc.runtime.cuda_arrays import import_cupy, placed
-from roller_svc.runtime.measure import measure
+from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda_arrays import DeviceBytes, import_cupy
 from roller_svc.toolchain import compile_source
 from roller_svc.trial import SAMPLED_ELEMENTS, WHOLE_POINTS, sums_of
 
 Json = dict[str, Any]
-BUDGET_S = 0.1  # of measuring one candidate
 MOST_SETS = 64  # of copies of the arrays, to find them out of the cache
 # Twice the cache, and a little: then what is read again has been replaced by then, whatever the cache prefers to keep.
 _CACHES = 2.5
-_COLD_SAMPLES = 5
 COPIED_BYTES = 2 << 30
 # A third of what devices with spec sheets of today do with float32 outside matrix units for a byte of their memory.
 STREAMING_FLOPS_PER_BYTE = 4.0
-JUDGED_POINTS = 3_000_000  # of the reference, which makes ten million a second while the device has nothing to do
+# Programs of so few points are judged whole: the reference makes ten million a second.
+JUDGED_WHOLE_POINTS = 3_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,22 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class TimingTask:
+    """`peers`: whose kernels are timed in turns with ours. `bus_id`: of the device, for its clocks."""
+
     case: TimedCase
     candidates: tuple[Built, ...]
+    peers: tuple[str, ...] = ("library",)
+    bus_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTask:
+    """What the fastest candidate made of the elements of each output that `sampled` chooses, as bytes."""
+
+    case: TimedCase
+    sums: MatrixSums | None
+    count: int
+    values: Mapping[str, Array]
 
 
 def build(task: BuildTask) -> tuple[Built, ...]:
@@ -86,46 +106,69 @@ def build(task: BuildTask) -> tuple[Built, ...]:
     return tuple(found)
 
 
-def timed(task: TimingTask) -> Json:
-    """Seconds of every candidate with all arrays where they were (`warm_s`: small ones are in the cache), and of the
-    fastest and the model's first on arrays that are not in the cache (None where they cannot be kept out of it)."""
+def timed(task: TimingTask) -> tuple[Json, JudgeTask | None]:
+    """The row, and what is to be judged elsewhere while the device goes on."""
+    cupy = import_cupy()
     with ending_the_process():
-        row = _timed(task)
-    import_cupy().get_default_memory_pool().free_all_blocks()
-    return row
+        try:
+            return _timed(cupy, task)
+        finally:
+            _free(cupy)
 
 
-def _timed(task: TimingTask) -> Json:
-    program = task.case.program()
-    arrays = timing_inputs(task.case, program)
-    on_device = placed(arrays)
-    rows: list[Json] = []
-    best: tuple[float, Built] | None = None
+def _timed(cupy: Any, task: TimingTask) -> tuple[Json, JudgeTask | None]:
+    case, program = task.case, task.case.program()
+    patterns, device = timing_patterns(case, program), None if task.bus_id is None else opened(task.bus_id)
+    arrays = on_device(cupy, program, patterns)
+    rows, works = [], {}
     for built in task.candidates:
-        call = CudaModule(built.compiled).bound(on_device)
-        found = measure(call, BUDGET_S, best_s=best[0] if best else None)
-        rows.append(_candidate(built) | {"warm_s": found.min_s, "median_s": found.median_s, "samples": found.samples})
-        if best is None or found.min_s < best[0]:
-            best = (found.min_s, built)
-    if best is None:
-        raise InvariantError(f"{task.case.id} has no candidate to time")
-    warm_s, winner = best
-    cold_s = _cold(winner, arrays, data_bytes(program), warm_s)
+        works[built.rank] = OurWork(cupy, [CudaModule(built.compiled).bound(arrays)])
+        rows.append(_candidate(built) | {"screened_s": screened(works[built.rank])})
+    if not rows:
+        raise InvariantError(f"{case.id} has no candidate to time")
+    best = min(zip(rows, task.candidates, strict=True), key=lambda pair: float(pair[0]["screened_s"]))[1]
     first = task.candidates[0]
-    first_s: float = rows[0]["warm_s"]
+    contenders: dict[str, Work] = {"ours": works[best.rank]}
+    if first is not best:
+        contenders["first"] = works[first.rank]
+    peers = {name: peer_works(name, case, program, arrays) for name in task.peers}
+    contenders |= {name: peer.work for name, peer in peers.items() if peer.work is not None}
+    times, clocks = interleaved(contenders, device)
+    row = _figures(program, task, rows, best, times) | {"clocks": clocks}
+    row["peers"] = {name: peer.told | times.get(name, {}) | _beside(times) for name, peer in peers.items() if peer.told}
+    if "library" in task.peers:  # once a case
+        both = {one.rank: one for one in (best, first)}
+        cold = {rank: _cold(cupy, one, program, patterns, device) for rank, one in both.items()}
+        row |= {"cold_s": cold[best.rank], "first_cold_s": cold[first.rank]}
+    task_to_judge = _to_judge(cupy, case, program, best, arrays)
+    if task_to_judge is None:
+        row["judged"] = "not judged: an element takes too many points"
+    return row, task_to_judge
+
+
+def _figures(
+    program: TensorProgram, task: TimingTask, rows: list[Json], best: Built, times: Mapping[str, Json]
+) -> Json:
+    ours, first = times["ours"], times.get("first", times["ours"])
     return {
         "bytes": data_bytes(program),
         "fused": len(program.statements) > 1,
-        "memory_bound": memory_bound(winner.kernels, program, task.case.flops),
+        "memory_bound": memory_bound(best.kernels, program, task.case.flops),
         "candidates": rows,
-        "best_s": warm_s,
-        "best_rank": winner.rank,
-        "cold_s": cold_s,
-        "predicted_s": first.predicted_s,
-        "first_s": first_s,
-        "first_cold_s": cold_s if winner is first else _cold(first, arrays, data_bytes(program), first_s),
-        "judged": _verdict(program, arrays, winner),
+        "best_s": ours["median_s"],
+        "best_min_s": ours["min_s"],
+        "samples": ours["samples"],
+        "best_rank": best.rank,
+        "predicted_s": task.candidates[0].predicted_s,
+        "first_s": first["median_s"],
+        "first_min_s": first["min_s"],
     }
+
+
+def _beside(times: Mapping[str, Json]) -> Json:
+    """Our times of the block that a peer was timed in, with which it is compared."""
+    ours, first = times["ours"], times.get("first", times["ours"])
+    return {"ours_s": ours["median_s"], "ours_min_s": ours["min_s"], "first_s": first["median_s"]}
 
 
 def memory_bound(found: Sequence[Json], program: TensorProgram, flops: float | None) -> bool:
@@ -140,7 +183,7 @@ def copy_bandwidth(_: object) -> Json:
     """Bytes a second of a copy within the device, what is read and what is written both counted."""
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
-    source, target = (cupy.empty((COPIED_BYTES,), cupy.uint8) for _ in range(2))
+    source, target = (room(cupy, COPIED_BYTES) for _ in range(2))
     stream = cupy.cuda.Stream(non_blocking=True)
     best_s: float = math.inf
     for _ in range(10):
@@ -158,6 +201,48 @@ def calibrated(seconds: float) -> Json:
     return hardware.to_mapping(calibrated_cuda(0, seconds))
 
 
+def judge(task: JudgeTask) -> str:
+    """Whether the fastest is right at this size, by the reference; on inputs made anew from the case's seed."""
+    program = task.case.program()
+    want = sampled(program, timing_inputs(task.case, program), task.count, sums=task.sums)
+    results: dict[str, Array] = {}
+    for out in program.outputs:
+        kind = program.types[out.tensor]
+        whole = np.zeros(math.prod(kind.shape), storage_dtype(kind.dtype))
+        whole[want[out.name].at] = task.values[out.name].view(whole.dtype)
+        results[out.name] = whole.reshape(kind.shape)
+    agreement = agrees(program, results, want)
+    return "ok" if agreement.ok else f"wrong: {agreement.detail}"
+
+
+def judged_elements(program: TensorProgram) -> int | None:
+    """How many elements of each output are judged; None where one takes too many points."""
+    outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
+    points = sum(statement.points for statement in program.statements)
+    if points > WHOLE_POINTS and points / outputs * SAMPLED_ELEMENTS > WHOLE_POINTS:
+        return None
+    return SAMPLED_ELEMENTS if points > JUDGED_WHOLE_POINTS else outputs
+
+
+def _to_judge(
+    cupy: Any, case: TimedCase, program: TensorProgram, best: Built, arrays: Mapping[str, DeviceBytes]
+) -> JudgeTask | None:
+    """The elements that `sampled` will choose."""
+    count = judged_elements(program)
+    if count is None:
+        return None
+    call = CudaModule(best.compiled).bound(arrays)
+    call()
+    results = call.finish()
+    values = {
+        out.name: elements(
+            cupy, results[out.name], sample_places(program.types[out.tensor].shape, count, np.random.default_rng(0))
+        )
+        for out in program.outputs
+    }
+    return JudgeTask(case, best.sums, count, values)
+
+
 def _candidate(built: Built) -> Json:
     resources = built.compiled.resources
     return {
@@ -171,36 +256,26 @@ def _candidate(built: Built) -> Json:
     }
 
 
-def _cold(built: Built, arrays: Mapping[str, Array], size: int, warm_s: float) -> float | None:
-    """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns."""
-    cupy = import_cupy()
+def _cold(
+    cupy: Any, built: Built, program: TensorProgram, patterns: Mapping[str, Array], device: Nvml | None
+) -> float | None:
+    """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns. None
+    where so many copies would be needed that they are not made; of large arrays one copy is enough."""
     cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
-    sets: int = math.ceil(_CACHES * cache / size)
-    if sets == 1:
-        return warm_s
+    sets: int = math.ceil(_CACHES * cache / data_bytes(program))
     if sets > MOST_SETS:
         return None
     module = CudaModule(built.compiled)
-    calls = [module.bound(placed(arrays)) for _ in range(sets)]
-    times = sets * max(1, math.ceil(calls[0].min_sample_s / (sets * warm_s)))
+    calls = [module.bound(on_device(cupy, program, patterns)) for _ in range(sets)]
     cupy.cuda.runtime.deviceSynchronize()
-    replay = Replay(cupy, calls, times)
-    return min(replay.seconds() for _ in range(_COLD_SAMPLES)) / times
+    times, _ = interleaved({"cold": OurWork(cupy, calls)}, device)
+    return float(times["cold"]["median_s"])
 
 
-def _verdict(program: TensorProgram, arrays: Mapping[str, Array], winner: Built) -> str:
-    """Whether the fastest is right too, at this size: a sample of its elements, if those take not too many points."""
-    outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
-    points = sum(statement.points for statement in program.statements)
-    if points > WHOLE_POINTS and points / outputs * SAMPLED_ELEMENTS > WHOLE_POINTS:
-        return "not judged: an element takes too many points"
-    call = CudaModule(winner.compiled).bound(placed(arrays))
-    call()
-    results = {name: array.numpy() for name, array in call.finish().items()}
-    whole = points <= JUDGED_POINTS
-    want = (
-        evaluate(program, arrays, sums=winner.sums) if whole
-        else sampled(program, arrays, SAMPLED_ELEMENTS, sums=winner.sums)
-    )  # fmt: skip
-    agreement = agrees(program, results, want)
-    return "ok" if agreement.ok else f"wrong: {agreement.detail}"
+def _free(cupy: Any) -> None:
+    """What the two libraries keep of the device's memory: the next case takes other sizes."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    if importlib.util.find_spec("torch") is not None:
+        import torch  # noqa: PLC0415 - optional, and slow to import
+
+        torch.cuda.empty_cache()

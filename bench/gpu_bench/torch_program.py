@@ -55,7 +55,7 @@ def _reduced(nest: Nest, tensors: Tensors) -> torch.Tensor:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     found = convolution_of(nest, shapes)
     if found is not None and not found.scales and not found.divisors and _is_plain(nest, found):
-        return _convolved(nest, found, tensors)
+        return _convolved(nest, found, *_data_and_weight(nest, found, tensors))
     if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _product(nest, tensors)) is not None:
         return product
     value = _Body(nest, tensors).whole(nest.body)
@@ -117,17 +117,40 @@ def _is_plain(nest: Nest, found: Convolution) -> bool:
     return bare_dims and distinct and one_batch and all(w.is_symmetric and w.tap for w in found.windows)
 
 
-def _convolved(nest: Nest, found: Convolution, tensors: Tensors) -> torch.Tensor:
+def library_convolution(program: TensorProgram, tensors: Tensors) -> tuple[str, Callable[[], torch.Tensor]] | None:
+    """torch's call for a program that is one convolution, in the layout that it has: images whose channels come last
+    are its channels_last, of which cuDNN has kernels of their own. Weights are brought into that order beforehand.
+    None for another program."""
+    if len(program.statements) != 1 or program.statements[0].kind is not StatementKind.REDUCE:
+        return None
+    nest = nest_of(program.statements[0])
+    found = convolution_of(nest, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if found is None or found.scales or found.divisors or not _is_plain(nest, found):
+        return None
+    data, weight = _data_and_weight(nest, found, tensors)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim)
+    if last is None or not data.is_contiguous(memory_format=last):
+        return f"torch conv{data.ndim - 2}d", lambda: _convolved(nest, found, data, weight)
+    weight = weight.contiguous(memory_format=last)
+    return f"torch conv{data.ndim - 2}d, channels last", lambda: _convolved(nest, found, data, weight)
+
+
+def _data_and_weight(nest: Nest, found: Convolution, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views in torch's order of dimensions."""
     names = [one.coeffs[0][0] for one in affine_index(found.weight) or ()]
     windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
     wanted = [*outer, *([found.channel] if found.channel else []), *(str(w.tap) for w in windows)]
-    groups = nest.extents[found.group] if found.group else 1
     channels = nest.extents[found.channel] if found.channel else 1
     weight = tensors[found.weight.tensor].permute([names.index(name) for name in wanted])
     weight = weight.reshape(math.prod(nest.extents[name] for name in outer), channels, *(w.taps for w in windows))
+    return tensors[found.data.tensor].permute(found.order), weight
+
+
+def _convolved(nest: Nest, found: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
     made = _CONVOLUTIONS[len(windows)](
-        tensors[found.data.tensor].permute(found.order), weight, None, tuple(w.stride for w in windows),
-        tuple(w.pad for w in windows), tuple(w.dilation for w in windows), groups,
+        data, weight, None, tuple(w.stride for w in windows), tuple(w.pad for w in windows),
+        tuple(w.dilation for w in windows), nest.extents[found.group] if found.group else 1,
     )  # fmt: skip
     order = [*found.batch, *outer, *(w.out for w in windows)]
     made = made.reshape([nest.extents[name] for name in order])

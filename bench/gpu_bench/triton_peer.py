@@ -1,20 +1,17 @@
-"""A case → the time of a kernel written for Triton by hand, its tiles chosen by trying (bench/peers)."""
+"""A case → the kernel written for it for Triton by hand, its tiles chosen by trying (bench/peers)."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpu_bench.peers import Variant
 from gpu_bench.samples import TimedCase
 from roller_svc.ir.program import TensorProgram
 from roller_svc.trial import equation_of
 
-Json = dict[str, Any]
-NAME = "triton"
 _HALVES = ("float16", "bfloat16")
-_MOST_REASON = 300
 _LONGEST_ROW = 1 << 16  # elements that one program of Triton may hold
 _LEAST_FEATURES = 16  # of a product of Triton
 
@@ -24,45 +21,23 @@ def written_for(case: TimedCase) -> bool:
     return _kernel(case, case.program()) is not None
 
 
-def triton_timed(case: TimedCase) -> Json:
-    """`tune_s`: what compiling and trying took."""
-    for module in ("torch", "triton"):
-        if importlib.util.find_spec(module) is None:
-            return {"name": NAME, "skipped": f"{module} is not installed"}
-    import torch  # noqa: PLC0415 - optional, and slow to import
-    from peers import triton_timed_kernels as kernels  # noqa: PLC0415 - needs torch or triton
-    from triton.errors import TritonError  # noqa: PLC0415 - needs torch or triton
+def triton_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
+    """It is compiled, and tiles are tried, when it is first called."""
+    from peers import triton_timed_kernels as kernels  # noqa: PLC0415 - needs Triton
 
-    from gpu_bench.torch_timing import prepared, replayed, tensors_of  # noqa: PLC0415 - needs torch or triton
-
-    prepared()
-    program = case.program()
     kernel = _kernel(case, program)
     if kernel is None:
-        return {"name": NAME, "skipped": "no kernel is written for it"}
-    tensors = tensors_of(case, program)
+        return []
     given = [tensors[name].t() if turned else tensors[name] for name, turned in _arguments(kernel, program)]
-
-    def work() -> Any:
-        match kernel:
-            case "matmul":
-                return kernels.matmul(*given)
-            case "softmax":
-                return kernels.softmax(*given)
-            case "layernorm":
-                return kernels.norm(*given)
-            case "rmsnorm":
-                return kernels.norm(*given, None)
-        return kernels.attention(*given, causal=case.attention is not None and case.attention.causal)
-
-    began = time.monotonic()
-    try:
-        work()
-        torch.cuda.synchronize()
-        tune_s = time.monotonic() - began
-        return {"name": f"{NAME} {kernel}", "seconds": replayed(work), "tune_s": tune_s}
-    except (RuntimeError, TritonError) as failure:
-        return {"name": NAME, "error": f"{type(failure).__name__}: {failure}"[:_MOST_REASON]}
+    causal = case.attention is not None and case.attention.causal
+    calls: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: kernels.matmul(*given),
+        "softmax": lambda: kernels.softmax(*given),
+        "layernorm": lambda: kernels.norm(*given),
+        "rmsnorm": lambda: kernels.norm(*given, None),
+        "attention": lambda: kernels.attention(*given, causal=causal),
+    }
+    return [Variant(f"triton {kernel}", calls[kernel])]
 
 
 def _kernel(case: TimedCase, program: TensorProgram) -> str | None:

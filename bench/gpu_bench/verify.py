@@ -38,12 +38,14 @@ LATER_SETS_S = 2.0  # what the sets after the first may take of one check: the r
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`sets` of inputs; `on_device`: else the emulator runs what it can, and what is too large is only compiled."""
+    """`sets` of inputs; `on_device`: else the emulator runs what it can, and what is too large is only compiled.
+    `verdict`: the row that such a run left of this check, with the key of the text that it was about."""
 
     check: Check
     target: str
     sets: int
     on_device: bool
+    verdict: Json | None = None
 
 
 def built(check: Check, target: str) -> BuildReport:
@@ -64,7 +66,9 @@ def verify(task: Verification) -> Json:
     except RollerError as failure:
         return row | {"status": "refused", "detail": f"{failure.code}: {failure.message}"}
     row |= described(report, compiled)
-    row["build_s"] = time.monotonic() - began
+    row |= {"build_s": time.monotonic() - began, "key": compiled.source.key}
+    if task.verdict is not None and task.verdict["key"] == row["key"]:
+        row["emulator"] = task.verdict["emulator"]
     judge = Judge(check, report.program, sums_of(report.winner.plan, report.hardware))
     points = sum(statement.points for statement in report.program.statements)
     emulable = points <= EMULATED_POINTS
@@ -74,7 +78,7 @@ def verify(task: Verification) -> Json:
     for number in range(task.sets if emulable else 1):
         arrays = inputs(report.program, number, check)
         found = _run(judge, compiled, arrays) if task.on_device else None
-        if emulable and (number == 0 or found is None):
+        if emulable and (found is None or found.verdict["status"] != "ok"):  # a device has nothing to do meanwhile
             row["emulator"] = emulation(judge, compiled, arrays, found)
         verdict = found.verdict if found is not None else row["emulator"]
         row = _with(row, verdict, number)

@@ -90,10 +90,14 @@ def calibrated_cuda(index: int, seconds: float) -> HardwareSpec:
 
 def measured_on_device(spec: HardwareSpec, found: Device, seconds: float) -> tuple[Measured, ...]:
     """Every micro-benchmark; of those that stand for the same figure the best has it."""
+    return measured_kernels(tuple(kernels(spec, sizes_of(spec))), spec.num_cores, found.index, seconds)
+
+
+def measured_kernels(every: Sequence[Kernel], cores: int, index: int, seconds: float) -> tuple[Measured, ...]:
+    """The same of these micro-benchmarks, on the device of that index."""
     cupy = import_cupy()
-    with cupy.cuda.Device(found.index):
-        bench = _Bench(cupy, spec.num_cores)
-        every = tuple(kernels(spec, sizes_of(spec)))
+    with cupy.cuda.Device(index):
+        bench = _Bench(cupy, cores)
         return with_best(every, sampled([bench.probe(kernel) for kernel in every], seconds))
 
 

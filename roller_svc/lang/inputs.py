@@ -43,20 +43,29 @@ def random_inputs(
     scatter are distinct where there is room. `hints` override by input: `range` [low, high), `values`, `unique`.
     `distinct`: so many values are drawn for an array without hints, and repeated; drawing takes longer than a kernel.
     """
+    patterns = drawn_patterns(program, seed, hints, distinct)
+    return {name: _repeated(patterns[name], math.prod(kind.shape)).reshape(kind.shape) for name, kind in program.inputs}
+
+
+def drawn_patterns(
+    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    distinct: int | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """The same before they are repeated: flat arrays, of `distinct` values where so many are drawn."""
     rng = np.random.default_rng(seed)
     demands = _demands(program)
     result = {}
     for name, type_ in program.inputs:
         hint = (hints or {}).get(name, {})
         drawn = _hinted(rng, hint, type_.dtype, type_.shape)
-        total = math.prod(type_.shape)
         if drawn is None:
+            total = math.prod(type_.shape)
             repeats = distinct is not None and distinct < total and name not in demands.scatter_indices
             shape = (distinct,) if distinct is not None and repeats else type_.shape
             drawn = _drawn(rng, name, type_.dtype, shape, demands)
         source = DType.FLOAT64 if drawn.dtype.kind == "f" else DType.INT64
         wide = convert(np.asarray(drawn), source, type_.dtype, rounded=False)
-        result[name] = _repeated(np.ascontiguousarray(narrow(wide, type_.dtype)), total).reshape(type_.shape)
+        result[name] = np.ascontiguousarray(narrow(wide, type_.dtype)).reshape(-1)
     return result
 
 

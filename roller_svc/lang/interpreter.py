@@ -86,7 +86,7 @@ def sampled(program: TensorProgram, arrays: Mapping[str, Array], elements: int =
     chosen = {}
     for out in program.outputs:
         type_ = program.types[out.tensor]
-        at = _sample(type_.shape, elements, np.random.default_rng(seed))
+        at = sample_places(type_.shape, elements, np.random.default_rng(seed))
         with np.errstate(all="ignore"):
             term = machine.at(out.tensor, at)
         chosen[out.name] = Value(term.value, type_.dtype, term.error, at)
@@ -111,7 +111,7 @@ def _checked(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, A
     return result
 
 
-def _sample(shape: tuple[int, ...], elements: int, rng: np.random.Generator) -> Array:
+def sample_places(shape: tuple[int, ...], elements: int, rng: np.random.Generator) -> Array:
     """Flat indices, sorted, each once: a grid of the ends and a few places between along every dimension.
 
     A grid shares rows: what is normalised along one costs its whole row for each of few rows, not for all elements.

@@ -26,7 +26,7 @@ class FakeArray:
         self.numpy[key] = value.numpy
 
     def __getitem__(self, key: object) -> FakeArray:
-        return FakeArray(self.numpy[key], self.device.id)
+        return FakeArray(self.numpy[key.numpy if isinstance(key, FakeArray) else key], self.device.id)
 
     @property
     def nbytes(self) -> int:

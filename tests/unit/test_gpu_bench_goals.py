@@ -1,10 +1,9 @@
-"""bench/gpu: sets of inputs, clocks beside measurements, goals, and programs as torch has them."""
+"""bench/gpu: sets of inputs, samples in turns, goals, its record, its stages, and programs as torch has them."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import re
 import types
 from pathlib import Path
@@ -32,19 +31,20 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         cases,
         check,
         clocks,
-        compiled_peer,
+        interleaved,
         main,
+        peers,
         record,
+        report,
         samples,
         session,
         targets,
-        triton_peer,
         values,
     )
 
     return types.SimpleNamespace(
-        cases=cases, check=check, clocks=clocks, compiled_peer=compiled_peer, main=main, record=record,
-        samples=samples, session=session, targets=targets, triton_peer=triton_peer, values=values,
+        cases=cases, check=check, clocks=clocks, interleaved=interleaved, main=main, peers=peers, record=record,
+        report=report, samples=samples, session=session, targets=targets, values=values,
     )  # fmt: skip
 
 
@@ -140,25 +140,46 @@ class FakeNvmlLibrary:
         return 0
 
 
-def test_clocks_stand_beside_a_measurement(bench: Any) -> None:
+class Ticking:
+    """Work that takes a little longer each time; `order` notes whose sample was taken."""
+
+    def __init__(self, name: str, seconds: float, order: list[str]) -> None:
+        self.name, self.seconds, self.order = name, seconds, order
+
+    def sample(self) -> float:
+        self.order.append(self.name)
+        self.seconds *= 1.01
+        return self.seconds
+
+
+def test_samples_are_taken_in_turns_as_many_of_each_with_clocks_beside_them(bench: Any) -> None:
+    order: list[str] = []
     device = bench.clocks.Nvml(FakeNvmlLibrary(), "0000:01:00.0")
-    with bench.clocks.watched(device) as watch:
-        pass
-    found = watch.told()
-    assert found["before"] == {"sm_mhz": 1000, "memory_mhz": 2619, "temperature_c": 41, "slowed_by": ["power cap"]}
-    assert found["after"]["sm_mhz"] > found["before"]["sm_mhz"]
-    assert found["during"]["sm_mhz"] == [found["before"]["sm_mhz"], found["after"]["sm_mhz"]]
-    assert "power_w" not in found["during"]
-    assert found["during"]["slowed_by"] == ["power cap"]
+    works = {name: Ticking(name, seconds, order) for name, seconds in (("ours", 1e-3), ("library", 2e-3))}
+    times, clocks = bench.interleaved.interleaved(works, device)
+    assert order == ["ours", "library"] * (len(order) // 2)
+    counts = {one["samples"] for one in times.values()}
+    assert counts == {bench.interleaved.ROUNDS}
+    for one in times.values():
+        assert one["min_s"] < one["median_s"] < one["max_s"]
+    assert clocks["before"] == {"sm_mhz": 1000, "memory_mhz": 2619, "temperature_c": 41, "slowed_by": ["power cap"]}
+    assert clocks["after"]["sm_mhz"] > clocks["before"]["sm_mhz"]
+    assert clocks["during"]["sm_mhz"] == [clocks["before"]["sm_mhz"], clocks["after"]["sm_mhz"]]
+    assert clocks["during"]["samples"] == bench.interleaved.ROUNDS + 1
+    assert "power_w" not in clocks["during"]
+
+
+def test_long_works_get_fewer_samples_all_alike(bench: Any) -> None:
+    order: list[str] = []
+    works = {name: Ticking(name, seconds, order) for name, seconds in (("ours", 0.3), ("library", 1e-4))}
+    times, clocks = bench.interleaved.interleaved(works, None)
+    assert {one["samples"] for one in times.values()} == {bench.interleaved.LEAST_ROUNDS}
+    assert clocks == {}
 
 
 def test_without_nvml_there_are_no_clocks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.clocks, "LIBRARY", "libnvidia-ml-that-is-not-there.so")
-    device = bench.clocks.opened("0000:01:00.0")
-    assert device is None
-    with bench.clocks.watched(device) as watch:
-        pass
-    assert watch.told() == {}
+    assert bench.clocks.opened("0000:01:00.0") is None
     with pytest.raises(OSError, match="answers 6"):
         bench.clocks.Nvml(FakeNvmlLibrary(), "another")
 
@@ -169,15 +190,20 @@ def row(name: str, cls: str, best_s: float, **more: Any) -> dict[str, Any]:
     return {"id": name, "cls": cls, "best_s": best_s, **usual, **more}
 
 
+def peer(median_s: float, ours_s: float = 1.0) -> dict[str, Any]:
+    """One that was timed in turns with ours."""
+    return {"name": "x", "median_s": median_s, "ours_s": ours_s, "first_s": 2 * ours_s}
+
+
 def test_goals_are_shares_of_the_peers_speed(bench: Any) -> None:
     copied = bench.targets.LEAST_STREAM_BYTES
     found = bench.targets.targets(
         [
-            row(bench.targets.SQUARE, "reference", 2.0, peers={"library": {"seconds": 1.8}}),
-            row("a", "gemm", 1.0, peers={"library": {"seconds": 2.0}, "triton": {"error": "no"}}),
-            row("b", "gemv", 1.0, peers={"library": {"seconds": 0.5}}),
+            row(bench.targets.SQUARE, "reference", 9.0, peers={"library": peer(1.8, ours_s=2.0)}),
+            row("a", "gemm", 1.0, peers={"library": peer(2.0), "triton": {"error": "no"}}),
+            row("b", "gemv", 1.0, peers={"library": peer(0.5)}),
             row("c", "attention_prefill", 1.0, fused=True,
-                peers={"library": {"seconds": 0.9}, "torch.compile": {"seconds": 0.7}}),
+                peers={"library": peer(0.9), "torch.compile": peer(1.4, ours_s=2.0)}),
             row("d", "kb_norm", 1.0, fused=True, peers={"torch.compile": {"skipped": "no triton"}}),
             row("e", "relu", 0.5, memory_bound=True, bytes=copied, cold_s=1.0),
             row("f", "relu", 0.5, memory_bound=True, bytes=copied - 1),
@@ -200,85 +226,235 @@ def test_what_is_compared_with_which_compiler(bench: Any) -> None:
     square = bench.samples.references()[0]
     attention = next(case for case in cases.values() if case.attention is not None)
     rope = next(case for case in cases.values() if case.cls == "rope")
-    timed = {"best_s": 1.0, "fused": False, "memory_bound": False}
-    assert bench.session._compared("triton", square, timed)
-    assert bench.session._compared("triton", attention, timed)
-    assert not bench.session._compared("triton", rope, timed)
-    assert not bench.session._compared("triton", square, {"error": "x"})
-    assert bench.session._compared("torch.compile", rope, timed | {"memory_bound": True})
-    assert not bench.session._compared("torch.compile", square, timed)
+    map_, product = (types.SimpleNamespace(kernels=({"kind": kind},)) for kind in ("map", "contraction"))
+    assert bench.session._compared("triton", square, [product])
+    assert bench.session._compared("triton", attention, [product])
+    assert not bench.session._compared("triton", rope, [map_])
+    assert bench.session._compared("torch.compile", rope, [map_])
+    assert not bench.session._compared("torch.compile", square, [product])
 
 
-def test_another_compiler_that_is_not_there_is_skipped_with_the_reason(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_is_not_there_is_skipped_with_the_reason(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     square = bench.samples.references()[0]
-    assert bench.compiled_peer.compiled_timed(square) == {"name": "torch.compile", "skipped": "torch is not installed"}
-    assert bench.triton_peer.triton_timed(square) == {"name": "triton", "skipped": "torch is not installed"}
+    for name in bench.peers.PEERS:
+        found = bench.peers.peer_works(name, square, square.program(), {})
+        assert (found.told, found.work) == ({"name": name, "skipped": "torch is not installed"}, None)
 
 
+# the record ----------------------------------------------------------------------------------------------------------
+def recorded(bench: Any, path: Path) -> Any:
+    record = bench.record.Record(path, {"rehearsal": False})
+    record.add("verification", {"id": "a", "family": "map", "status": "ok", "emulator": {"status": "ok"}})
+    record.add("verification", {"id": "b", "family": "map", "status": "wrong", "emulator": {"status": "ok"},
+                                "max_abs_error": float("inf"), "repeatable": False})  # fmt: skip
+    measured = row("c", "gemm", 1.0, first_cold_s=None, predicted_s=4.0, peers={"library": peer(0.5)})
+    record.add("measurements", measured)
+    record.add("measurements", {"id": "d", "cls": "gemm", "error": "timeout"})
+    record.add("judged", {"id": "c", "judged": "wrong: y[0]"})
+    record.add("comparisons", {"id": "c", "peer": "triton", "ours": measured, "found": peer(3.0)})
+    record.add("sanitizer", {"tool": "racecheck", "status": "unconfirmed"})
+    record.add("stages", {"stage": "verify", "seconds": 1.0, "done": 2, "left": 0, "ended": "done"})
+    return record
+
+
+def test_the_summary_counts_and_compares(bench: Any, tmp_path: Path) -> None:
+    recorded(bench, tmp_path / "sub" / "gpu.jsonl").finish()
+    found = bench.report.report_of([tmp_path / "sub" / "gpu.jsonl"])
+    total = found["summary"]
+    assert found["complete"]
+    assert total["verification"] == {"map": {"ok": 1, "wrong": 1}}
+    assert total["not_repeatable"] == total["device_differs_from_emulator"] == ["b"]
+    gemm = total["classes"]["gemm"]
+    assert (gemm["cases"], gemm["predicted_to_measured"], gemm["first_to_best"]) == (1, 2.0, 2.0)
+    assert gemm["peer_to_ours"] == 0.5
+    assert total["wrong"] == ["b", "c", "d"]  # not what racecheck alone says
+    assert found["measurements"][0]["peers"]["triton"]["median_s"] == 3.0
+    assert "not right: b, c, d" in bench.report.table(found)
+
+
+def test_a_file_that_was_cut_off_is_a_result(bench: Any, tmp_path: Path) -> None:
+    """Wherever it was cut: what is whole counts."""
+    path, cut = tmp_path / "gpu.jsonl", tmp_path / "cut.jsonl"
+    record = recorded(bench, path)  # and the process is gone: no last line
+    text = path.read_bytes()
+    found = bench.report.report_of([path])
+    assert not found["complete"]
+    assert "was cut off" in bench.report.table(found)
+    lines = text.splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        cut.write_bytes(b"".join(lines[:count]) + lines[count][:7])
+        left = bench.report.report_of([cut])
+        assert len(left["verification"]) == min(2, count - 1)
+        assert bench.report.table(left)
+    record.finish()
+
+
+def test_runs_of_several_stages_make_one_report(bench: Any, tmp_path: Path) -> None:
+    """Of what two of them have the later counts; comparisons alone bring their own times of ours."""
+    first, second = (bench.record.Record(tmp_path / name, {}) for name in ("1.jsonl", "2.jsonl"))
+    for record, status in ((first, "error"), (second, "ok")):
+        record.add("verification", {"id": "a", "family": "map", "status": status})
+    second.add("comparisons", {"id": "c", "peer": "triton", "ours": row("c", "gemm", 1.0, predicted_s=1.0),
+                               "found": peer(3.0)})  # fmt: skip
+    for record in (first, second):
+        record.finish()
+    found = bench.report.report_of([first.path, second.path])
+    assert [one["status"] for one in found["verification"]] == ["ok"]
+    assert found["summary"]["targets"]["written for Triton"]["share"] == pytest.approx(3.0)
+    assert bench.main.main(["--report", str(first.path)]) == 1
+    assert bench.main.main(["--report", str(first.path), str(second.path)]) == 0
+
+
+def test_what_is_no_file_of_results_is_refused(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"section": "end"}\n')
+    (tmp_path / "y").write_text('{"section": "about"}\n{"sec\n{}\n')
+    for name in ("x", "y", "z"):
+        assert bench.main.main(["--report", str(tmp_path / name)]) == 2
+
+
+# stages --------------------------------------------------------------------------------------------------------------
 class DirectLane:
     """A lane without a process."""
 
     def __init__(self, work: Any, timeout_s: float) -> None:
-        self.call = work
+        self._work = work
 
-    def close(self, *, at_once: bool = False) -> None:
+    def call(self, task: Any, until: float = 0.0) -> Any:
+        return self._work(task)
+
+    def close(self) -> None:
         pass
 
 
-def session_of(bench: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *, minutes: float = 9.0) -> Any:
+class DirectPool:
+    """The same for many tasks."""
+
+    def __init__(self, work: Any, jobs: int, timeout_s: float) -> None:
+        self._work, self._done, self.pending = work, [], 0
+
+    def submit(self, task: Any) -> None:
+        self._done.append((task, self._work(task)))
+        self.pending += 1
+
+    def next(self, until: float) -> Any:
+        self.pending -= 1
+        return self._done.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def failing(_: Any) -> Any:
+    raise KernelTimeoutError("no answer in 25 s")
+
+
+def timed(task: Any) -> Any:
+    found = {name: peer(9e-4, ours_s=1e-3) for name in task.peers}
+    if "torch.compile" in task.peers:
+        failing(task)
+    return row(task.case.id, task.case.cls, 1e-3, fused=True, predicted_s=1e-3, first_cold_s=None, best_rank=0,
+               peers=found), task.case.id  # fmt: skip
+
+
+def session_of(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, out: Path, cases: list[Any], *stages: str, **fakes: Any
+) -> Any:
     """One whose device, libraries and compilers are functions here."""
-
-    def failing(case: Any) -> Any:
-        raise KernelTimeoutError("no answer in 30 s")
-
-    fakes = {
-        "Lane": DirectLane, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12}, "calibrated": lambda _: {"id": "x"},
-        "timed": lambda task: row(task.case.id, task.case.cls, 1e-3, fused=True, judged="ok", predicted_s=1e-3,
-                                  first_cold_s=None),
-        "build": lambda task: (task.case.id,), "compiled_timed": failing,
-        "library_timed": lambda case: {"name": "torch matmul", "seconds": 9e-4},
-        "triton_timed": lambda case: {"name": "triton matmul", "seconds": 2e-3},
-        "spread": lambda work, tasks, jobs, timeout_s: ((task, work(task)) for task in tasks),
+    built = types.SimpleNamespace(rank=0, kernels=({"kind": "map"},))
+    usual = {
+        "BoundedLane": DirectLane, "Pool": DirectPool, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12},
+        "timed": timed, "build": lambda task: (built,), "judge": lambda name: f"ok {name}",
+        "spread": lambda work, tasks, jobs, timeout_s, until: ((task, work(task)) for task in tasks),
+        "TimingTask": lambda case, built, peers=("library",), bus_id=None: types.SimpleNamespace(
+            case=case, peers=peers, id=case.id),
+        "_compared": lambda name, case, built: True,
     }  # fmt: skip
-    for name, fake in fakes.items():
+    for name, fake in {**usual, **fakes}.items():
         monkeypatch.setattr(bench.session, name, fake)
-    options = bench.main.parsed(["--out", str(out), "--minutes", str(minutes), "--target", "nvidia-h200-sxm"])
-    device = bench.clocks.Nvml(FakeNvmlLibrary(), "0000:01:00.0")
-    return bench.session.Session(options, bench.record.Record(out, {}), device)
+    found = bench.main.parsed(["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm",
+                               "--stages", ",".join(stages)])  # fmt: skip
+    record = bench.record.Record(out, {})
+    work = bench.session.Work((), cases, {})
+    return bench.session.Session(bench.main.options_of(found, out), record, work, lambda work: work, None)
 
 
-def test_a_case_is_measured_and_compared_with_clocks_beside_each(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    session = session_of(bench, monkeypatch, tmp_path / "gpu.json")
-    session.measure(bench.samples.references()[:1])
-    session.compare()
-    found = session.record.finish()
-    document = json.loads((tmp_path / "gpu.json").read_text())
-    (one,) = document["measurements"]
-    assert {name: peer.get("seconds") for name, peer in one["peers"].items()} == {
-        "library": 9e-4, "torch.compile": None, "triton": 2e-3,
+def judged_by_case(task: Any) -> str:
+    return "ok"
+
+
+def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cases = [c for c in bench.samples.sampled_cases(BENCH / "data" / "public.json", 1) if c.attention is not None][:1]
+    out = tmp_path / "gpu.jsonl"
+    fakes = {"timed": lambda task: (timed(task)[0], types.SimpleNamespace(case=task.case)), "judge": judged_by_case}
+    session = session_of(bench, monkeypatch, out, cases, "measure", "compare", **fakes)
+    monkeypatch.setattr(bench.session.Session, "_check_device", lambda _: None)
+    assert session.run()
+    session.record.finish()
+    found = bench.report.report_of([out])
+    (one,) = found["measurements"]
+    assert {name: found.get("median_s") for name, found in one["peers"].items()} == {
+        "library": 9e-4, "torch.compile": None, "triton": 9e-4,
     }  # fmt: skip
-    assert "no answer in 30 s" in one["peers"]["torch.compile"]["error"]
-    assert all("sm_mhz" in each["clocks"]["before"] for each in (one, *one["peers"].values()))
-    assert document["bandwidth"]["clocks"]["during"]["samples"] >= 2
-    assert found["targets"][bench.targets.SQUARE]["share"] == pytest.approx(0.9)
-    assert not document["skipped"]
-    assert not bench.main.wrong(document)
+    assert "no answer in 25 s" in one["peers"]["torch.compile"]["error"]
+    assert one["judged"] == "ok"
+    assert found["summary"]["targets"]["attention, to the best of torch"]["share"] == pytest.approx(0.9)
+    assert [(row["stage"], row["ended"], row["left"]) for row in found["stages"]] == [
+        ("measure", "done", 0), ("compare", "done", 0),
+    ]  # fmt: skip
+    assert not found["summary"]["wrong"]
 
 
-def test_what_there_is_no_time_to_compare_is_listed(
+def test_compare_runs_alone(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, cases = tmp_path / "gpu.jsonl", bench.samples.references()[:2]
+    session = session_of(bench, monkeypatch, out, cases, "compare")
+    monkeypatch.setattr(bench.session.Session, "_check_device", lambda _: None)
+    session.run()
+    session.record.finish()
+    found = bench.report.report_of([out])
+    assert [set(one["peers"]) for one in found["measurements"]] == [{"triton"}] * 2
+    assert found["summary"]["targets"]["written for Triton"]["cases"] == 2
+
+
+def test_when_the_device_is_gone_the_rest_is_skipped(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    session = session_of(bench, monkeypatch, tmp_path / "gpu.json")
-    session.measure(bench.samples.references()[:2])
-    session._began -= 0.95 * 9 * 60
-    session.compare()
-    assert session.record.document["skipped"] == [{"stage": "compare", "tasks": 4}]
-    assert all(set(one["peers"]) == {"library"} for one in session.record.document["measurements"])
+    out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
+    session = session_of(bench, monkeypatch, out, cases, "measure", "compare", timed=failing)
+    monkeypatch.setattr(bench.session.machine, "device", failing)
+    session.run()
+    session.record.finish()
+    found = bench.report.report_of([out])
+    assert [row["ended"].partition(":")[0] for row in found["stages"]] == ["device lost"]
+    assert [row["stage"] for row in found["skipped"]] == ["measure", "compare"]
+    assert found["summary"]["wrong"] == ["stage measure"]
+
+
+def test_what_was_under_way_when_the_time_was_up_is_no_error(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
+    session = session_of(bench, monkeypatch, out, cases, "measure", timed=failing)
+    over = iter([False, True])
+    monkeypatch.setattr(session, "_over", lambda: next(over, True))
+    monkeypatch.setattr(session, "_copy", lambda: session._over())
+    session.run()
+    session.record.finish()
+    found = bench.report.report_of([out])
+    assert found["measurements"] == []
+    assert (found["stages"][0]["ended"], found["stages"][0]["left"]) == ("time", 5)
+
+
+@pytest.mark.parametrize(
+    ("stages", "minutes", "expected"),
+    [(("smoke",), 3, {"smoke": 180}), (("measure", "compare"), 17, {"measure": 600, "compare": 420})],
+)
+def test_minutes_are_shared_out(bench: Any, stages: Any, minutes: float, expected: dict[str, float]) -> None:
+    assert bench.session.shares_of(stages, minutes) == expected
+
+
+def test_all_stages_take_the_thirty_minutes_that_there_are(bench: Any) -> None:
+    assert sum(bench.session.STAGE_MINUTES.values()) == bench.main.MINUTES == 30
 
 
 # programs as torch has them ------------------------------------------------------------------------------------------

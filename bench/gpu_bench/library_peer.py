@@ -1,0 +1,84 @@
+"""A case → the calls of the vendors' libraries that do it, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gpu_bench.attention_peer import attention_variants
+from gpu_bench.peers import Variant
+from gpu_bench.samples import TimedCase
+from gpu_bench.torch_program import library_convolution
+from gpu_bench.torch_timing import blas
+from gpu_bench.window_text import kernel_extents, windows
+from roller_svc.ir.program import TensorProgram
+from roller_svc.trial import equation_of
+
+Call = Callable[[], Any]
+BLAS = ("cublas", "cublaslt")
+
+
+def library_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
+    """Empty where no library has the operation in one call. Products go by both of cuBLAS's interfaces."""
+    if case.attention is not None:
+        return attention_variants(case.attention, tensors)
+    einsum = equation_of(program)
+    if einsum is not None:
+        factors = [tensors[name] for name in einsum.operands]
+        if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
+            return _by_blas("torch matmul", lambda: torch.matmul(*factors))
+        return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *factors))
+    found = _call(case, list(tensors.values()))
+    if found is not None:
+        return [Variant(*found)]
+    convolution = library_convolution(program, tensors)
+    return [] if convolution is None else [Variant(*convolution)]
+
+
+def _by_blas(name: str, call: Call) -> list[Variant]:
+    return [Variant(f"{name}, {library}", call, partial(blas, library)) for library in BLAS]
+
+
+def _call(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+    match case.cls:
+        case "relu":
+            return "torch relu", lambda: torch.relu(given[0])
+        case "add":
+            return "torch add", lambda: given[0] + given[1]
+        case "softmax":
+            return "torch softmax", lambda: torch.softmax(given[0], -1)
+        case "layernorm":
+            return "torch layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
+        case "transpose" if given[0].ndim == 4:
+            return "torch permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
+        case "embedding":
+            return "torch embedding", lambda: functional.embedding(given[1], given[0])
+        case "rmsnorm" if len(given) == 2:
+            return "torch rms_norm", lambda: functional.rms_norm(given[0], given[0].shape[-1:], given[1], eps=1e-5)
+    return _over_windows(case, given)
+
+
+def _over_windows(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+    """Of images whose channels come first, which are those of the corpus."""
+    found = windows(case.expression, given[0].ndim)
+    if found is None:
+        return None
+    stride, padding = found
+    match case.cls.removeprefix("kb_").replace("_1x1", ""):
+        case "conv2d" | "conv2d_bias":
+            return "torch conv2d", lambda: functional.conv2d(*given, stride=stride, padding=padding)
+        case "conv2d_bias_relu":
+            return "torch conv2d, relu", lambda: torch.relu(functional.conv2d(*given, stride=stride, padding=padding))
+        case "depthwise":
+            weight = given[1].reshape(given[0].shape[1], 1, *given[1].shape[-2:])
+            groups = given[0].shape[1]
+            return "torch conv2d", lambda: functional.conv2d(given[0], weight, None, stride, padding, 1, groups)
+        case "maxpool" | "avgpool" as kind if len(kernel_extents(case.expression)) == 2:
+            pool = functional.max_pool2d if kind == "maxpool" else functional.avg_pool2d
+            kernel = kernel_extents(case.expression)
+            return f"torch {kind}", lambda: pool(given[0], kernel, stride, padding)
+    return None
