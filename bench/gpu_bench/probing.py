@@ -179,8 +179,7 @@ def small_maps(place: Place) -> list[Json]:
     for rows, source in zip(SMALL_ROWS, sources, strict=True):
         compiled = compile_source(source)
         given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
-        wanted = np.zeros(64 * 32, np.uint32)
-        wanted[: min(rows, 64) * 32] = given[: 64 * 32]
+        wanted = small_box_wanted(given, rows)
         for mend in wrong:
             wrong[mend] += sum(
                 int((found != wanted).sum()) for found in _brought(cupy, compiled, cupy.asarray(given), mend=mend)
@@ -192,6 +191,13 @@ def small_maps(place: Place) -> list[Json]:
             samples=SMALL_RUNS * len(SMALL_ROWS))
         for mend, count in wrong.items()
     ]  # fmt: skip
+
+
+def small_box_wanted(given: Array, rows: int) -> Array:
+    """Words of a box of 64 rows of 128 bytes: what the tensor has of them, then zeros."""
+    wanted = np.zeros(64 * 32, np.uint32)
+    wanted[: min(rows, 64) * 32] = given[: 64 * 32]
+    return wanted
 
 
 def _brought(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
