@@ -36,7 +36,7 @@ def congruence(expr: Expr, known: Known) -> Congruence:
             return Congruence(0, value)
         case AxisRef(name=name):
             return known.get(name, ANY)
-        case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
+        case Cast(arg=arg) if expr.is_exact:
             return ANY if loads_of(arg) else congruence(arg, known)
         case Select(then=then, otherwise=otherwise):
             return _either(congruence(then, known), congruence(otherwise, known))
@@ -97,7 +97,7 @@ class Lanes:
                 return int(name == self.var)
             case Load(tensor=tensor) if tensor in self.written:
                 return None
-            case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
+            case Cast(arg=arg) if expr.is_exact:
                 step = self.step(arg)
                 return step if not step or not loads_of(arg) else None
             case Op(kind=kind, args=(x, y)) if kind in _ORDERS and not x.dtype.is_float and not loads_of(expr):

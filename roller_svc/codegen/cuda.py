@@ -11,16 +11,16 @@ from roller_svc.codegen.cuda_hopper import hopper_line
 from roller_svc.codegen.cuda_matrix import MatrixNode, called, matrix_lines
 from roller_svc.codegen.cuda_vector import WIDEST_BYTES, wide_loop
 from roller_svc.codegen.helpers import helper
+from roller_svc.codegen.index_width import MOST_INT32, needs_wide_index
 from roller_svc.codegen.instructions import AMPERE, instruction
 from roller_svc.codegen.mfma import HIP_PREFIX
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.ranges import Range, fold, range_of
+from roller_svc.codegen.ranges import fold
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.walk import Walk
 from roller_svc.ir.build import ceil_div
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Op, loads_of, walk
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.hopper_nodes import AwaitBarrier, HopperNode, WarpBarrier
 from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
@@ -47,7 +47,6 @@ from roller_svc.ir.tensor_map import TensorMap
 
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
-INT32_ELEMENTS = 1 << 31
 _WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
 WAVE = 64
@@ -213,7 +212,8 @@ def emit_function(
     tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`, then its maps."""
-    wide = any(math.prod(b.shape) >= INT32_ELEMENTS for b in args) or _outgrows_int(tree.body, {})
+    shapes = {tensor: place.shape for tensor, place in views.items()}
+    wide = any(math.prod(b.shape) > MOST_INT32 for b in args) or needs_wide_index(tree.body, shapes)
     dialect = dialect_of(arch)
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
@@ -286,32 +286,6 @@ def _rastered(walker: CudaWalk, tiles: tuple[Loop, Loop], raster: int) -> str:
     walker.line(f"const {index} {walker.names.of(row.var)} = {first} + {place} % {rows};")
     walker.line(f"const {index} {walker.names.of(column.var)} = {place} / {rows};")
     return f"(int)blockIdx.x / {row.extent * column.extent}"
-
-
-def _outgrows_int(nodes: tuple[Node, ...], ranges: dict[str, Range]) -> bool:
-    """Whether some position that the tree names may not fit 32 bits."""
-    for node in nodes:
-        inside = ranges
-        if isinstance(node, Loop):
-            inside = {**ranges, node.var: (0, node.extent - 1)}
-        elif isinstance(node, Let):
-            known = range_of(node.value, ranges)
-            if known is not None and max(-known[0], known[1]) >= INT32_ELEMENTS:
-                return True
-            inside = {**ranges, node.var: known} if known is not None else ranges
-        elif isinstance(node, Compute | Copy) and _index_outgrows_int(node, ranges):
-            return True
-        if any(_outgrows_int(body, inside) for body in bodies(node)):
-            return True
-    return False
-
-
-def _index_outgrows_int(node: Compute | Copy, ranges: dict[str, Range]) -> bool:
-    """Whether a step on the way to an index may not fit: index arithmetic is never cut to 32 bits."""
-    value = node.source if isinstance(node, Copy) else node.value
-    indices = (*node.index, *(i for load in loads_of(value) for i in load.index))
-    known = (range_of(part, ranges) for i in indices for part in walk(i) if isinstance(part, Op))
-    return any(found is not None and max(-found[0], found[1]) >= INT32_ELEMENTS for found in known)
 
 
 def _shared_declarations(rooms: list[Room], static_bytes: int) -> tuple[list[str], int]:

@@ -8,6 +8,9 @@ from roller_svc.codegen.dialect import Dialect
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr
 
+# Integers up to here have no gaps between them: two to the number of significant bits.
+EXACT_INTEGERS = {DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8}
+
 
 def literal(value: float, dtype: DType, dialect: Dialect) -> str:
     """A number in the value type of its dtype."""

@@ -7,9 +7,12 @@ from operator import is_
 
 from roller_svc.ir.build import add, num
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, loads_of, walk
 
 Range = tuple[int, int]
+# Types of the steps that must fit, where places are compared and in indices, which may be in int64.
+COMPARED = frozenset({DType.INT32})
+INDEXED = frozenset({DType.INT32, DType.INT64})
 
 
 def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
@@ -30,12 +33,19 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return (0, min(high for _, high in masks)) if masks else None
         case Op(kind=kind, args=(x, y)):
             a, b = range_of(x, ranges), range_of(y, ranges)
-            return _binary(kind, a, b) if a and b else None
+            return _unless_wrapped(expr, _binary(kind, a, b)) if a and b else None
         case Op(kind=OpKind.NEG, args=(x,)):
             a = range_of(x, ranges)
-            return (-a[1], -a[0]) if a else None
+            return _unless_wrapped(expr, (-a[1], -a[0])) if a else None
         case _:
             return None
+
+
+def _unless_wrapped(op: Op, found: Range | None) -> Range | None:
+    """The range of exact arithmetic; None where what an operation gives wraps: only places are never cut."""
+    if found is None or _holds(op.dtype, found) or (op.dtype is DType.INT32 and not loads_of(op)):
+        return found
+    return None
 
 
 def _fits(op: Op, ranges: Mapping[str, Range]) -> bool:
@@ -68,6 +78,29 @@ def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
             return max(a[0], b[0]), max(a[1], b[1])
         case _:
             return None
+
+
+def leaves_int32(place: Expr, ranges: Mapping[str, Range], among: frozenset[DType]) -> bool:
+    """Whether some step on the way to a place, of one of those types, may not fit 32 bits.
+
+    What was read is a value of its own type, and so is what stands below a cast that is not exact.
+    """
+    stack = [place]
+    while stack:
+        part = stack.pop()
+        match part:
+            case Cast():
+                stack += (part.arg,) if part.is_exact else ()
+            case Op(args=args) if part.dtype in among:
+                known = range_of(part, ranges)
+                if known is not None and not _holds(DType.INT32, known):
+                    return True
+                stack += args
+            case Select(then=then, otherwise=otherwise):
+                stack += (then, otherwise)
+            case _:
+                pass
+    return False
 
 
 def fold(expr: Expr, values: Mapping[str, int]) -> Expr:

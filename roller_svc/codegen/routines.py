@@ -239,7 +239,7 @@ class _Outliner:
             ):
                 terms, inside = self._parted(x)
                 return {term: c * by for term, c in terms.items()}, mul(inside, num(by))
-            case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
+            case Cast(arg=arg) if index.is_exact:
                 return self._parted(arg)
             case _:
                 return {}, self._expr(index)

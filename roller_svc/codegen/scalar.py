@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from roller_svc.codegen.dialect import SHORT, Dialect
 from roller_svc.codegen.functions import LIBRARY, NEEDS_LIBRARY, OURS, OURS_INTEGER
 from roller_svc.codegen.helpers import Helper, helper
-from roller_svc.codegen.literals import is_beyond, literal
+from roller_svc.codegen.literals import EXACT_INTEGERS, is_beyond, literal
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.place import Place
-from roller_svc.codegen.ranges import Range, fold, range_of, split_sum
+from roller_svc.codegen.ranges import COMPARED, Range, fold, leaves_int32, range_of, split_sum
 from roller_svc.errors import InvariantError
 from roller_svc.ir.build import div, mod, mul, num
 from roller_svc.ir.dtype import DType
@@ -30,11 +30,6 @@ from roller_svc.ir.expr import (
     walk,
 )
 from roller_svc.ir.kernel import RuntimeCheck
-
-# integers up to here have no gaps between them: two to the number of significant bits
-_EXACT_INTEGERS = {
-    DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -159,6 +154,13 @@ class Scalar:
         known = self.ranges.get(axis.name)
         return known is not None and known[1] > DType.INT32.integer_range[1]
 
+    def leaves_int32(self, side: Expr) -> bool:
+        """Whether what is compared is a place that 32 bits may not hold: it is exact then, as indices are."""
+        leaves = side.dtype is DType.INT32 and leaves_int32(side, self.ranges, COMPARED)
+        if leaves and self.index_type == "int":
+            raise InvariantError("a place that is compared leaves 32 bits, and indices have no more")
+        return leaves
+
     def load(self, load: Load) -> str:
         place = self.places[load.tensor]
         if not place.shape:
@@ -274,19 +276,22 @@ class Scalar:
             return text if arg.dtype is DType.BOOL else f"(({text}) != 0)"
         if source.is_float:
             return f"{self.helper(f'to_{SHORT[dtype]}')}({text})"
-        return text if source is dtype else f"({type_})({text})"
+        return text if source is dtype and not self._is_wide(arg) else f"({type_})({text})"
+
+    def _is_wide(self, expr: Expr) -> bool:
+        """Whether a place beyond 2^31 is in it: a 64-bit variable, and so is what is computed from it."""
+        return any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in walk(expr))
 
     def is_exact(self, arg: Expr, dtype: DType) -> bool:
         """Whether the type has every integer that the operand may be, so that nothing is rounded."""
         known = None if arg.dtype.is_float else range_of(arg, self.ranges)
-        return known is not None and max(-known[0], known[1]) <= _EXACT_INTEGERS[dtype]
+        return known is not None and max(-known[0], known[1]) <= EXACT_INTEGERS[dtype]
 
     # operators ------------------------------------------------------------------------------------------------------
     def _op(self, op: Op) -> str:
         kind, dtype = op.kind, op.dtype
         if kind in COMPARISONS:
-            # an extent beyond 2^31: what is compared with it is a place, exact as indices are
-            side = self.index if any(is_beyond(arg) for arg in op.args) else self.value
+            side = self.index if any(is_beyond(arg) or self.leaves_int32(arg) for arg in op.args) else self.value
             return f"({side(op.args[0])} {kind.value} {side(op.args[1])})"
         if kind in (OpKind.LAND, OpKind.LOR):
             sign = "&&" if kind is OpKind.LAND else "||"
@@ -364,8 +369,7 @@ class Scalar:
         known = range_of(op, self.ranges)
         least, greatest = op.dtype.integer_range
         fits = known is not None and least <= known[0] and known[1] <= greatest
-        # a place beyond 2^31 is a 64-bit variable, and so is what is computed from it
-        fits = fits or any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in walk(op))
+        fits = fits or self._is_wide(op)
         if op.dtype.bits >= 32 and (fits or self.dialect.wraps or not op.dtype.is_signed):
             return f"({args[0]} {op.kind.value} {args[1]})"
         unsigned = self._unsigned(op.dtype)

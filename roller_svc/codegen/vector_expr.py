@@ -165,7 +165,7 @@ class Vector(Places):
                     return f"({self.type_of(target)}){{0}}"
                 text = self.call(f"{kind.value}_{self.type_of(piece.dtype)}", piece.text)
             case Op(kind=kind, args=(x, y)) if kind in COMPARISONS:
-                if any(is_beyond(arg) for arg in expr.args):
+                if any(is_beyond(arg) or self.scalar.leaves_int32(arg) for arg in expr.args):
                     raise NotVectorError
                 a, piece = self.piece(x), self.piece(y)
                 text = f"({self.splat(a)} {kind.value} {self.splat(piece)})"

@@ -51,7 +51,7 @@ def _terms(expr: Expr) -> dict[str, int] | None:
             return {"": value}
         case AxisRef(name=name):
             return {name: 1}
-        case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and not arg.dtype.is_float:
+        case Cast(arg=arg) if expr.is_exact:
             return _terms(arg)
         case Op(kind=OpKind.NEG, args=(x,)):
             return _scaled(_terms(x), -1)

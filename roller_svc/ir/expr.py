@@ -148,11 +148,25 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion to `dtype`. float -> integer truncates and saturates, NaN gives 0; to float8 saturates."""
+    """Conversion to `dtype`. float -> integer truncates and saturates, NaN gives 0; to float8 saturates.
+
+    An explicit one of integers to their own type is a cut: arithmetic below it may wrap (lang/cuts.py puts it there).
+    """
 
     arg: Expr
     dtype: DType
     implicit: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether arithmetic of integers goes on through it, as if it were not there."""
+        source, target = self.arg.dtype, self.dtype
+        if source.is_float or target.is_float or target.bits < DType.INT32.bits:
+            return False
+        if source is target:
+            return self.implicit
+        low, high = target.integer_range
+        return low <= source.integer_range[0] and source.integer_range[1] <= high
 
 
 @dataclass(frozen=True, slots=True)

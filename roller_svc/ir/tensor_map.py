@@ -13,6 +13,8 @@ from roller_svc.ir.dtype import DType
 MAX_RANK = 5
 MIN_IM2COL_RANK = 3
 MAX_EXTENT = 1 << 32
+# Coordinates are of 32 bits, with a sign (PTX ISA, "cp.async.bulk.tensor"); the last tile reaches beyond the tensor.
+MAX_PLACES = (1 << 31) - (1 << 16)
 STRIDE_BYTES = 16  # strides, the tensor's address and a box's rows are multiples of it
 MAX_STRIDE_BYTES = 1 << 40
 MAX_BOX = 256

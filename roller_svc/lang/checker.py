@@ -22,6 +22,7 @@ from roller_svc.ir.program import (
 )
 from roller_svc.lang.axes import Axes, Scope, Tensor, infer_axes, left_side
 from roller_svc.lang.convert import Weak, constant_int, holds
+from roller_svc.lang.cuts import index_with_cuts, with_cuts
 from roller_svc.lang.expressions import Expressions
 from roller_svc.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
 from roller_svc.lang.names import did_you_mean
@@ -166,7 +167,7 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
         raise source.error(ShapeError, "free-axis", message, axes.places[name], hint)
     _check_size(tuple(shape), f"`{statement.name}`", statement, expressions.scope)
     stated = None if statement.type is None else dtype_named(statement.type.value)
-    body = _value(statement.value, stated, expressions)
+    body = with_cuts(_value(statement.value, stated, expressions), axes.extents)
     return TensorExpr(
         output=statement.name,
         name=statement.name,
@@ -184,6 +185,7 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
     value, predicate = _predicated(statement.value, expressions)
     body = _value(value, target.type.dtype, expressions)
     index, checked = expressions.index(statement.index, left_side(statement))
+    body, index = with_cuts(body, axes.extents), tuple(index_with_cuts(i, axes.extents) for i in index)
     made = TensorExpr(
         output=_next_version(statement.name, program),
         name=statement.name,
@@ -194,7 +196,7 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
         body=body,
         combine=Combine(statement.sign) if statement.sign else None,
         target=target.id,
-        predicate=predicate,
+        predicate=None if predicate is None else with_cuts(predicate, axes.extents),
         checked=checked if target.type.shape else (),
     )
     program.taken.add(made.output)

@@ -29,22 +29,37 @@ def bounds(expr: Expr, extents: Mapping[str, int]) -> Bounds:
         case AxisRef(name=name):
             return Bounds(0, extents[name] - 1)
         case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float:
-            below = bounds(arg, extents)
-            if dtype is DType.BOOL:
-                return Bounds(0, 1, below.wraps or not (below.low >= 0 and below.high <= 1))
-            return _held(below, dtype)
+            return cast_bounds(bounds(arg, extents), dtype)
         case Select(cond=cond, then=then, otherwise=otherwise) if not expr.dtype.is_float:
             a, b = bounds(then, extents), bounds(otherwise, extents)
             wraps = a.wraps or b.wraps or bounds(cond, extents).wraps
             return Bounds(min(a.low, b.low), max(a.high, b.high), wraps)
         case Op(args=args) if not expr.dtype.is_float and not any(arg.dtype.is_float for arg in args):
-            found = [bounds(arg, extents) for arg in args]
-            low, high = _operation(expr, found)
-            return _held(Bounds(low, high, any(b.wraps for b in found)), expr.dtype)
+            return operation_bounds(expr, [bounds(arg, extents) for arg in args])
         case Op(dtype=dtype) if dtype is DType.INT8:
             return Bounds(0, 1)  # comparisons and tests of floats
         case _:
             return Bounds(*_range(expr.dtype))
+
+
+def operation_bounds(op: Op, args: list[Bounds]) -> Bounds:
+    """Return the bounds of an operation on integers of those bounds."""
+    low, high = _operation(op, args)
+    return _held(Bounds(low, high, any(b.wraps for b in args)), op.dtype)
+
+
+def leaves_type(op: Op, args: list[Bounds]) -> bool:
+    """Return whether an operation on integers of those bounds may give more than its type holds."""
+    low, high = _operation(op, args)
+    least, greatest = op.dtype.integer_range
+    return low < least or high > greatest
+
+
+def cast_bounds(below: Bounds, dtype: DType) -> Bounds:
+    """Return the bounds of integers of those bounds in another type."""
+    if dtype is DType.BOOL:
+        return Bounds(0, 1, below.wraps or not (below.low >= 0 and below.high <= 1))
+    return _held(below, dtype)
 
 
 def _range(dtype: DType) -> tuple[int, int]:

@@ -25,10 +25,9 @@ def _collect(expr: Expr, by: int, terms: Linear) -> None:
         case Const(value=int(value)):
             terms[None] = terms.get(None, 0) + by * value
             return
-        case Cast(arg=arg, dtype=dtype) if not dtype.is_float and dtype.bits >= 32 and isinstance(arg, AxisRef | Op):
-            if not arg.dtype.is_float and dtype.bits >= arg.dtype.bits:
-                _collect(arg, by, terms)
-                return
+        case Cast(arg=AxisRef() | Op() as arg) if expr.is_exact:
+            _collect(arg, by, terms)
+            return
         case Op(kind=OpKind.NEG, args=(x,)) if _is_index(expr):
             _collect(x, -by, terms)
             return

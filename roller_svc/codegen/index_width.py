@@ -1,0 +1,74 @@
+"""Schedule tree → whether 32 bits hold every place that it names: indices, limits, what conditions compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roller_svc.codegen.ranges import COMPARED, INDEXED, Range, leaves_int32, range_of
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import COMPARISONS, Expr, Op, loads_of, walk
+from roller_svc.ir.schedule import AnyThread, Branch, Compute, Copy, Let, Loop, Node, bodies, expressions
+
+MOST_INT32 = DType.INT32.integer_range[1]
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def needs_wide_index(nodes: tuple[Node, ...], shapes: Shapes, ranges: Mapping[str, Range] | None = None) -> bool:
+    """Whether some place may not fit. `shapes`: of the tensors in memory. `ranges`: of the variables in scope."""
+    known = ranges or {}
+    for node in nodes:
+        if isinstance(node, Loop) and node.extent > MOST_INT32:
+            return True
+        if any(leaves_int32(place, known, INDEXED) for place in _places(node)):
+            return True
+        if any(leaves_int32(side, known, COMPARED) for side in _compared(node)):
+            return True
+        inside = _inside(node, shapes, known)
+        if any(needs_wide_index(body, shapes, inside) for body in bodies(node)):
+            return True
+    return False
+
+
+def _inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
+    """Ranges of the variables in the node's bodies."""
+    match node:
+        case Loop(var=var, extent=extent):
+            return {**ranges, var: (0, extent - 1)}
+        case AnyThread(var=var):
+            return {**ranges, var: (0, 1)}
+        case Let(var=var, checked=(tensor, d)) if tensor in shapes:
+            return {**ranges, var: (0, shapes[tensor][d] - 1)}
+        case Let(var=var, value=value):
+            found = range_of(value, ranges)
+            outside = {name: known for name, known in ranges.items() if name != var}
+            return outside if found is None else {**outside, var: found}
+        case _:
+            return ranges
+
+
+def _places(node: Node) -> Iterator[Expr]:
+    """Arithmetic that must be exact all the way: indices, and what a node says where or how often."""
+    match node:
+        case Compute(index=index, value=value):
+            yield from index
+            values: tuple[Expr, ...] = (value,)
+        case Copy(index=index, source=source, guard=guard):
+            yield from index
+            values = (source,) if guard is None else (source, guard)
+        case Branch(cond=cond) | AnyThread(cond=cond):
+            values = (cond,)
+        case _:
+            values = expressions(node)
+            yield from values
+    for value in values:
+        for load in loads_of(value):
+            yield from load.index
+
+
+def _compared(node: Node) -> Iterator[Expr]:
+    """Both sides of every comparison in the node's own expressions."""
+    for expr in expressions(node):
+        for part in walk(expr):
+            if isinstance(part, Op) and part.kind in COMPARISONS:
+                yield from part.args
