@@ -38,7 +38,7 @@ class Settings(BaseSettings):
         30.0, gt=0, le=600, description="how long a client may take to send a body, or to read what waits for it"
     )
     workers: int = Field(
-        2, ge=1, le=256, description="processes that build kernels for the service; one fewer helps with estimates"
+        2, ge=1, le=256, description="processes that build kernels for the service; as many more make estimates"
     )
     queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
     worker_memory_bytes: int | None = Field(
@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
     check_timeout_s: float = Field(
-        5.0, gt=0, le=600, description="longest time that reading and checking the program of one compile may take"
+        5.0, gt=0, le=600, description="longest time that checking one compile's program, or one estimate, may take"
     )
     confine_workers: bool = Field(
         default=True, description="whether processes that build see only the system's files, their own, and no network"
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
         60.0, gt=0, le=3600, description="how long estimates of one request are begun; later ones are refused"
     )
     estimates_at_once: int = Field(
-        2, ge=1, le=64, description="estimate requests that are worked on together; a few more wait, others get 503"
+        2, ge=1, le=64, description="large estimate requests worked on together; a few more wait, others get 503"
     )
     local_spec: Path | None = Field(
         None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"

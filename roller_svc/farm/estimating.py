@@ -1,98 +1,151 @@
-"""Programs to estimate → outcomes: the thread that asks shares large batches with worker processes."""
+"""Programs to estimate → outcomes, by processes that requests share in turn and that can be stopped."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 
-from roller_svc.errors import FarmError, KernelTimeoutError
+from roller_svc.errors import BuildError, FarmError, InputError, KernelTimeoutError, RollerError
 from roller_svc.farm.lanes import ThreadLanes, WorkerLimits
-from roller_svc.farm.store import Json
-from roller_svc.outcomes import Work, outcomes
+from roller_svc.outcomes import Found, Patience, Work, error_outcome, estimate_slice
 
-LARGE = 64  # estimates in a batch below which one process is done before another has begun
-# Of the programs still waiting a process takes this share of its even one in a message: fewer messages, each of which
-# it waits for with nothing to do, and small ones at the end, when all should be done at once.
-SHARE = 1 / 4
-
-Outcomes = list[list[Json]]
+CHUNK_MOST = 16  # programs in a message; a process gives back those that do not fit its slice of time
+ATTEMPTS_MOST = 3  # of a program whose process dies or stalls
+NICE = 5  # requests and builds go first
+MEMORY_BYTES = 2 << 30  # of a process
+POLL_S = 0.2  # how often a batch whose chunks wait looks whether anybody still waits for it
 
 
 class Estimating:
-    """`helpers` processes beside the caller's thread, started by `start` or the first large batch, and kept.
+    """`workers` processes, started by `start` or with the first batch, and kept.
 
-    A process that dies or overruns leaves its programs to the caller.
+    A batch has few chunks with them at any time, and the next when one is done: those of other batches come between.
+    A program that has a process to itself for longer than `timeout_s` is refused.
     """
 
-    def __init__(self, helpers: int, timeout_s: float, memory_bytes: int | None = None) -> None:
-        self._helpers = helpers
-        self._lanes: ThreadLanes[tuple[Work, ...], Outcomes] = ThreadLanes(
-            outcomes, timeout_s, WorkerLimits(memory_bytes)
-        )
-        self._threads = ThreadPoolExecutor(max(1, helpers), thread_name_prefix="estimating")
+    def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
+        self._workers = workers
+        self._timeout_s = timeout_s
+        limits = replace(limits, memory_bytes=MEMORY_BYTES, nice=NICE)
+        self._lanes: ThreadLanes[tuple[Work, ...], list[Found]] = ThreadLanes(estimate_slice, timeout_s, limits)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="estimating")
 
     def start(self) -> None:
         """Have the processes begin with their imports; returns at once."""
-        for _ in range(self._helpers):
+        for _ in range(self._workers):
             self._threads.submit(self._lanes.call, ())
 
-    def outcomes(self, works: Sequence[Work]) -> Outcomes:
-        """Of each program, in order: see `outcomes.outcomes`."""
-        if self._helpers == 0 or sum(len(work.specs) for work in works) < LARGE:
-            return outcomes(works)
-        batch = _Batch(works)
-        helping: list[Future[None]] = [self._threads.submit(self._help, batch) for _ in range(self._helpers)]
-        while chunk := batch.taken(1):
-            batch.done(chunk, outcomes(batch.works(chunk)))
-        for one in helping:
-            if not one.cancel():  # one that waits behind another batch has nothing left to do here
-                one.result()
-        while chunk := batch.taken(1):  # what a helper gave back
-            batch.done(chunk, outcomes(batch.works(chunk)))
+    def outcomes(self, works: Sequence[Work], patience: Patience) -> list[Found]:
+        """Of each program, in order, until the patience is over."""
+        batch = _Batch(works, self._workers, self._timeout_s)
+        under_way: dict[Future[list[Found]], _Chunk] = {}
+        try:
+            while not patience.is_over and (batch.is_waiting or under_way):
+                while len(under_way) <= self._workers and batch.is_waiting:
+                    chunk = batch.take()
+                    under_way[self._submitted(batch.works(chunk), patience)] = chunk
+                done, _ = wait(under_way, min(POLL_S, patience.left_s), return_when=FIRST_COMPLETED)
+                for future in done:
+                    batch.settle(under_way.pop(future), future)
+        finally:
+            for future in under_way:
+                future.cancel()
         return batch.found
 
     def close(self) -> None:
+        """End the processes; whoever waits for outcomes gets an error."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._lanes.close(at_once=True)
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)
 
-    def _help(self, batch: _Batch) -> None:
-        """One process's share of a batch."""
-        while chunk := batch.taken(round(SHARE * batch.waiting / (self._helpers + 1))):
-            try:
-                batch.done(chunk, self._lanes.call(batch.works(chunk)))
-            except (FarmError, KernelTimeoutError):
-                batch.give_back(chunk)
-                return
+    def _submitted(self, works: tuple[Work, ...], patience: Patience) -> Future[list[Found]]:
+        try:
+            return self._threads.submit(lambda: [] if patience.is_over else self._lanes.call(works))
+        except RuntimeError as closed:
+            raise _ending() from closed
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Places of programs in a batch, and which attempt at them this is; after the first, each is alone."""
+
+    places: tuple[int, ...]
+    attempt: int = 1
 
 
 class _Batch:
-    """Programs, which of them are still to be taken, and the outcomes of the others."""
+    """Programs of one request: what is found of them, and which are still to be taken."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
-        self.found: Outcomes = [[] for _ in works]
+    def __init__(self, works: Sequence[Work], workers: int, timeout_s: float) -> None:
+        self.found = [Found() for _ in works]
         self._works = works
-        # long programs first, so that nobody has one left when all else is done
-        self._waiting = deque(sorted(range(len(works)), key=lambda i: -len(works[i].program.statements)))
-        self._lock = threading.Lock()
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._waiting = deque(range(len(works)))
+        self._again: deque[_Chunk] = deque()
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def is_waiting(self) -> bool:
+        return bool(self._waiting or self._again)
 
-    def taken(self, most: int) -> tuple[int, ...]:
-        """Places of the next programs, one at least; none are left where it is empty."""
-        with self._lock:
-            return tuple(self._waiting.popleft() for _ in range(min(max(1, most), len(self._waiting))))
+    def take(self) -> _Chunk:
+        """The next programs: at the end few, so that all processes are done at once."""
+        if self._again:
+            return self._again.popleft()
+        count = min(CHUNK_MOST, -(-len(self._waiting) // self._workers))
+        return _Chunk(tuple(self._waiting.popleft() for _ in range(count)))
 
-    def give_back(self, places: tuple[int, ...]) -> None:
-        with self._lock:
-            self._waiting.extend(places)
+    def works(self, chunk: _Chunk) -> tuple[Work, ...]:
+        """What is left of the programs."""
+        works = (self._works[place] for place in chunk.places)
+        return tuple(
+            replace(work, specs=work.specs[len(self.found[place].outcomes) :])
+            for place, work in zip(chunk.places, works, strict=True)
+        )
 
-    def works(self, places: tuple[int, ...]) -> tuple[Work, ...]:
-        return tuple(self._works[place] for place in places)
+    def settle(self, chunk: _Chunk, future: Future[list[Found]]) -> None:
+        """Take in what a process found, or why it did not."""
+        if future.cancelled():
+            raise _ending()
+        match future.exception():
+            case None:
+                self._take_in(chunk, future.result())
+            case BuildError() | FarmError() as error:
+                self._fail(chunk, error)
+            case bug:
+                raise bug
 
-    def done(self, places: tuple[int, ...], found: Outcomes) -> None:
-        for place, outcome in zip(places, found, strict=True):
-            self.found[place] = outcome
+    def _take_in(self, chunk: _Chunk, parts: Sequence[Found]) -> None:
+        for place, part in zip(chunk.places, parts, strict=False):
+            self.found[place].add(part)
+        left = [place for place in chunk.places if not self._is_done(place)]
+        self._waiting.extendleft(reversed(left))
+
+    def _is_done(self, place: int) -> bool:
+        found = self.found[place]
+        return found.refusal is not None or len(found.outcomes) == len(self._works[place].specs)
+
+    def _fail(self, chunk: _Chunk, error: RollerError) -> None:
+        """Try the programs again one by one; what one does alone is its error."""
+        alone = len(chunk.places) == 1
+        if not alone or (isinstance(error, FarmError) and chunk.attempt < ATTEMPTS_MOST):
+            self._again.extend(_Chunk((place,), chunk.attempt + 1) for place in chunk.places)
+            return
+        found = self.found[chunk.places[0]]
+        if isinstance(error, FarmError):
+            found.fault = error_outcome(error)
+        else:
+            found.refusal = error_outcome(self._overrun() if isinstance(error, KernelTimeoutError) else error)
+
+    def _overrun(self) -> InputError:
+        return InputError(
+            f"the program takes longer than {self._timeout_s:g} s to be read, checked and estimated",
+            code="check-timeout",
+            hint="fewer or simpler conditions and indices; ROLLER_CHECK_TIMEOUT_S is the service's limit",
+        )
+
+
+def _ending() -> FarmError:
+    return FarmError("the service ends", code="shutting-down")

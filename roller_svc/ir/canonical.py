@@ -46,13 +46,7 @@ def canonical_text(noun: object) -> str:
 
 def digest(noun: object) -> str:
     """sha256 of the class's name and the canonical JSON, as hex."""
-    return digest_and_length(noun)[0]
-
-
-def digest_and_length(noun: object) -> tuple[str, int]:
-    """The digest, and how many characters the canonical JSON has: a measure of how large the noun is."""
-    text = canonical_text(noun)
-    return hashlib.sha256(f"{type(noun).__name__}:{text}".encode()).hexdigest(), len(text)
+    return hashlib.sha256(f"{type(noun).__name__}:{canonical_text(noun)}".encode()).hexdigest()
 
 
 @cache

@@ -26,7 +26,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.service.guard import Guard
 from roller_svc.service.problems import add_handlers
 from roller_svc.service.routes import estimates, hardware, health, kernels, operations
-from roller_svc.service.state import State
+from roller_svc.service.state import ESTIMATES_WAITING_MOST, State
 from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
@@ -63,11 +63,11 @@ def create_app(
     queue = JobQueue(
         store, builder or build, digest or checking.digest, workers=settings.workers, length=settings.queue_length
     )
-    # beside the thread that asks: as many processes at work in all as there are for builds
-    estimating = Estimating(settings.workers - 1, settings.build_timeout_s, settings.memory_bytes_each)
+    estimating = Estimating(settings.workers, settings.check_timeout_s, limits)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
     submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
-    batches = ThreadPoolExecutor(settings.estimates_at_once, thread_name_prefix="batch")
+    batches = ThreadPoolExecutor(ESTIMATES_WAITING_MOST, thread_name_prefix="batch")
+    large = asyncio.Semaphore(settings.estimates_at_once)
 
     def close() -> None:
         queue.close(lambda: building.close(at_once=True))
@@ -99,7 +99,7 @@ def create_app(
         redirect_slashes=False,  # a redirect would repeat the Host that the client made up
     )
     app.state.roller = State(
-        settings, store, queue, compute, submissions, checking.knows, batches, Estimates(estimating.outcomes)
+        settings, store, queue, compute, submissions, checking.knows, batches, large, Estimates(estimating.outcomes)
     )
     add_handlers(app)
     app.add_middleware(Guard, settings=settings)

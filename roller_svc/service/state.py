@@ -11,23 +11,25 @@ from typing import TypeVar, cast
 
 from fastapi import Request
 
-from roller_svc.errors import QueueFullError
+from roller_svc.errors import FarmError, QueueFullError
 from roller_svc.estimates import Estimates
 from roller_svc.farm.jobs import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
+from roller_svc.outcomes import Patience
 from roller_svc.settings import Settings
 
 T = TypeVar("T")
 
 HANG_UP_S = 2.0  # how often it is seen whether a client that waits is still there
 ESTIMATES_WAITING_MOST = 16  # requests for estimates, those that are worked on counted
+PLANS_OF_LARGE = 64  # from which on a request for estimates is large: its answer takes memory
 
 
 @dataclass(slots=True)
 class State:
     """What the routes work with. `compute` reads the store, `submissions` waits for requests to be checked, unless the
-    service `knows` them, `batches` runs requests for estimates.
+    service `knows` them, `batches` waits for estimates, of few `large` requests at a time.
 
     `is_ending` becomes true once, at the beginning of a shutdown.
     """
@@ -39,6 +41,7 @@ class State:
     submissions: ThreadPoolExecutor
     knows: Callable[[BuildRequest], bool]
     batches: ThreadPoolExecutor
+    large: asyncio.Semaphore
     estimates: Estimates
     is_ending: bool = False
     estimates_waiting: int = 0
@@ -83,9 +86,32 @@ class State:
             self._waiting.discard(event)
         return await self.run(lambda: self.queue.get(operation.id)) or operation
 
+    async def estimate(self, work: Callable[[], T], plans: int, patience: Patience, request: Request) -> T | None:
+        """The result of work that waits for that many plans; None where the client hung up, which ends the patience.
+
+        Raises QueueFullError where too many requests for estimates wait, and FarmError where the service ends.
+        """
+        with self._admitted_estimates():
+            task = asyncio.ensure_future(self._estimate(work, is_large=plans >= PLANS_OF_LARGE))
+            try:
+                while not task.done():
+                    await asyncio.wait({task}, timeout=HANG_UP_S)
+                    if not task.done() and self.is_ending:
+                        raise FarmError("the service ends", code="shutting-down")
+                    if not task.done() and await request.is_disconnected():
+                        return None
+                return task.result()
+            finally:
+                patience.end()
+                task.cancel()
+
+    async def _estimate(self, work: Callable[[], T], *, is_large: bool) -> T:
+        async with self.large if is_large else contextlib.nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self.batches, work)
+
     @contextlib.contextmanager
-    def admitted_estimates(self) -> Iterator[None]:
-        """A place among the requests for estimates. Raises QueueFullError where all are taken."""
+    def _admitted_estimates(self) -> Iterator[None]:
+        """A place among the requests for estimates."""
         if self.estimates_waiting >= ESTIMATES_WAITING_MOST:
             raise QueueFullError(f"{ESTIMATES_WAITING_MOST} requests for estimates are waiting; try again later")
         self.estimates_waiting += 1

@@ -1,30 +1,27 @@
-"""Estimates remembered by content, rooflines beside them, and large batches shared with other processes."""
+"""Estimates remembered by what they follow from, as bytes within bounds, and rooflines beside them."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from roller_svc import hardware
-from roller_svc.describe import Json
-from roller_svc.errors import FarmError
 from roller_svc.estimates import Estimates, Item, estimated, estimates_json
-from roller_svc.farm.estimating import LARGE, Estimating
 from roller_svc.front import parse
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.memo import Memo
-from roller_svc.outcomes import Work, outcomes
+from roller_svc.outcomes import Found, Patience, Work, compute_outcomes, estimate_slice
 
 H200 = hardware.load("nvidia-h200-sxm")
 SIDE = {"A": ("float32", (512, 512)), "B": ("float32", (512, 512))}
 MATMUL = Item("C[m, n] +=! A[m, k] * B[k, n]", SIDE)
-TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
+WRONG = Item("C[m, n] +=! A[m, k] * Q[k, n]", SIDE)
 
 
 class Counted:
@@ -33,9 +30,9 @@ class Counted:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, works: Sequence[Work]) -> list[list[Json]]:
+    def __call__(self, works: Sequence[Work], patience: Patience) -> list[Found]:
         self.count += sum(len(work.specs) for work in works)
-        return outcomes(works)
+        return compute_outcomes(works, patience)
 
 
 def faster(spec: HardwareSpec) -> HardwareSpec:
@@ -44,15 +41,20 @@ def faster(spec: HardwareSpec) -> HardwareSpec:
     return replace(spec, levels=(dram, *spec.levels[1:]))
 
 
-def test_two_texts_of_one_program_are_computed_once() -> None:
+def test_a_text_is_computed_once_for_all_that_ask() -> None:
     counted = Counted()
     estimates = Estimates(counted)
-    spaced = Item("C[m,n]  +=!\n A[m,k]*B[k,n]  where k in 512", SIDE)
     first = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1)
-    assert estimates.answers([spaced], ["nvidia-h200-sxm"], 1) == first
+    assert estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1) == first
     assert counted.count == 1
-    estimates.answers([spaced, MATMUL, MATMUL], [H200, "nvidia-h200-sxm"], 1)
+    estimates.answers([MATMUL, replace(MATMUL), MATMUL], [H200, "nvidia-h200-sxm"], 1)
     assert counted.count == 1
+
+
+def test_two_texts_of_one_program_have_one_answer() -> None:
+    spaced = Item("C[m,n]  +=!\n A[m,k]*B[k,n]  where k in 512", SIDE)
+    found = Estimates().answers([MATMUL, spaced], ["nvidia-h200-sxm"], 1)
+    assert found[0] | {"item": 1} == found[1]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +78,9 @@ def test_what_differs_in_one_figure_is_not_shared(item: Item, spec: HardwareSpec
 
 
 def test_refusals_stand_in_their_places_whatever_is_remembered() -> None:
-    wrong = Item("C[m, n] +=! A[m, k] * Q[k, n]", SIDE)
     estimates = Estimates()
     for _ in range(2):
-        found = estimates.answers([wrong, MATMUL], ["no-such-device", "nvidia-h200-sxm"], 1)
+        found = estimates.answers([WRONG, MATMUL], ["no-such-device", "nvidia-h200-sxm"], 1)
         assert [(one["item"], one["target"]) for one in found] == [
             (i, t) for i in (0, 1) for t in ("no-such-device", "nvidia-h200-sxm")
         ]
@@ -94,9 +95,10 @@ def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest
         read.append(program)
         return parse(*program)
 
-    monkeypatch.setattr("roller_svc.estimates.parse", counted)
-    wrong = Item("C[m, n] +=! A[m, k] * Q[k, n]", SIDE)
-    assert len(Estimates().answers([wrong], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
+    monkeypatch.setattr("roller_svc.outcomes.parse", counted)
+    estimates = Estimates()
+    assert len(estimates.answers([WRONG], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
+    assert len(estimates.answers([WRONG], ["nvidia-h100-sxm", "nvidia-v100-sxm2"], 2)) == 2
     assert len(read) == 1
 
 
@@ -109,13 +111,31 @@ def test_what_there_is_no_time_for_says_so_and_is_not_remembered() -> None:
     assert estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=0.0) == [found]
 
 
-def test_programs_weigh_what_their_inputs_do_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roller_svc.estimates.PROGRAMS_MOST", 4096)
-    unread = {f"x{i}": ("float32", (2, 3, 4)) for i in range(200)}
-    for inputs, kept in (({}, 1), (unread, 0)):
-        estimates = Estimates()
-        estimates.answers([replace(MATMUL, inputs=SIDE | inputs)], ["nvidia-h200-sxm"], 1)
-        assert len(estimates._programs) == kept
+def held_bytes(memo: Memo[bytes, bytes]) -> int:
+    """What CPython takes for a memo's entries."""
+    entries = memo._known.items()
+    parts = sum(sys.getsizeof(part) for key, entry in entries for part in (key, entry, *entry))
+    return sys.getsizeof(memo._known) + parts
+
+
+@pytest.mark.parametrize("content_bytes", [2, 1500])
+def test_the_bound_of_what_is_remembered_is_what_it_takes(monkeypatch: pytest.MonkeyPatch, content_bytes: int) -> None:
+    monkeypatch.setattr("roller_svc.estimates.OUTCOMES_MOST", 1 << 16)
+    monkeypatch.setattr("roller_svc.estimates.REFUSALS_MOST", 1 << 16)
+
+    def compute(works: Sequence[Work], _: Patience) -> list[Found]:
+        def content(work: Work) -> bytes:
+            return json.dumps({"text": work.program.expression.ljust(content_bytes)}).encode()
+
+        return [
+            Found([content(work)] if n % 2 else [], None if n % 2 else content(work)) for n, work in enumerate(works)
+        ]
+
+    estimates = Estimates(compute)
+    estimates.answers([Item(f"C[i] = A[i] + {n}", SIDE) for n in range(1000)], [H200], 1)
+    for memo in (estimates._outcomes, estimates._refusals):
+        assert 0 < held_bytes(memo) <= 1 << 16
+        assert len(memo) >= (1 << 16) // (content_bytes + 1000)
 
 
 def test_a_memo_forgets_what_was_used_longest_ago() -> None:
@@ -151,37 +171,36 @@ def test_what_a_cpu_keeps_in_its_caches_leaves_nothing_to_memory() -> None:
     assert [roof.amount for roof in large.roofline if roof.level == "dram"] == [2 << 30]
 
 
-# processes --------------------------------------------------------------------------------------------------------
-@contextmanager
-def estimating(helpers: int) -> Iterator[Estimating]:
-    made = Estimating(helpers, timeout_s=60.0)
-    try:
-        yield made
-    finally:
-        made.close()
+# slices -----------------------------------------------------------------------------------------------------------
+def work(item: Item, *devices: str) -> Work:
+    asked: list[Work] = []
+
+    def compute(works: Sequence[Work], _: Patience) -> list[Found]:
+        asked.extend(works)
+        return [Found() for _ in works]
+
+    Estimates(compute).answers([item], devices, 1)
+    return asked[0]
 
 
-def batch() -> list[Item]:
-    return [Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1000 + -(-LARGE // len(TARGETS)))]
+def test_a_slice_that_is_over_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.outcomes.SLICE_S", 0.0)
+    devices = ("nvidia-h200-sxm", "nvidia-v100-sxm2")
+    whole = compute_outcomes([work(MATMUL, *devices)], Patience())[0].outcomes
+    assert [part.outcomes for part in estimate_slice([work(MATMUL, *devices), work(MATMUL, *devices)])] == [whole[:1]]
+    (refused,) = estimate_slice([work(WRONG, *devices), work(MATMUL, *devices)])
+    assert refused.refusal is not None
+    assert not refused.outcomes
 
 
-def test_processes_give_what_this_one_gives() -> None:
-    with estimating(1) as shared:
-        shared.start()
-        assert Estimates(shared.outcomes).answers(batch(), TARGETS, 1) == estimates_json(batch(), TARGETS, 1)
+def test_a_slice_has_all_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.outcomes.SLICE_S", 600.0)
+    works = [work(MATMUL, "nvidia-h200-sxm", "nvidia-v100-sxm2"), work(WRONG, "nvidia-h200-sxm")]
+    assert estimate_slice(works) == compute_outcomes(works, Patience())
 
 
-def test_what_a_lost_process_had_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: object) -> object:
-        raise FarmError("the worker process died", code="worker-lost")
-
-    with estimating(1) as shared:
-        monkeypatch.setattr(shared._lanes, "call", lost)
-        assert Estimates(shared.outcomes).answers(batch(), TARGETS, 1) == estimates_json(batch(), TARGETS, 1)
-
-
-def test_processes_for_estimates_load_neither_compilers_texts_nor_arrays() -> None:
-    heavy = ("numpy", "islpy", "lark", "pydantic", "yaml", "roller_svc.lower", "roller_svc.codegen", "roller_svc.lang")
+def test_processes_for_estimates_load_no_compilers_texts() -> None:
+    heavy = ("pydantic", "yaml", "fastapi", "roller_svc.lower", "roller_svc.codegen")
     code = f"import sys, roller_svc.outcomes, roller_svc.farm.lanes; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

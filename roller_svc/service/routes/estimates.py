@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
+from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
 from roller_svc.ask import checked_top_k
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Estimates, Item
+from roller_svc.estimates import Answer
+from roller_svc.outcomes import ERROR_START, Patience, compact_json
 from roller_svc.service.convert import item_of
 from roller_svc.service.problems import recorded_problem
 from roller_svc.service.state import state_of
@@ -19,6 +19,7 @@ from roller_svc.wire import EstimateBody, EstimatesAnswer, Problem
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
 PLANS_EACH = 10  # that the largest request may ask for
+CLIENT_GONE = 499  # as nginx logs it; nobody reads the answer
 
 
 @router.post("/estimates", response_model=EstimatesAnswer, responses={422: {"model": Problem}})
@@ -37,21 +38,24 @@ async def estimates(body: EstimateBody, request: Request) -> Response:
             f"{count} estimates of {top_k} plans asked for, {plans_most} plans are the most", code="too-many-items"
         )
     items = [item_of(one, allow_tf32=body.allow_tf32) for one in body.items]
-    loop = asyncio.get_running_loop()
-    within_s = state.settings.estimates_timeout_s
-    until_s = time.monotonic() + within_s
-    with state.admitted_estimates():
-        content = await loop.run_in_executor(
-            state.batches, _content, state.estimates, items, body.targets, top_k, until_s
-        )
+    patience = Patience(state.settings.estimates_timeout_s)
+    content = await state.estimate(
+        lambda: _content(state.estimates.encoded_answers(items, body.targets, top_k, patience)),
+        count * top_k, patience, request,
+    )  # fmt: skip
+    if content is None:
+        return Response(status_code=CLIENT_GONE)
     return Response(content, media_type="application/json")
 
 
-def _content(estimates: Estimates, items: list[Item], targets: list[str], top_k: int, until_s: float) -> bytes:
-    """The answer as it is sent; written out here, since that of a large batch would hold up other requests."""
-    answers = estimates.answers(items, targets, top_k, max(0.0, until_s - time.monotonic()))
-    for answer in answers:
-        if isinstance(error := answer.get("error"), dict):
-            answer["error"] = recorded_problem(error, f"/items/{answer['item']}")
-    body = json.dumps({"estimates": answers}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return body.encode()
+def _content(answers: Iterable[Answer]) -> bytes:
+    """The answer as it is sent, outcomes as they are remembered."""
+    return b'{"estimates":[' + b",".join(_entry(answer) for answer in answers) + b"]}"
+
+
+def _entry(answer: Answer) -> bytes:
+    outcome = answer.outcome
+    if outcome.startswith(ERROR_START):
+        problem = recorded_problem(json.loads(outcome)["error"], f"/items/{answer.item}")
+        outcome = compact_json({"error": problem})
+    return compact_json({"item": answer.item, "target": answer.target})[:-1] + b"," + outcome[1:]
