@@ -12,6 +12,7 @@ import logging
 import re
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -74,15 +75,19 @@ class _Job:
 
     action: str
     request: BuildRequest
+    client: str
     operations: list[Operation]
     attempts: int = 0
     ended: Future[None] = field(default_factory=Future)
 
 
 class JobQueue:
-    """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one."""
+    """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one.
 
-    def __init__(  # two verbs, a store and two limits
+    Clients take turns. `length` builds may be under way or wait, `length_each` of one client.
+    """
+
+    def __init__(  # two verbs, a store and three limits
         self,
         store: Store,
         build: Callable[[BuildRequest], Artifact],
@@ -90,20 +95,23 @@ class JobQueue:
         *,
         workers: int,
         length: int,
+        length_each: int | None = None,
     ) -> None:
         self.store = store
         self._build = build
         self._digest = digest
         self._length = length
+        self._length_each = length if length_each is None else length_each
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}  # by action
+        self._waiting: dict[str, deque[_Job]] = {}  # by client, whose turn is next first
         self._live: dict[str, Operation] = {}  # operations that have not ended
         self._ended: dict[str, Future[None]] = {}  # theirs
         self._watchers: dict[str, list[Callable[[], None]]] = {}  # of operations that have not ended
         self._closing = threading.Event()
 
-    def submit(self, request: BuildRequest) -> Operation:
+    def submit(self, request: BuildRequest, client: str = "") -> Operation:
         """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
         action = self._digest(request)
         facts = self.store.made_by(action)
@@ -113,7 +121,7 @@ class JobQueue:
             id=_new_id(), action=action, stage=Stage.QUEUED, cache=Cache.MISS, create_time=_now(),
             request=request_json(request),
         )  # fmt: skip
-        return self._enqueue(operation, request, self._length)
+        return self._enqueue(operation, request, client, is_limited=True)
 
     def get(self, operation_id: str) -> Operation | None:
         with self._lock:
@@ -185,7 +193,7 @@ class JobQueue:
         try:
             # Everything that decides the result may have changed since: the action is named by what there is today.
             action = self._digest(request)
-            self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request)
+            self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request, "", is_limited=False)
         except StoreError:  # it stays recorded, for the next start
             log.exception("operation %s cannot be resumed now", operation.id)
         except RollerError as failure:
@@ -209,15 +217,15 @@ class JobQueue:
         stop_builds()
         self._pool.shutdown(wait=True)
 
-    def _enqueue(self, operation: Operation, request: BuildRequest, most: int | None = None) -> Operation:
-        """Joined to a build under way, or a new one where there are fewer than `most`. On disk when this returns."""
+    def _enqueue(self, operation: Operation, request: BuildRequest, client: str, *, is_limited: bool) -> Operation:
+        """Joined to a build under way, or a new one where there is a place for it. On disk when this returns."""
         with self._lock:
             job = self._jobs.get(operation.action)
             begins = job is None
             if job is None:
-                if most is not None and len(self._jobs) >= most:
-                    raise QueueFullError(f"{most} builds are waiting already; try again later")
-                job = self._jobs[operation.action] = _Job(operation.action, request, [operation])
+                if is_limited:
+                    self._check_places(client)
+                job = self._jobs[operation.action] = _Job(operation.action, request, client, [operation])
             else:
                 operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
                 job.operations.append(operation)
@@ -244,8 +252,27 @@ class JobQueue:
                 del self._jobs[job.action]
             return bool(job.operations)
 
+    def _check_places(self, client: str) -> None:
+        """Raises QueueFullError where all places are taken, or the client's own. The lock is held."""
+        if len(self._jobs) >= self._length:
+            raise QueueFullError(f"{self._length} builds are waiting already; try again later")
+        if sum(job.client == client for job in self._jobs.values()) >= self._length_each:
+            raise QueueFullError(f"{self._length_each} builds of this client are waiting already; try again later")
+
     def _start(self, job: _Job) -> None:
-        self._pool.submit(self._run, job).add_done_callback(_log_bug)
+        with self._lock:
+            self._waiting.setdefault(job.client, deque()).append(job)
+        self._pool.submit(self._run_next).add_done_callback(_log_bug)
+
+    def _run_next(self) -> None:
+        """Run a build of the client whose turn it is; its next turn comes after the others'."""
+        with self._lock:
+            client, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            del self._waiting[client]
+            if jobs:
+                self._waiting[client] = jobs
+        self._run(job)
 
     def _run(self, job: _Job) -> None:
         facts: Json | None = None

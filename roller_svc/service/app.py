@@ -60,8 +60,14 @@ def create_app(
     def build(request: BuildRequest) -> Artifact:
         return building.call(BuildTask(request, LOADED_GENERATOR))
 
+    length = settings.queue_length
     queue = JobQueue(
-        store, builder or build, digest or checking.digest, workers=settings.workers, length=settings.queue_length
+        store,
+        builder or build,
+        digest or checking.digest,
+        workers=settings.workers,
+        length=length,
+        length_each=max(1, length // 2) if len(settings.accepted_keys) > 1 else length,
     )
     estimating = Estimating(settings.workers, settings.check_timeout_s, limits)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")

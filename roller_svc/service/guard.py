@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import uuid
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Guard:
         self._app = app
         self._body_bytes_most = settings.body_bytes_most
         self._values_most = VALUES_FREE + VALUES_AN_ITEM * settings.items_most
-        self._keys = tuple({form for key in settings.accepted_keys for form in _forms_of(key)})
+        self._clients = {form: _client_of(key) for key in settings.accepted_keys for form in _forms_of(key)}
         self._hosts = allowed_hosts(settings)
         self._room_bytes = BODIES_AT_ONCE * settings.body_bytes_most
 
@@ -100,8 +101,10 @@ class Guard:
         wrong = _framing_refusal(scope, headers) or self._host_refusal(scope, headers)
         if wrong is not None:
             return wrong
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._is_known(headers):
+        client = self._known_client(headers) if self._clients else ""
+        if client is None and scope["path"] not in OPEN_PATHS:
             return problem(401, "unauthorized", "this service wants an API key: Authorization: Bearer KEY")
+        scope["state"]["client"] = client
         if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
             if length.isdecimal() and int(length[:20]) > self._body_bytes_most:
@@ -129,12 +132,13 @@ class Guard:
             return problem(403, "foreign-origin", "the request was sent by another site's page")
         return None
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _known_client(self, headers: Headers) -> str | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         offered = given.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         shown = offered.encode("latin-1")  # as Headers decoded it
         # every key is compared, so that the time taken says nothing
-        return sum(hmac.compare_digest(shown, key) for key in self._keys) > 0
+        known = [client for key, client in self._clients.items() if hmac.compare_digest(shown, key)]
+        return known[0] if known else None
 
     async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
         """Read the whole body; stop with a refusal once it is too large, or all bodies together are."""
@@ -181,6 +185,11 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
         )
     bound = Authority(settings.host.lower(), settings.port)
     return frozenset(host for host in (bound, *named.values()) if host is not None)
+
+
+def _client_of(key: str) -> str:
+    """What names the client that has this key, and does not tell the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _forms_of(key: str) -> tuple[bytes, ...]:

@@ -51,10 +51,10 @@ class State:
         """The work's result, from a thread of `compute`: what touches the disk or takes milliseconds."""
         return await asyncio.get_running_loop().run_in_executor(self.compute, work)
 
-    async def submit(self, request: BuildRequest) -> Operation:
+    async def submit(self, request: BuildRequest, client: str) -> Operation:
         """A new operation; one that is known waits for no other's check. Raises the request's InputError."""
         pool = self.compute if self.knows(request) else self.submissions
-        return await asyncio.get_running_loop().run_in_executor(pool, self.queue.submit, request)
+        return await asyncio.get_running_loop().run_in_executor(pool, self.queue.submit, request, client)
 
     def begin_shutdown(self) -> None:
         """Wake whoever waits for an operation: it is answered as it is now. To be called on the event loop."""

@@ -344,3 +344,31 @@ def test_what_cannot_be_recorded_is_not_accepted(
             queue.submit(request())
     assert ended(queue, queue.submit(request())).error is None
     queue.close()
+
+
+def test_clients_take_turns(store: Store, builder: Builder) -> None:
+    builder.gate.clear()
+    queue = JobQueue(store, builder, action, workers=1, length=99)
+    greedy = [queue.submit(request(name), "greedy") for name in "abcdexgh"]
+    others = [queue.submit(request(name), client) for name, client in zip("stu", ("2", "3", "2"), strict=True)]
+    builder.gate.set()
+    for operation in (*greedy, *others):
+        ended(queue, operation)
+    queue.close()
+    assert [text[0] for text in builder.built] == ["a", "b", "s", "t", "c", "u", *"dexgh"]
+
+
+def test_one_client_does_not_fill_the_queue(store: Store, builder: Builder) -> None:
+    builder.gate.clear()
+    queue = JobQueue(store, builder, action, workers=1, length=4, length_each=2)
+    operations = [queue.submit(request(name), "greedy") for name in "ab"]
+    with pytest.raises(QueueFullError, match="2 builds of this client"):
+        queue.submit(request("c"), "greedy")
+    operations += [queue.submit(request("a"), "greedy"), queue.submit(request("d"), "other")]  # one joins
+    queue.submit(request("e"), "third")
+    with pytest.raises(QueueFullError, match="4 builds are waiting"):
+        queue.submit(request("g"), "fourth")
+    builder.gate.set()
+    for operation in operations:
+        ended(queue, operation)
+    queue.close()

@@ -57,7 +57,7 @@ async def compile_kernel(
 ) -> Response:
     """Build a kernel, or find it built: 200 when it is done, 202 when not. `Prefer: wait=SECONDS` waits for it."""
     state = state_of(request)
-    operation = await state.submit(await state.run(lambda: build_request_of(body)))
+    operation = await state.submit(await state.run(lambda: build_request_of(body)), request.state.client)
     seconds = preferred_wait_s(prefer, state.settings.wait_most_s)
     operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
