@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ops.operator import Call, Operator
-from roller_svc.ops.parameters import choice, dtype, number, required
+from roller_svc.ops.parameters import choice, dtype, flag, number, required
 from roller_svc.ops.text import broadcast, broadcast_shape, statement
 from roller_svc.ops.text import number as literal
 
@@ -53,6 +54,8 @@ _BINARY = {
 _COMPARISONS = {
     "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
 }  # fmt: skip
+# The greatest whole numbers that round to the greatest of the type: half a step on, where its last bit is 0, or less.
+_E4M3_MOST, _E5M2_MOST = 464.0, 61439.0
 _BOOLS = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf"})
 
 
@@ -128,12 +131,33 @@ def _clip(call: Call) -> str:
 
 
 def _cast(call: Call) -> str:
-    kind = call.text("dtype")
-    if call.x.dtype.value == kind:
+    kind, source = call.text("dtype"), call.x.dtype
+    if source.value == kind:
         return mapped(call, lambda values: values[0])
     if kind == DType.BOOL.value:
         return mapped(call, lambda values: f"{values[0]} != 0", DType.BOOL)
-    return mapped(call, lambda values: f"{values[0]}.cast(`{kind}`)")
+    pattern = "{0}"
+    if not call.flag("saturate"):
+        if becomes_infinite(source, DType(kind)):
+            raise call.wrong_parameter(
+                f"saturate=false makes infinities of {source.value}, which no cast to {kind} does"
+            )
+        if kind == DType.FLOAT8_E4M3FN.value and _greatest(source) > _E4M3_MOST:
+            x = "{0}" if source.is_float else "{0}.cast(`float32`)"
+            pattern = f"where(abs({x}) <= {_E4M3_MOST!r}, {x}, sqrt(const(-1.0, `float32`)))"
+    return mapped(call, lambda values: f"{pattern.format(values[0])}.cast(`{kind}`)")
+
+
+def becomes_infinite(source: DType, target: DType) -> bool:
+    """Whether a cast that does not saturate may give infinities, which a cast of the language never does."""
+    return target is DType.FLOAT8_E5M2 and source is not target and _greatest(source) > _E5M2_MOST
+
+
+def _greatest(dtype: DType) -> float:
+    """The greatest magnitude that a type has; infinite where it has that."""
+    if dtype.is_float:
+        return 448.0 if dtype is DType.FLOAT8_E4M3FN else math.inf
+    return float(max(map(abs, dtype.integer_range)))
 
 
 def _where(call: Call) -> str:
@@ -203,7 +227,9 @@ OPERATORS = (
              (choice("approximate", "none", ("none", "tanh"), "formed with erf, or with tanh"),)),
     Operator("clip", "Elements kept between two numbers.", ("x",), _clip,
              (number("least", None, "the lower one"), number("most", None, "the upper one"))),
-    Operator("cast", "Elements in another type.", ("x",), _cast, (required(dtype("dtype", None, "the type")),)),
+    Operator("cast", "Elements in another type.", ("x",), _cast,
+             (required(dtype("dtype", None, "the type")),
+              flag("saturate", "what is beyond float8 becomes its greatest number, else no number", default=True))),
     Operator("where", "`x` where `condition` is not 0, else `y`.", ("condition", "x", "y"), _where),
     *(
         Operator(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from roller_svc.ir.dtype import DType, dtype_named, promote
+from roller_svc.ops.elementwise import becomes_infinite
 from roller_svc.ops.onnx_use import Node, Use
 
 EINSUM = "einsum"
@@ -18,6 +19,9 @@ _DATA_TYPES = {
     9: DType.BOOL, 10: DType.FLOAT16, 11: DType.FLOAT64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BFLOAT16,
     17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
 }  # fmt: skip
+_SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
+# Element type → TensorProto.DataType, of those that sums are formed in.
+_STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
 _SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
 
 
@@ -49,7 +53,10 @@ def _pow(node: Node) -> Use:
 def _bit_shift(node: Node) -> Use:
     if any(operand.dtype.is_signed for operand in node.all()):
         raise node.unsupported("a signed type")
-    return Use("shift_left" if node.text("direction", "") == "LEFT" else "shift_right", node.all())
+    direction = node.text("direction", "")
+    if direction not in _SHIFTS:
+        raise node.wrong(f"direction is {direction[:40]!r}, not one of {', '.join(_SHIFTS)}")
+    return Use(_SHIFTS[direction], node.all())
 
 
 def _cast(node: Node) -> Use:
@@ -57,7 +64,11 @@ def _cast(node: Node) -> Use:
     kind = _DATA_TYPES.get(to) if isinstance(to, int) else dtype_named(str(to).lower())
     if kind is None:
         raise node.unsupported(f"a cast to {to!r:.40}")
-    return Use("cast", node.leading(1), {"dtype": kind.value})
+    saturates = bool(node.integer("saturate", 1))
+    if not saturates and becomes_infinite(node.operand(0).dtype, kind):
+        hint = "with saturate=1 what is beyond becomes the greatest number; float8_e4m3fn takes saturate=0"
+        raise node.unsupported(f"saturate=0, which makes infinities of {node.operand(0).dtype.value},", hint)
+    return Use("cast", node.leading(1), {"dtype": kind.value} | ({} if saturates else {"saturate": False}))
 
 
 def _clip(node: Node) -> Use:
@@ -104,6 +115,8 @@ def _padding(node: Node) -> object:
         return pads
     if auto not in _SAME:
         raise node.wrong(f"auto_pad is {auto[:40]!r}")
+    if any(pads):
+        raise node.wrong(f"pads and auto_pad={auto} say two things; leave one of them out")
     return _SAME[auto]
 
 
@@ -134,7 +147,7 @@ def _conv_transpose(node: Node) -> Use:
     if isinstance(found["padding"], str) and found["padding"] != "valid":
         shape = tuple(size * s for size, s in zip(node.operand(0).shape[2:], _each(node, found["stride"]), strict=True))
     if shape is not None:
-        found["padding"], more = _padding_for(node, found, shape)
+        found["padding"], more = _padding_for(node, found, shape, node.integers("output_padding"))
     elif found["padding"] == "valid":
         found["padding"] = 0
     parameters = {"groups": node.integer("group", 1), "output_padding": more}
@@ -146,14 +159,20 @@ def _each(node: Node, value: object) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (1,) * _spatial(node)
 
 
-def _padding_for(node: Node, window: dict[str, object], shape: tuple[int, ...]) -> tuple[object, tuple[int, ...]]:
-    """Padding, and elements behind, that make a transposed convolution's result as large as is wanted."""
+def _padding_for(
+    node: Node, window: dict[str, object], shape: tuple[int, ...], extra: tuple[int, ...] | None
+) -> tuple[object, tuple[int, ...]]:
+    """Padding, and elements behind, that make a transposed convolution's result as large as is wanted.
+
+    `extra`: so many elements are behind before it is padded.
+    """
     less, more, behind = [], [], []
     sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
     steps = _each(node, window["stride"]), _each(node, window["dilation"])
-    for size, kernel, wanted, stride, dilation in zip(*sizes, *steps, strict=True):
-        total = (size - 1) * stride + (kernel - 1) * dilation + 1 - wanted
-        behind.append(max(-total, 0))
+    added = extra or (0,) * _spatial(node)
+    for size, kernel, wanted, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
+        total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - wanted
+        behind.append(add + max(-total, 0))
         half = max(total, 0) // 2
         less.append(half)
         more.append(max(total, 0) - half)
@@ -186,14 +205,32 @@ def _softmax(node: Node, operator: str) -> Use:
     return Use(operator, node.leading(1), {"axis": axis})
 
 
+def _check_stash(node: Node) -> None:
+    """Sums are formed in float32, of float64 in float64: a type that holds no less may be asked for."""
+    found, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
+    if found not in (1, formed):
+        kind = _DATA_TYPES.get(found)
+        shown = f"stash_type={found}" if kind is None else f"stash_type={found} ({kind.value})"
+        raise node.unsupported(f"attribute {shown}", "sums are formed in float32: stash_type=1")
+
+
+def _check_trained(node: Node) -> None:
+    """In the first operator sets a node trains unless it says that it does not."""
+    if node.opset < 7 and not node.integer("is_test", 0):
+        raise node.unsupported("training (is_test=0, before operator set 7)", "set is_test=1")
+
+
 def _norm(node: Node, operator: str, operands: int) -> Use:
+    _check_stash(node)
     parameters = {"axis": node.integer("axis", -1), "epsilon": node.number("epsilon", 1e-5)}
     return Use(operator, node.leading(operands), parameters)
 
 
 def _batch_norm(node: Node) -> Use:
-    if node.integer("training_mode", 0):
-        raise node.unsupported("training_mode")
+    _check_trained(node)
+    node.check_default("training_mode", 0)
+    if node.opset < 9:
+        node.check_default("spatial", 1)
     return Use("batch_norm", node.leading(5), {"epsilon": node.number("epsilon", 1e-5)})
 
 
@@ -202,6 +239,8 @@ def _group_norm(node: Node) -> Use:
     groups = node.integer("num_groups", 0) if node.op_type == "GroupNormalization" else x.shape[1]
     if node.op_type == "GroupNormalization" and node.opset < 21:
         raise node.unsupported("a scale of each group (before operator set 21)")
+    if node.op_type == "GroupNormalization":
+        _check_stash(node)
     return Use("group_norm", node.leading(3), {"groups": groups, "epsilon": node.number("epsilon", 1e-5)})
 
 
@@ -229,12 +268,14 @@ def _transpose(node: Node) -> Use:
 
 
 def _concat(node: Node) -> Use:
+    if node.opset >= 4 and node.attribute("axis") is None:
+        raise node.wrong("attribute axis is missing")
     return Use("concat", node.all(), {"axis": node.integer("axis", 1)})
 
 
 def _pad(node: Node) -> Use:
     rank = node.operand(0).rank
-    given, dims = node.setting("pads", 1) or (), node.constant(3, "axes")
+    given, dims = node.needed("pads", 1), node.constant(3, "axes")
     places = tuple(range(rank)) if dims is None else tuple(d % rank for d in dims)
     if len(given) != 2 * len(places):
         raise node.wrong(f"{len(given)} pads for {len(places)} dimensions")
@@ -251,7 +292,7 @@ def _gather(node: Node, operator: str) -> Use:
 
 
 def _reshape(node: Node) -> Use:
-    x, shape = node.operand(0), node.setting("shape", 1) or ()
+    x, shape = node.operand(0), node.needed("shape", 1)
     if not node.integer("allowzero", 0):
         if any(extent == 0 and d >= x.rank for d, extent in enumerate(shape)):
             raise node.wrong(f"shape {list(shape)} copies a dimension that is not there")
@@ -271,17 +312,17 @@ def _squeeze(node: Node) -> Use:
 
 
 def _unsqueeze(node: Node) -> Use:
-    return Use("unsqueeze", node.leading(1), {"axis": node.setting("axes", 1) or ()})
+    return Use("unsqueeze", node.leading(1), {"axis": node.needed("axes", 1)})
 
 
 def _expand(node: Node) -> Use:
-    return Use("broadcast_to", node.leading(1), {"shape": node.constant(1, "shape") or ()})
+    return Use("broadcast_to", node.leading(1), {"shape": node.needed("shape", 1)})
 
 
 def _slice(node: Node) -> Use:
     parameters: dict[str, object] = {
-        "starts": node.setting("starts", 1) or (),
-        "stops": node.setting("ends", 2) or (),
+        "starts": node.needed("starts", 1),
+        "stops": node.needed("ends", 2),
     }
     for name, position in (("axes", 3), ("steps", 4)):
         value = node.setting(name, position)
@@ -291,9 +332,24 @@ def _slice(node: Node) -> Use:
 
 
 def _dropout(node: Node) -> Use:
-    """What it does once a network is trained: nothing."""
-    node.attribute("ratio")
+    """What it does once a network is trained: nothing. The seed and the ratio are those of training."""
+    _check_trained(node)
+    node.attribute("seed")
+    ratio: float | None = node.number("ratio", 0.5)
+    if node.opset >= 12:
+        node.read.add(1)
+        if node.scalar(2, "training_mode"):
+            ratio = node.scalar(1, "ratio") if node.has(1) else ratio
+            if ratio != 0:
+                hint = "export the network for inference, or with ratio 0"
+                raise node.unsupported(f"training_mode=true (input 2), which drops by chance (ratio {ratio}),", hint)
     return Use("identity", node.leading(1))
+
+
+def _is_inf(node: Node) -> Use:
+    for name in ("detect_negative", "detect_positive"):
+        node.check_default(name, 1)
+    return Use("isinf", node.all())
 
 
 _SAME_OPERATORS = {
@@ -301,8 +357,7 @@ _SAME_OPERATORS = {
     "Asinh": "asinh", "Atan": "atan", "Atanh": "atanh", "BitwiseAnd": "bitwise_and", "BitwiseNot": "bitwise_not",
     "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
     "Equal": "equal", "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "greater",
-    "GreaterOrEqual": "greater_equal", "HardSwish": "hard_swish", "Identity": "identity", "IsInf": "isinf",
-    "IsNaN": "isnan",
+    "GreaterOrEqual": "greater_equal", "HardSwish": "hard_swish", "Identity": "identity", "IsNaN": "isnan",
     "Less": "less", "LessOrEqual": "less_equal", "Log": "log", "MatMul": "matmul", "Max": "max", "Mean": "mean",
     "Min": "min", "Mish": "mish", "Mul": "mul", "Neg": "neg", "Not": "logical_not", "Or": "logical_or",
     "PRelu": "prelu", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round", "Sigmoid": "sigmoid",
@@ -352,6 +407,7 @@ NODES: dict[str, Reader] = {
     "GlobalMaxPool": partial(_global_pool, kind="max"),
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _group_norm,
+    "IsInf": _is_inf,
     "LayerNormalization": partial(_norm, operator="layer_norm", operands=3),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
     "MaxPool": partial(_pool, kind="max"),

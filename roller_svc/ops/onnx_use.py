@@ -10,8 +10,14 @@ from roller_svc.ops.operator import Operand
 
 # Slices end at the greatest int64 where they go to the end; no tensor is as long as this.
 _LONGEST = 1 << 40
-# Attributes that change nothing of what is computed here.
-_WITHOUT_EFFECT = frozenset({"momentum", "stash_type", "saturate", "storage_order", "consumed_inputs", "seed"})
+# Operator → attributes that change nothing of its first result, as types and modes are that are known here.
+_WITHOUT_EFFECT = {
+    "BatchNormalization": frozenset({"momentum"}),  # of the running means that training gives
+    "Cast": frozenset({"round_mode"}),  # of casts to float8e8m0
+    "MaxPool": frozenset({"storage_order"}),  # of the second result, the indices
+}
+# A hint to an interpreter about memory, in the first operator sets.
+_LEGACY, _LEGACY_OPSETS = "consumed_inputs", range(1, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`constants` has for each operand its value, where that is known. `used` grows while a converter reads."""
+    """`constants` has for each operand its value, where that is known.
+
+    `used`, names of attributes, and `read`, positions of operands, grow while a converter looks at them.
+    """
 
     op_type: str
     opset: int
@@ -33,9 +42,11 @@ class Node:
     operands: tuple[Operand | None, ...]
     constants: tuple[object, ...]
     used: set[str] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
 
     def operand(self, position: int) -> Operand:
         """An operand that must be there."""
+        self.read.add(position)
         found = self.operands[position] if position < len(self.operands) else None
         if found is None:
             raise self.wrong(f"input {position} is missing")
@@ -94,6 +105,7 @@ class Node:
 
     def constant(self, position: int, what: str) -> tuple[int, ...] | None:
         """The whole numbers of an operand that decides shapes; None where it is left out."""
+        self.read.add(position)
         if not self.has(position):
             return None
         value = self.constants[position]
@@ -103,6 +115,7 @@ class Node:
 
     def scalar(self, position: int, what: str) -> float | None:
         """The same for one number, which need not be whole."""
+        self.read.add(position)
         if not self.has(position):
             return None
         found = list(_flat(self.constants[position])) if self.constants[position] is not None else []
@@ -115,17 +128,34 @@ class Node:
         value = self.integers(name)
         return self.constant(position, name) if value is None else value
 
+    def needed(self, name: str, position: int) -> tuple[int, ...]:
+        """The same where it must be given."""
+        found = self.setting(name, position)
+        if found is None:
+            raise self.wrong(f"{name} is missing")
+        return found
+
+    def check_default(self, name: str, default: int) -> None:
+        """Refuse a flag that is given and is not the default."""
+        found = self.integer(name, default)
+        if found != default:
+            raise self.unsupported(f"attribute {name}={found}", f"only {name}={default} is")
+
     def check_all_used(self) -> None:
-        """An attribute that nothing looked at would be ignored, and the result wrong."""
+        """An attribute or an input that nothing looked at would be ignored, and the result wrong."""
+        ignored = _WITHOUT_EFFECT.get(self.op_type, frozenset())
         for name in self.attributes:
-            if name not in self.used and name not in _WITHOUT_EFFECT:
-                raise self.unsupported(f"attribute {name}")
+            if name not in self.used | ignored and not (name == _LEGACY and self.opset in _LEGACY_OPSETS):
+                raise self.unsupported(f"attribute {name}", "leave it out where it has its default")
+        for position in range(len(self.operands)):
+            if position not in self.read and self.has(position):
+                raise self.unsupported(f"input {position} with these attributes, in operator set {self.opset},")
 
     def wrong(self, message: str) -> ArgumentError:
         return ArgumentError(f"{self.op_type}: {message}", code="invalid-node")
 
-    def unsupported(self, what: str) -> ArgumentError:
-        return ArgumentError(f"{self.op_type}: {what} is not supported", code="unsupported-attribute")
+    def unsupported(self, what: str, hint: str | None = None) -> ArgumentError:
+        return ArgumentError(f"{self.op_type}: {what} is not supported", code="unsupported-attribute", hint=hint)
 
     def _whole(self, name: str, value: object) -> tuple[int, ...]:
         found = tuple(_flat(value))

@@ -6,13 +6,14 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from opcases import convolved, gelu, normed, pooled, sigmoid, softmax, spread
 
 import roller_svc
 from roller_svc.errors import InputError, UnknownOpError
-from roller_svc.ops import OPS
+from roller_svc.ops import OPS, expression
 from roller_svc.ops.onnx_nodes import from_node, from_proto
 from roller_svc.ops.onnx_table import NODES
 
@@ -201,13 +202,238 @@ def test_older_operator_sets(
         ("BitShift", {"direction": "LEFT"}, [(2,), (2,)], 21, "unsupported-attribute"),
         ("Einsum", {"equation": "ij,jk"}, [(2, 3), (2, 3)], 21, "extent-conflict"),
         ("Relu", {}, [], 21, "wrong-arguments"),
+        ("Concat", {}, [(2, 3), (2, 3)], 21, "invalid-node"),
+        ("Concat", {}, [(2, 3, 4)], 4, "invalid-node"),
+        ("Conv", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}, [(1, 2, 7, 6), (4, 2, 3, 3)], 21, "invalid-node"),
+        ("Expand", {}, [(1, 3)], 21, "invalid-node"),
+        ("Reshape", {}, [(1, 3)], 21, "invalid-node"),
+        ("Slice", {}, [(4,)], 21, "invalid-node"),
+        ("Unsqueeze", {}, [(4,)], 21, "invalid-node"),
+        ("Dropout", {}, [(2, 3)], 6, "unsupported-attribute"),
+        ("Dropout", {"is_test": 0}, [(2, 3)], 6, "unsupported-attribute"),
+        ("Dropout", {}, [(2, 3), (1,), (1,)], 21, "invalid-node"),
+        ("BatchNormalization", {}, [(1, 2)] + [(2,)] * 4, 6, "unsupported-attribute"),
+        ("BatchNormalization", {"spatial": 0}, [(1, 2)] + [(2,)] * 4, 7, "unsupported-attribute"),
+        ("LayerNormalization", {"stash_type": 10}, [(2, 3), (3,)], 21, "unsupported-attribute"),
+        ("GroupNormalization", {"num_groups": 2, "stash_type": 16}, [(1, 2)] + [(2,)] * 2, 21,
+         "unsupported-attribute"),
+        ("IsInf", {"detect_negative": 0}, [(3,)], 21, "unsupported-attribute"),
+        ("Relu", {"saturate": 1}, [(3,)], 21, "unsupported-attribute"),
+        ("Relu", {"consumed_inputs": [0]}, [(3,)], 6, "unsupported-attribute"),
+        ("RMSNormalization", {}, [(2, 3), (3,), (3,)], 21, "unsupported-attribute"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int, code: str) -> None:
     inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
     with pytest.raises(InputError) as refused:
         from_node(op_type, attributes, inputs, opset=opset)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "shapes", "opset"),
+    [
+        ("Dropout", {"is_test": 1}, [(2, 3)], 6),
+        ("Dropout", {"ratio": 0.9, "seed": 3}, [(2, 3)], 10),
+        ("BatchNormalization", {"is_test": 1, "spatial": 1}, [(1, 2)] + [(2,)] * 4, 6),
+        ("BatchNormalization", {"training_mode": 0, "momentum": 0.5}, [(1, 2)] + [(2,)] * 4, 21),
+        ("LayerNormalization", {"stash_type": 1}, [(2, 3), (3,)], 21),
+        ("IsInf", {"detect_negative": 1, "detect_positive": 1}, [(3,)], 21),
+        ("MaxPool", {"kernel_shape": [2, 2], "storage_order": 1}, [(1, 2, 7, 6)], 21),
+        ("Relu", {"consumed_inputs": [0]}, [(3,)], 5),
+        ("Conv", {"auto_pad": "SAME_UPPER", "pads": [0, 0, 0, 0]}, [(1, 2, 7, 6), (4, 2, 3, 3)], 21),
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_is_taken(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int) -> None:
+    inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
+    assert list(from_node(op_type, attributes, inputs, opset=opset)[1]) == list(inputs)
+
+
+# Every attribute that ONNX 1.23 has for these operators, but those that change nothing, with another value than CASES.
+OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"axis": 1, "broadcast": 1}) for name in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or",
+                                                       "Pow", "Sub", "Xor")),
+    ("ArgMax", {"axis": 0, "keepdims": 1, "select_last_index": 1}),
+    ("ArgMin", {"axis": 1, "keepdims": 0, "select_last_index": 1}),
+    ("AveragePool", {"auto_pad": "SAME_UPPER", "ceil_mode": 1, "count_include_pad": 1, "dilations": [2, 2],
+                     "kernel_shape": [3, 2], "pads": [0, 0, 1, 1], "strides": [1, 2]}),
+    ("BatchNormalization", {"epsilon": 0.5, "training_mode": 1, "spatial": 0, "is_test": 0}),
+    ("BitShift", {"direction": "RIGHT"}),
+    ("Cast", {"to": 11}),
+    ("Celu", {"alpha": 0.5}),
+    ("Clip", {"min": 0.0, "max": 0.1}),
+    ("Concat", {"axis": 0}),
+    ("Conv", {"auto_pad": "VALID", "dilations": [2, 1], "group": 2, "kernel_shape": [2, 2], "pads": [0, 0, 0, 0],
+              "strides": [1, 1]}),
+    ("ConvTranspose", {"auto_pad": "VALID", "dilations": [2, 1], "group": 2, "kernel_shape": [2, 2],
+                       "output_padding": [0, 1], "output_shape": [13, 12], "pads": [0, 0, 0, 0], "strides": [1, 1]}),
+    ("Dropout", {"is_test": 0}),
+    ("Einsum", {"equation": "ij,ij->j"}),
+    ("Elu", {"alpha": 0.5}),
+    ("Flatten", {"axis": 2}),
+    ("Gather", {"axis": 0}),
+    ("GatherElements", {"axis": 1}),
+    ("Gelu", {"approximate": "tanh"}),
+    ("Gemm", {"alpha": 2.0, "beta": 0.5, "broadcast": 1, "transA": 1, "transB": 0}),
+    ("GroupNormalization", {"epsilon": 0.5, "num_groups": 2, "stash_type": 10}),
+    ("HardSigmoid", {"alpha": 0.5, "beta": 0.1}),
+    ("InstanceNormalization", {"epsilon": 0.5}),
+    ("IsInf", {"detect_negative": 0, "detect_positive": 0}),
+    ("LayerNormalization", {"axis": 0, "epsilon": 0.5, "stash_type": 10}),
+    ("LeakyRelu", {"alpha": 0.25}),
+    ("LogSoftmax", {"axis": 0}),
+    ("MaxPool", {"auto_pad": "SAME_UPPER", "ceil_mode": 1, "dilations": [2, 2], "kernel_shape": [3, 2],
+                 "pads": [0, 0, 1, 1], "strides": [1, 2]}),
+    ("Mod", {"fmod": 1}),
+    ("Pad", {"mode": "edge", "pads": [0, 0, 0, 1], "value": 2.0, "paddings": [0, 0, 0, 1]}),
+    ("RMSNormalization", {"axis": 0, "epsilon": 0.5, "stash_type": 10}),
+    *((f"Reduce{name}", {"keepdims": 1, "axes": [0]}) for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2",
+                                                                    "SumSquare", "LogSum", "LogSumExp")),
+    ("Reshape", {"allowzero": 1, "shape": [1, 84]}),
+    ("Selu", {"alpha": 0.5, "gamma": 0.5}),
+    ("Slice", {"axes": [0], "ends": [2], "starts": [0]}),
+    ("Softmax", {"axis": -1}),
+    ("Squeeze", {"axes": [-5]}),
+    ("ThresholdedRelu", {"alpha": 0.5}),
+    ("Transpose", {"perm": [0, 1, 3, 2]}),
+    ("Unsqueeze", {"axes": [1]}),
+]  # fmt: skip
+
+
+def said(case: tuple[str, dict[str, Any], list[Any], dict[int, Any], Any], more: dict[str, Any]) -> str:
+    """The text of a case's node, or the code with which it is refused."""
+    op_type, attributes, tensors, constants, _ = case
+    inputs = {f"t{i}": typed(t) for i, t in enumerate(tensors)}
+    try:
+        return from_node(
+            op_type, attributes | more, inputs, constants={f"t{i}": value for i, value in constants.items()}
+        )[0]
+    except InputError as refused:
+        return f"refused: {refused.code}"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "name", "value"), [(op, name, value) for op, values in OTHER_VALUES for name, value in values.items()]
+)
+def test_no_attribute_is_ignored(op_type: str, name: str, value: object) -> None:
+    case = next(case for case in CASES if case[0] == op_type)
+    assert not said(case, {}).startswith("refused")
+    assert said(case, {name: value}) != said(case, {})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{'-'.join(case[1])}")
+def test_no_unknown_attribute_is_ignored(case: tuple[str, dict[str, Any], list[Any], dict[int, Any], Any]) -> None:
+    assert said(case, {"surprise": 1}) == "refused: unsupported-attribute"
+
+
+@pytest.mark.parametrize("op_type", sorted(set(NODES) - {"Concat", "Max", "Mean", "Min", "Sum"}))
+def test_no_input_is_ignored(op_type: str) -> None:
+    """Of nodes whose number of inputs is bounded."""
+    name, attributes, tensors, constants, expected = next(case for case in CASES if case[0] == op_type)
+    more = [*tensors, *[None] * (6 - len(tensors)), np.float32(1)]
+    assert said((name, attributes, more, constants, expected), {}).startswith("refused: ")
+
+
+def test_a_direction_is_one_of_two() -> None:
+    inputs = {"x": ("uint8", (2,)), "y": ("uint8", (2,))}
+    for node in ({}, {"direction": "UP"}):
+        with pytest.raises(InputError, match="not one of LEFT, RIGHT"):
+            from_node("BitShift", node, inputs)
+
+
+# casts to float8 and Dropout ----------------------------------------------------------------------------------------
+EDGES = [0.0, -1.0, 447.0, 448.0, 449.0, 463.9, 464.0, 464.25, 465.0, 472.0, 480.0, 481.0, 512.0, 57344.0, 65504.0,
+         math.inf, math.nan, 1e-9, 0.4731, 0.4999, -448.0, -464.0, -466.0, -math.inf]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [None, {}, {"target": "nvidia-h200-sxm", "runtime": "emulator"}],
+                         ids=["interpreter", "local", "emulator"])  # fmt: skip
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16", "float64", "float8_e5m2", "int32", "int8"])
+def test_a_cast_to_float8_that_does_not_saturate(source: str, options: dict[str, str] | None) -> None:
+    """As ml_dtypes does, which ONNX's reference is: what is beyond becomes NaN."""
+    wide = np.array(EDGES)
+    if source.startswith("int"):
+        most = np.iinfo(source).max
+        wide = np.clip(np.nan_to_num(wide, posinf=99999, neginf=-99999), -most, most)
+    x = wide.astype(np.dtype(getattr(ml_dtypes, source, source)))
+    text, _ = from_node("Cast", {"to": 17, "saturate": 0}, {"x": (source, x.shape)})
+    want = x.astype(ml_dtypes.float8_e4m3fn)
+    types = {"x": (source, x.shape)}
+    if options is None:
+        got = roller_svc.reference(text, types, {"x": x})["output0"]
+    else:
+        got = roller_svc.compile(text, types, select="model", top_k=1, **options).run({"x": x})["output0"]
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+    assert np.isnan(want.astype(np.float32)).any() == (source != "int8")
+    saturated, _ = from_node("Cast", {"to": 17, "saturate": 1}, types)
+    assert (saturated == text) is (source == "int8")
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "refused"),
+    [
+        ("float32", 19, True), ("float16", 19, True), ("bfloat16", 19, True), ("float64", 19, True),
+        ("uint16", 19, True), ("int16", 19, False), ("int8", 19, False), ("bool", 19, False),
+        ("float8_e4m3fn", 19, False), ("float8_e5m2", 19, False), ("float32", 17, False), ("float32", 1, False),
+        ("float64", 10, False),
+    ],
+)  # fmt: skip
+def test_infinities_that_a_cast_would_make_are_refused(source: str, to: int, refused: bool) -> None:
+    node: dict[str, Any] = {"to": to, "saturate": 0}
+    if not refused:
+        assert from_node("Cast", node, {"x": (source, (4,))})[1]
+        return
+    with pytest.raises(InputError, match=f"^Cast: saturate=0, which makes infinities of {source}") as why:
+        from_node("Cast", node, {"x": (source, (4,))})
+    assert why.value.code == "unsupported-attribute"
+    assert why.value.hint is not None
+    with pytest.raises(InputError, match="infinities"):
+        expression("cast", {"x": (source, (4,))}, dtype="float8_e5m2", saturate=False)
+
+
+@pytest.mark.parametrize(
+    ("constants", "identity"),
+    [
+        ({"r": 0.75, "t": False}, True), ({"r": 0.0, "t": True}, True), ({"r": np.float32(0), "t": np.array(1)}, True),
+        ({"r": 0.75, "t": True}, False), ({"t": np.True_}, False), ({"t": np.False_}, True), ({"r": 0.75}, True),
+        ({}, True),
+    ],
+)  # fmt: skip
+def test_dropout_drops_nothing_or_is_refused(constants: dict[str, Any], identity: bool) -> None:
+    inputs = {"x": ("float32", (2, 3)), "r": None, "t": None}
+    if identity:
+        text, read = from_node("Dropout", {"seed": 7}, inputs, constants=constants)
+        assert (text, list(read)) == ("output0[i, j] = x[i, j]", ["x"])
+        return
+    with pytest.raises(InputError, match=r"^Dropout: training_mode=true \(input 2\)") as why:
+        from_node("Dropout", {"seed": 7}, inputs, constants=constants)
+    assert why.value.code == "unsupported-attribute"
+
+
+def test_the_ratio_may_be_data_where_nothing_trains() -> None:
+    inputs = {"x": ("float32", (2, 3)), "r": ("float32", ()), "t": None}
+    assert list(from_node("Dropout", {}, inputs)[1]) == ["x"]
+    with pytest.raises(InputError, match="training_mode \\(input 2\\) must be a constant"):
+        from_node("Dropout", {}, inputs | {"t": ("bool", ())})
+
+
+def test_a_wanted_shape_counts_elements_behind() -> None:
+    """ONNX, ConvTranspose: stride * (size - 1) + output_padding + window - output_shape is cut off."""
+    shape = {"x": ("float32", (1, 1, 5)), "w": ("float32", (1, 1, 3))}
+    texts = {
+        extra: from_node("ConvTranspose", {"strides": [2], "output_shape": [10], "output_padding": [extra]}, shape)[0]
+        for extra in (0, 1)
+    }
+    x, w = np.arange(1, 6, dtype=np.float32), np.array([1, 10, 100], np.float32)
+    for extra, text in texts.items():
+        full = np.zeros(11 + extra, np.float32)
+        for i, value in enumerate(x):
+            full[2 * i : 2 * i + 3] += value * w
+        total = 11 + extra - 10
+        want = full[total - total // 2 :][:10]
+        got = roller_svc.reference(text, shape, {"x": x.reshape(1, 1, 5), "w": w.reshape(1, 1, 3)})["output0"]
+        np.testing.assert_array_equal(got.reshape(-1), want)
 
 
 def test_the_nearest_node_is_offered() -> None:
