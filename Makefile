@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all fuzz lint serve wheel clean
+.PHONY: setup demo test test-all fuzz rehearse lint serve wheel clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ test-all: $(READY) lint
 # a minute of a hostile client; bench/service/load.py fuzz runs longer, and with other seeds
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m slow tests/fuzz
+
+# the first half hour on a GPU without one: bench/gpu with the packages of a GPU's image, three minutes (docs/gpu.md)
+rehearse: $(READY)
+	$(BIN)/python bench/rehearse
 
 lint: $(READY)
 	$(BIN)/ruff check roller_svc tests bench

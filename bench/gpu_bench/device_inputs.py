@@ -17,8 +17,10 @@ from roller_svc.runtime.cuda_arrays import DeviceBytes
 
 
 def on_device(cupy: Any, program: TensorProgram, patterns: Mapping[str, Array]) -> dict[str, DeviceBytes]:
-    """An array of each input; raises LaunchError (out-of-memory)."""
-    return {name: _repeated(cupy, patterns[name], kind.shape) for name, kind in program.inputs}
+    """An array of each input, which is there when this returns; raises LaunchError (out-of-memory)."""
+    found = {name: _repeated(cupy, patterns[name], kind.shape) for name, kind in program.inputs}
+    cupy.cuda.runtime.deviceSynchronize()  # streams that a graph is replayed on wait for no other
+    return found
 
 
 def room(cupy: Any, nbytes: int) -> Any:
@@ -38,14 +40,15 @@ def elements(cupy: Any, array: DeviceBytes, places: Array) -> Array:
 
 
 def _repeated(cupy: Any, pattern: Array, shape: tuple[int, ...]) -> DeviceBytes:
-    """Copies within the device, each as long as all before it."""
+    """Copies within the device, each as long as all before it. They may still be under way."""
     values = np.ascontiguousarray(pattern).view(np.uint8)
     total = math.prod(shape) * pattern.dtype.itemsize
-    raw = room(cupy, total)
+    raw, runtime = room(cupy, total), cupy.cuda.runtime
     filled = min(values.size, total)
     raw[:filled].set(values[:filled])
     while filled < total:
         more = min(filled, total - filled)
-        raw[filled : filled + more] = raw[:more]
+        address, stream = int(raw.data.ptr), cupy.cuda.get_current_stream().ptr
+        runtime.memcpyAsync(address + filled, address, more, runtime.memcpyDeviceToDevice, stream)
         filled += more
     return DeviceBytes(raw, DType(pattern.dtype.name), shape)

@@ -67,12 +67,14 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class TimingTask:
-    """`peers`: whose kernels are timed in turns with ours. `bus_id`: of the device, for its clocks."""
+    """`peers`: whose kernels are timed in turns with ours. `bus_id`: of the device, for its clocks. `cold`: ours are
+    timed on arrays out of the cache too."""
 
     case: TimedCase
     candidates: tuple[Built, ...]
-    peers: tuple[str, ...] = ("library",)
+    peers: tuple[str, ...]
     bus_id: str | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _timed(cupy: Any, task: TimingTask) -> tuple[Json, JudgeTask | None]:
     times, clocks = interleaved(contenders, device)
     row = _figures(program, task, rows, best, times) | {"clocks": clocks}
     row["peers"] = {name: peer.told | times.get(name, {}) | _beside(times) for name, peer in peers.items() if peer.told}
-    if "library" in task.peers:  # once a case
+    if task.cold:
         both = {one.rank: one for one in (best, first)}
         cold = {rank: _cold(cupy, one, program, patterns, device) for rank, one in both.items()}
         row |= {"cold_s": cold[best.rank], "first_cold_s": cold[first.rank]}
@@ -267,7 +269,6 @@ def _cold(
         return None
     module = CudaModule(built.compiled)
     calls = [module.bound(on_device(cupy, program, patterns)) for _ in range(sets)]
-    cupy.cuda.runtime.deviceSynchronize()
     times, _ = interleaved({"cold": OurWork(cupy, calls)}, device)
     return float(times["cold"]["median_s"])
 

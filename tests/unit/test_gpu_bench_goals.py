@@ -366,8 +366,6 @@ def session_of(
         "BoundedLane": DirectLane, "Pool": DirectPool, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12},
         "timed": timed, "build": lambda task: (built,), "judge": lambda name: f"ok {name}",
         "spread": lambda work, tasks, jobs, timeout_s, until: ((task, work(task)) for task in tasks),
-        "TimingTask": lambda case, built, peers=("library",), bus_id=None: types.SimpleNamespace(
-            case=case, peers=peers, id=case.id),
         "_compared": lambda name, case, built: True,
     }  # fmt: skip
     for name, fake in {**usual, **fakes}.items():
@@ -403,6 +401,22 @@ def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.
         ("measure", "done", 0), ("compare", "done", 0),
     ]  # fmt: skip
     assert not found["summary"]["wrong"]
+
+
+def test_a_library_that_breaks_the_process_leaves_our_times(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(task: Any) -> Any:
+        return failing(task) if task.peers else (timed(task)[0] | {"peers": {}}, None)
+
+    out, cases = tmp_path / "gpu.jsonl", bench.samples.references()[:1]
+    session = session_of(bench, monkeypatch, out, cases, "measure", timed=broken)
+    monkeypatch.setattr(bench.session.Session, "_check_device", lambda _: None)
+    session.run()
+    session.record.finish()
+    (one,) = bench.report.report_of([out])["measurements"]
+    assert one["best_s"] == 1e-3
+    assert "no answer in 25 s" in one["peers"]["library"]["error"]
 
 
 def test_compare_runs_alone(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Rehearsed(Generic[T, R]):
         self.__module__, self.__name__ = work.__module__, work.__name__  # which lanes import and show
 
     def __call__(self, task: T) -> R:
-        from gpu_bench.rehearsal.driver import installed  # noqa: PLC0415 - only where a device is to be there
+        from gpu_bench.rehearsal.install import installed  # noqa: PLC0415 - only where a device is to be there
 
         device = installed(self._plan)
         device.begin(task)

@@ -1,45 +1,33 @@
-"""A device, its driver, CuPy and NVML that are not there: memory of numpy, kernels by the emulator, a clock of sums."""
+"""A device that is not there: its clock is a sum of estimates, its kernels are run by the emulator."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
 import math
-import sys
 import time
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpu_bench import clocks, probing
 from gpu_bench.rehearsal import Plan
-from gpu_bench.rehearsal.libraries import installed_libraries
 from gpu_bench.timing import JudgeTask, TimingTask
 from roller_svc import hardware
 from roller_svc.backends import emulated
-from roller_svc.calibration import samples
-from roller_svc.calibration.cuda_kernels import Sizes
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
-from roller_svc.runtime import cuda, cuda_driver
 from roller_svc.runtime.binding import numpy_dtype
 
 SPEC = "nvidia-h200-sxm"
-NAME, BUS_ID = "NVIDIA H200", "0000:00:00.0"
-# Larger arrays have addresses and no memory, and kernels of larger buffers are not run.
-REAL_BYTES, EMULATED_BYTES = 16 << 20, 2 << 20
+EMULATED_BYTES = 2 << 20  # kernels of larger buffers are not run
 NOWHERE = 1 << 60  # addresses of arrays without memory
 SMALL_DEVICE_BYTES = 24 << 20  # of one that runs out of memory
 EVERY = 3  # so many tasks go by before the next on a device with faults meets its own
 LAST = 4  # tasks that a device that disappears does
 SLOW_S = 4.0  # that each wait for a slow device takes
 _LAUNCH_S = 2e-6
-_SIZES = Sizes(cores=0, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=64, steps=64)  # of calibration's kernels
 _FOREVER_S = 3600.0
 
 
@@ -241,212 +229,3 @@ class Event:
 
     def synchronize(self) -> None:
         self.device.wait()
-
-
-class Room:
-    """What an array and all its parts hold, and the device gets back when they are gone."""
-
-
-class Array:
-    """cupy.ndarray, of memory or of an address alone."""
-
-    def __init__(self, device: Device, numpy: Any, shape: tuple[int, ...], dtype: Any, address: int, base: Any) -> None:
-        self._device, self._base = device, base
-        self.numpy, self.shape, self.dtype = numpy, shape, np.dtype(dtype)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-        self.strides = np.broadcast_to(np.zeros((), self.dtype), shape).strides if numpy is None else numpy.strides
-        self.data = types.SimpleNamespace(ptr=address)
-        self.device = types.SimpleNamespace(id=0)
-
-    def get(self) -> Any:
-        self._device.wait()
-        return np.zeros(self.shape, self.dtype) if self.numpy is None else self.numpy.copy()
-
-    def set(self, values: Any) -> None:
-        if self.numpy is not None:
-            self.numpy[...] = values
-
-    def fill(self, value: Any) -> None:
-        if self.numpy is not None:
-            self.numpy.fill(value)
-
-    def __getitem__(self, key: Any) -> Array:
-        if self.numpy is None:
-            if isinstance(key, Array):
-                return Array(self._device, np.zeros(key.shape, self.dtype), key.shape, self.dtype, NOWHERE, None)
-            start, stop, _ = key.indices(self.shape[0])
-            address = self.data.ptr + start * self.dtype.itemsize
-            return Array(self._device, None, (stop - start,), self.dtype, address, self._base)
-        part = self.numpy[key.numpy if isinstance(key, Array) else key]
-        return Array(self._device, part, part.shape, part.dtype, part.ctypes.data, self._base)
-
-    def __setitem__(self, key: Any, value: Array) -> None:
-        self._device.work(value.nbytes)
-        if self.numpy is not None and value.numpy is not None:
-            self.numpy[key] = value.numpy
-
-
-Array.__module__ = "cupy"
-
-
-def cupy_of(device: Device) -> types.ModuleType:
-    """As much of CuPy as is used."""
-    module = types.ModuleType("cupy")
-    module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-
-    def empty(shape: tuple[int, ...], dtype: Any) -> Array:
-        of_type = np.dtype(dtype)
-        nbytes = math.prod(shape) * of_type.itemsize
-        device.allocated(nbytes)
-        base = Room()
-        if nbytes > REAL_BYTES:
-            made = Array(device, None, tuple(shape), of_type, device.address(nbytes), base)
-        else:
-            room = np.empty(nbytes + 512, np.uint8)
-            start = -room.ctypes.data % 512
-            values = room[start : start + nbytes].view(of_type).reshape(shape)
-            made = Array(device, values, tuple(shape), of_type, values.ctypes.data, base)
-        weakref.finalize(base, device.freed, nbytes)
-        return made
-
-    def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
-        made = empty(shape, dtype)
-        made.fill(0)
-        return made
-
-    def asarray(values: Any) -> Array:
-        made = empty(values.shape, values.dtype)
-        made.set(values)
-        return made
-
-    def properties(_: int) -> dict[str, Any]:
-        device.check()
-        spec = device.spec
-        return {"name": NAME.encode(), "major": 9, "minor": 0, "multiProcessorCount": spec.num_cores,
-                "totalGlobalMem": spec.dram.capacity_bytes, "l2CacheSize": spec.level("l2").capacity_bytes,
-                "sharedMemPerBlockOptin": spec.limits.shared_bytes_per_block}  # fmt: skip
-
-    def memset(address: int, value: int, size: int, *_: Any) -> None:
-        if address < NOWHERE:
-            ctypes.memset(address, value, size)
-
-    def memset_async(address: int, value: int, size: int, stream: int) -> None:
-        recording = Stream.recording(stream)
-        if recording is not None:
-            recording.append(lambda: device.work(size))
-        else:
-            memset(address, value, size)
-
-    class Current:
-        """cupy.cuda.Device: a context, and an object that can be waited for."""
-
-        def __init__(self, _: int) -> None:
-            self.compute_capability = "90"
-
-        def __enter__(self) -> Current:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def synchronize(self) -> None:
-            device.check()
-
-    runtime = types.SimpleNamespace(
-        CUDARuntimeError=DriverError, getDeviceProperties=properties, driverGetVersion=lambda: 13000,
-        runtimeGetVersion=lambda: 13000, deviceGetPCIBusId=lambda _: BUS_ID, memset=memset, memsetAsync=memset_async,
-        memcpyAsync=lambda *sizes: device.work(2 * sizes[2]), memcpyDeviceToDevice=3,
-        deviceSynchronize=device.wait, streamSynchronize=lambda _: device.check(),
-    )  # fmt: skip
-    driver = types.SimpleNamespace(
-        CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
-        funcSetAttribute=lambda *_: device.check(),
-    )  # fmt: skip
-    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=Current, Module=lambda: Module(device), Stream=Stream, Event=lambda: Event(device), runtime=runtime,
-        driver=driver, memory=types.SimpleNamespace(OutOfMemoryError=NoMemoryError),
-        get_elapsed_time=lambda start, end: 1e3 * (end.at_s - start.at_s),
-        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
-    )  # fmt: skip
-    pool = types.SimpleNamespace(free_all_blocks=lambda: None)
-    names = {"ndarray": Array, "empty": empty, "zeros": zeros, "asarray": asarray, "__version__": "rehearsed",
-             "get_default_memory_pool": lambda: pool}  # fmt: skip
-    for name, value in names.items():
-        setattr(module, name, value)
-    return module
-
-
-class DriverLibrary:
-    """libcuda, as runtime/cuda_driver.py calls it. The first word of a map is its address: the emulator makes maps of
-    its own."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def cuTensorMapEncodeTiled(self, place: Any, kind: Any, rank: Any, address: Any, *_: Any) -> int:
-        ctypes.memset(place.value, 0xFF, 128)
-        ctypes.c_uint64.from_address(place.value).value = address.value
-        return 0
-
-    cuTensorMapEncodeIm2col = cuTensorMapEncodeTiled
-
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
-        *_, stream, parameters, _extra = rest
-        one = self._device.functions[function.value]
-        launch = one.loaded.source.launches[one.index]
-        words = [ctypes.c_uint64.from_address(pointer).value for pointer in parameters]
-        count = len(launch.args)
-        for view, address in zip(launch.maps, words[count:], strict=True):
-            one.loaded.memory[view.buffer] = address - view.offset_bytes
-        one.run(words[:count], stream.value or 0)
-        return 0
-
-
-class NvmlLibrary:
-    """libnvidia-ml: figures of a device that is busy."""
-
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: bytes, device: Any) -> int:
-        return 0 if bus_id == BUS_ID.encode() else 6
-
-    def nvmlDeviceGetClockInfo(self, device: Any, kind: int, value: Any) -> int:
-        value._obj.value = 1980 if kind == 1 else 2619
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, device: Any, value: Any) -> int:
-        value._obj.value = 500_000
-        return 0
-
-    def nvmlDeviceGetTemperature(self, device: Any, sensor: int, value: Any) -> int:
-        value._obj.value = 40
-        return 0
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Any, value: Any) -> int:
-        value._obj.value = 0
-        return 0
-
-
-@cache
-def installed(plan: Plan) -> Device:
-    """The device of this process, in place of what it has not: for good, since the process is for nothing else."""
-    device = Device(plan)
-    sys.modules["cupy"] = cupy_of(device)
-    installed_libraries(device)
-    load = cuda._load
-
-    def loaded(compiled: CompiledKernel, cupy: Any, index: int) -> tuple[Any, ...]:
-        Module.loading = compiled
-        return load(compiled, cupy, index)
-
-    replaced: list[tuple[Any, str, Any]] = [
-        (cuda, "_load", loaded), (cuda, "device_present", lambda: True),
-        (clocks, "nvml_library", NvmlLibrary), (samples, "waiting_s", lambda: 0.0),
-        (probing, "SECONDS", 0.2), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
-    ]  # fmt: skip
-    driver = cuda_driver.Driver(DriverLibrary(device), mend_small_maps=True)
-    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver)]
-    for module, name, value in replaced:
-        setattr(module, name, value)
-    return device

@@ -1,0 +1,70 @@
+"""NVIDIA's libraries that are not there, as ctypes calls them: libcuda for tensor maps, libnvidia-ml for clocks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+BUS_ID = "0000:00:00.0"
+
+
+class Launched(Protocol):
+    """The function of one launch."""
+
+    loaded: Any
+    index: int
+
+    def run(self, addresses: list[int], stream: int) -> None: ...
+
+
+class DriverLibrary:
+    """libcuda, as runtime/cuda_driver.py calls it. The first word of a map is its address: the emulator makes maps of
+    its own."""
+
+    def __init__(self, functions: Mapping[int, Launched]) -> None:
+        self._functions = functions
+
+    def cuTensorMapEncodeTiled(self, place: Any, kind: Any, rank: Any, address: Any, *_: Any) -> int:
+        ctypes.memset(place.value, 0xFF, 128)
+        ctypes.c_uint64.from_address(place.value).value = address.value
+        return 0
+
+    cuTensorMapEncodeIm2col = cuTensorMapEncodeTiled
+
+    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
+        *_, stream, parameters, _extra = rest
+        one = self._functions[function.value]
+        launch = one.loaded.source.launches[one.index]
+        words = [ctypes.c_uint64.from_address(pointer).value for pointer in parameters]
+        count = len(launch.args)
+        for view, address in zip(launch.maps, words[count:], strict=True):
+            one.loaded.memory[view.buffer] = address - view.offset_bytes
+        one.run(words[:count], stream.value or 0)
+        return 0
+
+
+class NvmlLibrary:
+    """libnvidia-ml: figures of a device that is busy."""
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: bytes, device: Any) -> int:
+        return 0 if bus_id == BUS_ID.encode() else 6
+
+    def nvmlDeviceGetClockInfo(self, device: Any, kind: int, value: Any) -> int:
+        value._obj.value = 1980 if kind == 1 else 2619
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, device: Any, value: Any) -> int:
+        value._obj.value = 500_000
+        return 0
+
+    def nvmlDeviceGetTemperature(self, device: Any, sensor: int, value: Any) -> int:
+        value._obj.value = 40
+        return 0
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Any, value: Any) -> int:
+        value._obj.value = 0
+        return 0
