@@ -36,6 +36,9 @@ from roller_svc.perf.nest_work import Counts, work_of
 PLACE = ".place"  # what names of variables that are places end in
 
 
+MAX_STRIDE = 64  # a staged plane has one run of text for each phase of its stride
+
+
 @dataclass(frozen=True, slots=True)
 class Slide:
     """One dimension of a plane: the element under tap `i` of output `o` is stride * o + dilation * i.
@@ -164,6 +167,8 @@ def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str,
         (axis, step), (tap, spacing) = along[0], under[0]
         unit = math.gcd(step, spacing) * (1 if step > 0 else -1)
         slide = Slide(axis, outer[axis], tap, inner[tap], step // unit, spacing // unit)
+        if slide.stride > MAX_STRIDE:
+            return None
         if found.setdefault(axis, slide) != slide:
             return None
     taps = [s.inner for s in found.values()]

@@ -9,12 +9,14 @@ import pytest
 from cpucases import AVX2, Types, cpu_case
 
 from roller_svc import hardware
+from roller_svc.ask import build_request
 from roller_svc.ir.rprogram import RTile
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, descend
 from roller_svc.lang.interpreter import evaluate
 from roller_svc.lower import lower
 from roller_svc.perf.plane_layout import CROWDED, Dimension, Layout
-from roller_svc.perf.plane_tile import Slide, plane_space
+from roller_svc.perf.plane_tile import MAX_STRIDE, Slide, plane_space
+from roller_svc.pipeline import build_kernel
 
 _PADDED = (
     "y[n, c, h, w] +=! x[n, c, h*{s} + kh*{d} - {p}, w*{s} + kw*{d} - {p}].when([h*{s} + kh*{d} >= {p}, "
@@ -139,10 +141,19 @@ def test_not_a_number_and_infinities_go_where_numpy_has_them(name: str) -> None:
         ("y[i] +=! x[i + t + s] where i in 20, t in 3, s in 4", {"x": ("float32", (25,))}),
         ("y[i] +=! x[i + t] * x[i + 2*t] where i in 20, t in 3", {"x": ("float32", (25,))}),
         ("y[i] +=! x[c, i + t] where i in 20, t in 3, c in 4", {"x": ("float32", (4, 25))}),
+        (f"y[i] +=! x[{MAX_STRIDE + 1}*i + t] where i in 20, t in 80", {"x": ("float32", (2000,))}),
     ],
 )
 def test_what_is_no_window(expression: str, types: Types) -> None:
     assert plane_space(cpu_case(expression, types).group) is None
+
+
+def test_a_large_sum_has_a_short_text() -> None:
+    """Split, its halves are windows half a tensor apart."""
+    text = build_request("y[] +=! x[i]", {"x": ("int8", (3_000_000,))}, target="cpu-x86-avx512", select="model")
+    source = build_kernel(text).winner.source
+    assert source is not None
+    assert len(source.text) < 20_000
 
 
 def test_lines_share_what_they_read() -> None:
