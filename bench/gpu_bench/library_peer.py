@@ -15,6 +15,7 @@ from gpu_bench.samples import TimedCase
 from gpu_bench.torch_program import library_convolution
 from gpu_bench.torch_timing import blas
 from gpu_bench.window_text import kernel_extents, windows
+from roller_svc.ir.expr import AxisRef, Load
 from roller_svc.ir.program import TensorProgram
 from roller_svc.trial import equation_of
 
@@ -32,11 +33,27 @@ def library_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[s
         if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
             return _by_blas("torch matmul", lambda: torch.matmul(*factors))
         return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *factors))
-    found = _call(case, list(tensors.values()))
+    given = list(tensors.values())
+    order = permutation(program)
+    if order is not None:
+        return [Variant("torch permute", lambda: given[0].permute(order).contiguous())]
+    found = _call(case, given)
     if found is not None:
         return [Variant(*found)]
     convolution = library_convolution(program, tensors)
     return [] if convolution is None else [Variant(*convolution)]
+
+
+def permutation(program: TensorProgram) -> list[int] | None:
+    """The order of the input's dimensions in the output, of a program that does nothing but change it; else None."""
+    body, index = program.statements[0].body, program.statements[0].index
+    if len(program.statements) != 1 or not isinstance(body, Load):
+        return None
+    read, written = ([axis.name for axis in one if isinstance(axis, AxisRef)] for one in (body.index, index))
+    whole = dict(program.inputs)[body.tensor].shape == tuple(program.statements[0].extents[name] for name in read)
+    if len(read) != len(body.index) or sorted(read) != sorted(written) or read == written or not whole:
+        return None
+    return [read.index(name) for name in written]
 
 
 def _by_blas(name: str, call: Call) -> list[Variant]:
@@ -53,8 +70,6 @@ def _call(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
             return "torch softmax", lambda: torch.softmax(given[0], -1)
         case "layernorm":
             return "torch layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
-        case "transpose" if given[0].ndim == 4:
-            return "torch permute", lambda: given[0].permute(0, 3, 1, 2).contiguous()
         case "embedding":
             return "torch embedding", lambda: functional.embedding(given[1], given[0])
         case "rmsnorm" if len(given) == 2:

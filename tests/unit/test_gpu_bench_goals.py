@@ -514,3 +514,132 @@ def test_what_torch_has_no_way_to_write_is_refused(bench: Any, text: str) -> Non
     program = parse(text, dict(tensor_types(used)), None)
     with pytest.raises(BuildError):
         torch_function(program)(*(torch.from_numpy(a) for a in random_inputs(program, 0).values()))
+
+
+CONVOLUTIONS = {
+    "channels last": ("Y[n,y,x,f] +=! X[n,y*2+r,x*2+s,c] * W[r,s,c,f] where y in 4, x in 3",
+                      {"X": (2, 9, 7, 5), "W": (3, 3, 5, 6)}),
+    "": ("Y[n,f,y,x] +=! X[n,c,y+r,x+s] * W[f,c,r,s] where y in 7, x in 5", {"X": (2, 5, 9, 7), "W": (6, 5, 3, 3)}),
+}  # fmt: skip
+
+
+@with_torch
+@pytest.mark.parametrize("layout", CONVOLUTIONS)
+def test_a_convolution_of_the_library_has_the_programs_layout(bench: Any, layout: str) -> None:
+    """Images whose channels come last stay where they are, and are its channels_last."""
+    import torch
+    from gpu_bench.torch_program import library_convolution
+
+    text, shapes = CONVOLUTIONS[layout]
+    program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
+    arrays = random_inputs(program, 0)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    name, call = library_convolution(program, tensors)
+    assert name.endswith("channels last") == bool(layout)
+    results = {program.outputs[0].name: call().contiguous().numpy()}
+    assert agrees(program, results, evaluate(program, arrays)).ok
+    assert library_convolution(parse("y[i] = x[i] + 1.0", dict(tensor_types({"x": {"dtype": "float32", "shape": [4]}})),
+                                     None), tensors) is None  # fmt: skip
+
+
+@with_torch
+def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from gpu_bench.library_peer import library_variants
+
+    setting = ["default"]
+
+    def preferred(library: str | None = None) -> str:
+        setting[0] = library or setting[0]
+        return setting[0]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    case, tensors = bench.samples.references()[0], {name: torch.ones(4, 4) for name in "AB"}
+    seen = []
+    for one in library_variants(case, case.program(), tensors):
+        with one.around():
+            seen.append(setting[0])
+            assert torch.equal(one.call(), torch.full((4, 4), 4.0))
+    assert seen == ["cublas", "cublaslt"]
+    assert setting == ["default"]
+
+
+@with_torch
+@pytest.mark.parametrize(
+    ("key_heads", "queries", "keys", "causal"), [(4, 5, 5, True), (2, 3, 7, True), (2, 3, 7, False)]
+)
+def test_attention_is_asked_of_every_backend_in_every_way(
+    bench: Any, key_heads: int, queries: int, keys: int, causal: bool
+) -> None:
+    import torch
+    from gpu_bench.attention_peer import BACKENDS, attention_variants
+
+    shape = bench.samples.Attention(4, key_heads, queries, keys, causal)
+    seen = (1, key_heads, keys, 16)
+    torch.manual_seed(0)
+    tensors = {"q": torch.randn(1, 4, queries, 16), "k": torch.randn(seen), "v": torch.randn(seen)}
+    variants = attention_variants(shape, tensors)
+    assert len(variants) == len(BACKENDS) * (1 if key_heads == 4 else 2)
+    k, v = (tensors[name].repeat_interleave(4 // key_heads, dim=1) for name in "kv")
+    scores = tensors["q"] @ k.transpose(-1, -2) / 4
+    if causal:
+        scores = scores.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries), -torch.inf)
+    wanted = scores.softmax(-1) @ v
+    for one in (one for one in variants if "math" in one.name):
+        with one.around():
+            assert torch.allclose(one.call(), wanted, atol=1e-5)
+
+
+@with_torch
+def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> None:
+    """Tensors without memory: of attention the backend that takes them is asked."""
+    import torch
+    from gpu_bench.library_peer import library_variants
+
+    asked = set()
+    for case in [*bench.samples.references(), *bench.samples.sampled_cases(BENCH / "data" / "public.json", 1)]:
+        program = case.program()
+        tensors = {name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype.value), device="meta")
+                   for name, kind in program.inputs}  # fmt: skip
+        wanted = [program.types[out.tensor].shape for out in program.outputs]
+        for one in library_variants(case, program, tensors):
+            if case.attention is None or "math" in one.name:
+                assert [tuple(one.call().shape)] == wanted, case.id
+                asked.add(case.cls)
+    assert {"gemm", "gemv", "conv2d", "depthwise", "maxpool", "softmax", "layernorm", "transpose"} <= asked
+
+
+@with_torch
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("y[c,a,b] = x[a,b,c]", [2, 0, 1]),
+        ("y[a,b,c] = x[a,b,c]", None),
+        ("y[c,a,b] = x[a,b,c] * 2.0", None),
+        ("y[b,a,c] = x[a,b,c] where c in 3", None),
+        ("y[a,c,d] = x[a,c,c] where d in 4", None),
+    ],
+)
+def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
+    bench: Any, text: str, order: list[int] | None
+) -> None:
+    from gpu_bench.library_peer import permutation
+
+    types_ = dict(tensor_types({"x": {"dtype": "float32", "shape": [4, 4, 4]}}))
+    assert permutation(parse(text, types_, None)) == order
+
+
+@with_torch
+def test_a_program_is_traced_for_torchs_compiler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from gpu_bench.compiled_peer import compiled_variants
+
+    text, shapes = PROGRAMS["product"]
+    program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
+    arrays = random_inputs(program, 0)
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)  # it needs a compiler, and is torch's own
+    (one,) = compiled_variants(program, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    results = {out.name: made.numpy() for out, made in zip(program.outputs, one.call(), strict=True)}
+    assert agrees(program, results, evaluate(program, arrays)).ok
