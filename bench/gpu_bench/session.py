@@ -46,7 +46,7 @@ DRY_STAGES = ("probe", "verify", "measure")
 MOST_JOBS_ON_DEVICE = 12  # a context each, which takes about half a gigabyte and a second
 ENDING_S = 4.0  # of each stage, to end its processes in
 ALIVE_S = 15.0  # what a device gets to answer after a failure: a process has to start and open it
-COMPILER_S = 30.0  # what another compiler may take for one case
+COMPILER_S = 60.0  # what another compiler may take for one case: the first one starts its own workers
 SMOKE_SETS = 2
 
 
