@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from gpu_bench import machine, report
+from gpu_bench import machine, report, wheels
 from gpu_bench.cases import checks_for
 from gpu_bench.lanes import BoundedLane, end_processes
 from gpu_bench.record import Record
@@ -90,17 +90,14 @@ def _run(options: Options, about: Json, rehearsal: Rehearsal) -> int:
     late.start()
     bus_id = about["device"]["bus_id"] if "device" in about else None
     work = Work(found, cases, verdicts(options.verdicts))
-    ended = Session(options, record, work, rehearsal.on_device, bus_id).run()
+    Session(options, record, work, rehearsal.on_device, bus_id).run()
     late.cancel()
     record.finish()
     total = report.report_of([options.out])
     beside = options.out.with_suffix(".json")
     report.write(total, beside)
     print(f"\n{report.table(total)}\n\n{record.path}, {beside}", flush=True)
-    code = 1 if total["summary"]["wrong"] else 0
-    if not ended:  # an ordinary end would wait for what cannot be ended
-        os._exit(code)
-    return code
+    return 1 if total["summary"]["wrong"] else 0
 
 
 def plan(options: Options, checks: int, cases: int) -> Json:
@@ -197,3 +194,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except (UnknownHardwareError, ArgumentError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. An ordinary end would wait for workers that cannot be ended."""
+    if end_processes():
+        sys.exit(code)
+    wheels.remove_unpacked()
+    sys.stdout.flush()
+    os._exit(code)

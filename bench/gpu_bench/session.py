@@ -108,22 +108,20 @@ class Session:
         self._done = self._left = 0
         self._others = workers()
 
-    def run(self) -> bool:
-        """All stages; whether every process could be ended."""
+    def run(self) -> None:
+        """All stages."""
         runs = {"smoke": self.smoke, "probe": self.probe, "verify": self.verify, "sanitize": self.sanitize,
                 "measure": self.measure, "compare": self.compare}  # fmt: skip
-        began, end, lost, ended = time.monotonic(), 0.0, "", True
+        began, end, lost = time.monotonic(), 0.0, ""
         for stage, seconds in shares_of(self.options.stages, self.options.minutes).items():
             end += seconds
             if lost:
                 self.record.add("skipped", {"stage": stage, "why": lost})
                 continue
-            lost, gone = self._stage(stage, runs[stage], began + end)
-            ended = ended and gone
-        return ended
+            lost = self._stage(stage, runs[stage], began + end)
 
-    def _stage(self, stage: str, run: Callable[[], None], end: float) -> tuple[str, bool]:
-        """Why nothing more can run, or ''; and whether its processes are gone."""
+    def _stage(self, stage: str, run: Callable[[], None], end: float) -> str:
+        """Why nothing more can run, or ''."""
         began, ended = time.monotonic(), "done"
         self._until, self._done, self._left = end - ENDING_S, 0, 0
         print(f"== {stage}: {end - began:.0f} s", flush=True)
@@ -135,12 +133,12 @@ class Session:
             ended = "time"
         except DeviceLostError as lost:
             ended = f"device lost: {lost}"
-        gone = end_processes(self._others)
+        end_processes(self._others)
         self.record.add("stages", {"stage": stage, "seconds": time.monotonic() - began, "allowed_s": end - began,
                                    "done": self._done, "left": self._left, "ended": ended})  # fmt: skip
         if self._left:
             self.record.add("skipped", {"stage": stage, "tasks": self._left, "why": ended})
-        return (ended if ended.startswith("device lost") else ""), gone
+        return ended if ended.startswith("device lost") else ""
 
     # stages -----------------------------------------------------------------------------------------------------------
     def smoke(self) -> None:

@@ -34,6 +34,7 @@ GLIBC = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 _WHEEL = re.compile(
     r"(?P<name>[^-]+)-[^-]+(?:-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl"
 )
+_PREFIX = "gpu-bench-wheels-"
 LACKING = 3  # the exit code of a machine that has not what it takes
 
 
@@ -143,9 +144,16 @@ def canonical(name: str) -> str:
 
 def _unpacked(wheels: Iterable[Path]) -> str:
     """A folder with the contents of these wheels, which goes when this process ends."""
-    folder = tempfile.mkdtemp(prefix="gpu-bench-wheels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    atexit.register(remove_unpacked)
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as packed:
             packed.extractall(folder)
     return folder
+
+
+def remove_unpacked() -> None:
+    """The folders that wheels were unpacked to."""
+    for entry in sys.path:
+        if Path(entry).name.startswith(_PREFIX):
+            shutil.rmtree(entry, ignore_errors=True)

@@ -97,7 +97,9 @@ def test_what_is_not_installed_is_followed_by_the_table(wheels: Any, monkeypatch
     }  # fmt: skip
 
 
-def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(wheels: Any, tmp_path: Path) -> None:
+def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
+    wheels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel(tmp_path, "plain-one", "py3-none-any", needs="Requires-Dist: other-one\n")
     python = f"cp3{sys.version_info.minor}"
     wheel(tmp_path, "native-one", f"{python}-{python}-manylinux_2_17_{platform.machine()}")
@@ -110,6 +112,11 @@ def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(wheels: Any, t
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(entries)}, check=True,
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.stdout.strip() == "True False ['other-one']"
+    monkeypatch.setattr(sys, "path", [*entries, *sys.path])
+    (unpacked,) = [entry for entry in entries if not entry.endswith(".whl")]
+    wheels.remove_unpacked()
+    assert not Path(unpacked).exists()
+    assert (tmp_path / "plain_one-1.0-py3-none-any.whl").exists()
 
 
 @pytest.mark.parametrize(
