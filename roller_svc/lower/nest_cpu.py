@@ -10,6 +10,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.joint import Joint
 from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, JoinLanes, Loop, LoopKind, Node, ScheduleTree, Storage
@@ -51,12 +52,13 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
     along_memory = not is_vector or side_by_side == _last_wide(group)
     walked = streams(group, program, hw) if along_memory else {}
     kept = kept_values(group) if along_memory else {}
+    placed = placed_joints(group)
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
         if not is_vector and width == 1:  # one row alone, in no loop over rows
             at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
         hint_bytes = hw.dram.transaction_bytes if hints_pay(group, program, hw) else None
-        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, hint_bytes).nodes()
+        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, placed, hint_bytes).nodes()
 
     together = None
     if side_by_side is not None:
@@ -91,6 +93,7 @@ class _Rows:
     native: int  # lanes of one vector register
     walked: dict[str, tuple[Stream, ...]]  # what each statement streams through, by its output
     kept: dict[str, Kept]  # what waits of each reduction, by its output
+    placed: dict[str, Joint]  # pairs of an extreme and its place, by the outputs of both
     hint_bytes: int | None  # what one hint asks for; None: hints do not pay
 
     def nodes(self) -> tuple[Node, ...]:
@@ -130,7 +133,7 @@ class _Rows:
 
     def _placing(self, statement: TensorExpr) -> Placing | None:
         """The pass in which lanes find an extreme and its place, where the statement asks for one of them."""
-        joint = placed_joints(self.group).get(statement.output)
+        joint = self.placed.get(statement.output)
         return Placing(joint) if joint is not None and self._lanes_of(statement) > 1 else None
 
     def _accumulator(self, statement: TensorExpr) -> DType:
