@@ -180,7 +180,7 @@ class Lane(Generic[T, R]):
             process.join(STOP_S)
             if process.is_alive():
                 process.kill()
-                process.join()
+                process.join(STOP_S)  # one that waits in a driver cannot be killed: it is left behind
         if life is not None:
             life.close()
         if self._folder is not None:
