@@ -27,6 +27,7 @@ from roller_svc.service.guard import Guard
 from roller_svc.service.problems import add_handlers
 from roller_svc.service.routes import estimates, hardware, health, kernels, operations
 from roller_svc.service.state import ESTIMATES_WAITING_MOST, State
+from roller_svc.service.texts import Texts
 from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
@@ -50,6 +51,7 @@ def create_app(
     the processes for estimates before the first of them is asked for."""
     store = Store(Path(settings.store))
     store.lock()
+    texts = Texts(store)
     scratch = name_scratch(store.root / "scratch")
     limits = worker_limits(settings, scratch)
     checking = Checking(settings.check_timeout_s, limits)
@@ -77,6 +79,7 @@ def create_app(
 
     def close() -> None:
         queue.close(lambda: building.close(at_once=True))
+        texts.close()
         estimating.close()
         checking.close()
         for pool in (batches, submissions, compute):
@@ -105,7 +108,16 @@ def create_app(
         redirect_slashes=False,  # a redirect would repeat the Host that the client made up
     )
     app.state.roller = State(
-        settings, store, queue, compute, submissions, checking.knows, batches, large, Estimates(estimating.outcomes)
+        settings=settings,
+        store=store,
+        texts=texts,
+        queue=queue,
+        compute=compute,
+        submissions=submissions,
+        knows=checking.knows,
+        batches=batches,
+        large=large,
+        estimates=Estimates(estimating.outcomes),
     )
     add_handlers(app)
     app.add_middleware(Guard, settings=settings)

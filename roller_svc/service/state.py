@@ -17,6 +17,7 @@ from roller_svc.farm.jobs import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.outcomes import Patience
+from roller_svc.service.texts import Texts
 from roller_svc.settings import Settings
 
 T = TypeVar("T")
@@ -28,14 +29,17 @@ PLANS_OF_LARGE = 64  # from which on a request for estimates is large: its answe
 
 @dataclass(slots=True)
 class State:
-    """What the routes work with. `compute` reads the store, `submissions` waits for requests to be checked, unless the
-    service `knows` them, `batches` waits for estimates, of few `large` requests at a time.
+    """What the routes work with.
+
+    `texts` makes PTX and SASS. Threads: `compute` reads the store, `submissions` waits for requests to be checked,
+    unless the service `knows` them, `batches` waits for estimates, of few `large` requests at a time.
 
     `is_ending` becomes true once, at the beginning of a shutdown.
     """
 
     settings: Settings
     store: Store
+    texts: Texts
     queue: JobQueue
     compute: ThreadPoolExecutor
     submissions: ThreadPoolExecutor

@@ -6,11 +6,9 @@ import asyncio
 import io
 import re
 import zipfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Header, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
 from roller_svc.errors import UnknownKernelError
@@ -18,19 +16,10 @@ from roller_svc.farm.jobs import Operation
 from roller_svc.farm.store import Json, Store
 from roller_svc.service.convert import build_request_of, kernel_answer, operation_json
 from roller_svc.service.state import State, state_of
-from roller_svc.service.texts import MAKERS, Texts
+from roller_svc.service.texts import MAKERS
 from roller_svc.wire import CompileBody, KernelAnswer, OperationAnswer, Problem
 
-
-@asynccontextmanager
-async def texts_of(app: FastAPI) -> AsyncIterator[dict[str, Texts]]:
-    """What makes the texts of this application's kernels, as long as it runs."""
-    texts = Texts(app.state.roller.store)
-    yield {"texts": texts}
-    await asyncio.to_thread(texts.close)
-
-
-router = APIRouter(prefix="/v1", tags=["kernels"], lifespan=texts_of)
+router = APIRouter(prefix="/v1", tags=["kernels"])
 
 POLL_S = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -88,7 +77,7 @@ async def kernel_file(
     if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if kind in MAKERS:
-        content = await _text(state, request.state.texts, digest, kind)
+        content = await _text(state, digest, kind)
     else:
         content = await state.run(lambda: _content(state, digest, kind))
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
@@ -119,12 +108,12 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
-async def _text(state: State, texts: Texts, digest: str, kind: str) -> bytes:
-    kept = await state.run(lambda: texts.kept(digest, kind))
+async def _text(state: State, digest: str, kind: str) -> bytes:
+    kept = await state.run(lambda: state.texts.kept(digest, kind))
     if kept is not None:
         return kept
     # Shielded: others may wait for the same one.
-    return await asyncio.shield(asyncio.wrap_future(texts.made(digest, kind)))
+    return await asyncio.shield(asyncio.wrap_future(state.texts.made(digest, kind)))
 
 
 def _content(state: State, digest: str, kind: str) -> bytes:
