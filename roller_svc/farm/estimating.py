@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from typing import Any
 
 from roller_svc.errors import BuildError, FarmError, InputError, KernelTimeoutError, RollerError
-from roller_svc.farm.lanes import ThreadLanes, WorkerLimits
+from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.store import Json
 from roller_svc.outcomes import Found, Patience, Work, error_outcome, estimate_slice
 
 CHUNK_MOST = 16  # programs in a message; a process gives back those that do not fit its slice of time
@@ -29,7 +31,8 @@ class Estimating:
         self._workers = workers
         self._timeout_s = timeout_s
         limits = replace(limits, memory_bytes=MEMORY_BYTES, nice=NICE)
-        self._lanes: ThreadLanes[tuple[Work, ...], list[Found]] = ThreadLanes(estimate_slice, timeout_s, limits)
+        answers = JsonAnswers(_found_json, _found_of)
+        self._lanes: ThreadLanes[Sequence[Work], list[Found]] = ThreadLanes(estimate_slice, timeout_s, limits, answers)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="estimating")
 
     def start(self) -> None:
@@ -145,6 +148,22 @@ class _Batch:
             code="check-timeout",
             hint="fewer or simpler conditions and indices; ROLLER_CHECK_TIMEOUT_S is the service's limit",
         )
+
+
+def _found_json(found: list[Found]) -> list[Json]:
+    """What a process found, as it answers: outcomes are texts of JSON."""
+    return [
+        {"outcomes": [text.decode() for text in one.outcomes], "refusal": one.refusal and one.refusal.decode()}
+        for one in found
+    ]
+
+
+def _found_of(document: Sequence[Mapping[str, Any]]) -> list[Found]:
+    """What _found_json wrote. Raises AttributeError, KeyError or TypeError for what it did not."""
+    return [
+        Found([text.encode() for text in one["outcomes"]], None if one["refusal"] is None else one["refusal"].encode())
+        for one in document
+    ]
 
 
 def _ending() -> FarmError:

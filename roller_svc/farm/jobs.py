@@ -285,8 +285,11 @@ class JobQueue:
                 operations = [self._live[operation.id] for operation in job.operations]
             with contextlib.ExitStack() as ending:  # each is called, whatever the others raise
                 ending.callback(job.ended.set_result, None)
-                for operation in operations if facts is not None or not self._closing.is_set() else ():
-                    ending.callback(self._finish, operation, facts, failure)
+                if facts is None and self._closing.is_set():
+                    ending.callback(self._take_back_attempt, operations[0])
+                else:
+                    for operation in operations:
+                        ending.callback(self._finish, operation, facts, failure)
 
     def _attempted(self, job: _Job) -> tuple[Json | None, RollerError]:
         """The kernel's facts, or None and why there are none after the last attempt."""
@@ -317,6 +320,16 @@ class JobQueue:
             self._live |= {operation.id: operation for operation in job.operations}
             first = job.operations[0]
         self.store.write_record(first.id, _to_record(first))
+
+    def _take_back_attempt(self, operation: Operation) -> None:
+        """Have the record say that the build, which the end of the service ended, is to be begun."""
+        if operation.attempts == 0:
+            return
+        queued = replace(operation, stage=Stage.QUEUED, attempts=operation.attempts - 1)
+        try:
+            self.store.write_record(queued.id, _to_record(queued))
+        except StoreError as failure:
+            log.warning("operation %s keeps its attempt: %s", queued.id, failure.message)
 
     def _finish(self, operation: Operation, facts: Json | None, failure: RollerError) -> None:
         error = None if facts is not None else error_json(failure)

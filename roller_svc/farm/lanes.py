@@ -51,7 +51,7 @@ _READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
 class JsonAnswers(Generic[R]):
     """How results travel from a worker that is not trusted: as JSON, never as a pickle.
 
-    `decode` raises ValueError, KeyError or TypeError for a value that is no result.
+    `decode` raises ValueError, KeyError, TypeError or AttributeError for a value that is no result.
     """
 
     encode: Callable[[R], object]
@@ -143,7 +143,7 @@ class Lane(Generic[T, R]):
             if kind == _RESULT and self._answers is not None:
                 return self._answers.decode(document)
             raised = error_of(document) if kind == _RAISED else None
-        except (ValueError, KeyError, TypeError, RecursionError) as failure:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
             self.close(at_once=True)
             raise FarmError("the worker answered what is no result", code="worker-lost") from failure
         if raised is None or isinstance(raised, InvariantError):

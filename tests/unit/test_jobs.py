@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from roller_svc.ask import build_request
+from roller_svc.ask import build_request, request_json
 from roller_svc.errors import ArgumentError, CompileError, FarmError, QueueFullError, RollerError, StoreError
-from roller_svc.farm.jobs import Cache, JobQueue, Operation, Stage
+from roller_svc.farm.jobs import ATTEMPTS_MOST, Cache, JobQueue, Operation, Stage
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 
@@ -372,3 +372,61 @@ def test_one_client_does_not_fill_the_queue(store: Store, builder: Builder) -> N
     for operation in operations:
         ended(queue, operation)
     queue.close()
+
+
+def left_building(store: Store, name: str, attempts: int) -> str:
+    """A record as a process leaves it that is killed in the middle of that attempt."""
+    record_id = f"{attempts}-{name}"
+    record = {
+        "id": record_id, "action": action(request(name)), "stage": "building", "cache": "miss", "create_time": "now",
+        "request": request_json(request(name)), "facts": None, "error": None, "attempts": attempts,
+    }  # fmt: skip
+    store.write_record(record_id, record)
+    return record_id
+
+
+def test_what_the_service_ended_in_again_and_again_is_not_begun(store: Store, builder: Builder) -> None:
+    poisoned = left_building(store, "a", ATTEMPTS_MOST)
+    last = left_building(store, "b", ATTEMPTS_MOST - 1)
+    queue = queue_on(store, builder)
+    assert queue.resume() == 2
+    found, other = queue.get(poisoned), queue.get(last)
+    assert found is not None
+    assert other is not None
+    assert found.error is not None
+    assert found.error["code"] == "build-poisoned"
+    assert ended(queue, other).facts is not None
+    queue.close()
+    assert builder.built == ["b[i] = x[i]"]
+
+
+def test_what_was_interrupted_is_resumed_last(store: Store, builder: Builder) -> None:
+    ids = [left_building(store, name, attempts) for name, attempts in (("a", 2), ("b", 0), ("c", 1))]
+    queue = JobQueue(store, builder, action, workers=1, length=8)
+    queue.resume()
+    for record_id in ids:
+        found = queue.get(record_id)
+        assert found is not None
+        assert ended(queue, found).done
+    queue.close()
+    assert [text[0] for text in builder.built] == ["b", "c", "a"]
+
+
+def test_an_attempt_is_on_disk_before_it_begins_and_counts_unless_the_service_ended_it(store: Store) -> None:
+    seen: list[object] = []
+    started, stopped = threading.Event(), threading.Event()
+
+    def stubborn(_: BuildRequest) -> Artifact:
+        seen.extend((record or {})["attempts"] for _, record in store.records())
+        started.set()
+        assert stopped.wait(60)
+        raise FarmError("its worker was stopped", code="worker-lost")
+
+    queue = queue_on(store, stubborn)
+    operation = queue.submit(request())
+    assert started.wait(60)
+    assert seen == [1]
+    queue.close(stopped.set)
+    record = store.record(operation.id)
+    assert record is not None
+    assert (record["stage"], record["attempts"]) == ("queued", 0)

@@ -55,6 +55,8 @@ def work(task: str) -> str:
                 return file.name
         case "name":
             return Path("/proc/self/comm").read_text().strip()
+        case "nap":
+            time.sleep(1.0)
         case "hang":
             time.sleep(600)
     return task.upper()
@@ -239,12 +241,16 @@ def test_a_tainted_worker_takes_no_other_task() -> None:
     lane.close()
 
 
-def test_a_worker_survives_the_fork_server_and_another_takes_its_place() -> None:
+def test_no_task_is_lost_with_the_fork_server() -> None:
     lane, other = (Lane(work, timeout_s=60.0, forked=True) for _ in range(2))
-    worker = lane.call("pid")
-    os.kill(parent_of(worker), signal.SIGKILL)
-    assert lane.call("pid") == worker
-    assert parent_of(other.call("pid")) != parent_of(worker)
+    server = parent_of(lane.call("pid"))
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(lane.call, "nap")
+        time.sleep(0.2)
+        os.kill(server, signal.SIGKILL)
+        assert parent_of(other.call("pid")) != server
+        assert under_way.result() == "NAP"
+    assert lane.call("on") == "ON"
     for one in (lane, other):
         one.close()
 
