@@ -18,6 +18,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -40,6 +41,7 @@ _preloaded: list[str] = []
 
 STOP_S = 2.0  # what an idle worker gets to end by itself
 START_S = 120.0  # what a worker gets for its imports
+START_PAUSE_S = 0.05  # before the next start after one that failed
 STARTS_MOST = 5  # a worker that ends before it could take a task is no fault of the task
 GRACE_S = 5.0  # what sending a task and receiving an answer may take beside the task itself
 STALLED_SHARE = 0.1  # of its time limit: a worker that ran less was not let
@@ -199,6 +201,7 @@ class Lane(Generic[T, R]):
             except (EOFError, OSError):
                 pass  # it ended, or the fork server did: another one
             self.close(at_once=True)
+            time.sleep(START_PAUSE_S)  # until the end of a fork server can be seen
         raise FarmError(f"{STARTS_MOST} worker processes in a row ended while they started", code="worker-lost")
 
     def _started(self) -> Connection:
