@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m roller_svc.demo
+	$(BIN)/python -m roller_svc.cli.demo
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -23,10 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.construct.mma_attention import GRANULE, SPILL_SLACK, WARP_KEYS, WARP_ROWS
-from roller_svc.construct.partition import partition
-from roller_svc.front import parse
-from roller_svc.generate import generate
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.families.common.gpu.attention import tile as attention_tile
+from roller_svc.families.common.gpu.attention.tile import attended, thread_registers
+from roller_svc.families.common.gpu.matrix.terms import LEAST_STAGES
+from roller_svc.families.common.gpu.warpgroups.tile import MOST_CONSUMERS, ROWS
+from roller_svc.families.gpu.mma_attention.rules import GRANULE, SPILL_SLACK, WARP_KEYS, WARP_ROWS
+from roller_svc.families.gpu.wgmma_attention import cost as wgmma_attention
+from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate, Estimate, StageCost
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -34,11 +40,6 @@ from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import WARPGROUP, RProgram, RTile
-from roller_svc.perf import attention_tile, wgmma_attention
-from roller_svc.perf.attention_tile import attended, thread_registers
-from roller_svc.perf.matrix_terms import LEAST_STAGES
-from roller_svc.perf.wgmma_attention_tile import attention_group_tile, grouped_attention
-from roller_svc.perf.wgmma_tile import MOST_CONSUMERS, ROWS
 from roller_svc.toolchain import compile_source
 
 Json = dict[str, Any]

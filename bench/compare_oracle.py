@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from roller_svc.errors import InputError
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang import parse
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.interpreter import Value, evaluate, reference
-from roller_svc.lang.values import storage_dtype
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import Value, evaluate, reference
+from roller_svc.reference.values import storage_dtype
 
 
 def load_module(path: Path) -> ModuleType:

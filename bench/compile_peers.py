@@ -27,9 +27,9 @@ from peers.cases import CASES, Case
 from peers.worker import WARM_UP
 
 from roller_svc import hardware
-from roller_svc.artifact import kept
-from roller_svc.ask import build_request
-from roller_svc.pipeline import build_kernel
+from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
 from roller_svc.toolchain import versions
 
 PEERS = ("triton", "tilelang")

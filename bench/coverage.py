@@ -18,15 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller_svc import corpus
-from roller_svc.ask import spec_of
-from roller_svc.corpus import Row, Run, Task
+from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.request import spec_of
 from roller_svc.errors import NoCandidateError, RollerError
-from roller_svc.farm.lanes import spread
-from roller_svc.features import EPILOGUES, counted, kernels
-from roller_svc.front import parse
-from roller_svc.ir.demands import KernelFamily
-from roller_svc.ranking import best_plans, ranked_groups
+from roller_svc.farm.workers import spread
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.constraints import KernelFamily
+from roller_svc.verify import corpus
+from roller_svc.verify.corpus import Row, Run, Task
+from roller_svc.verify.kernel_stats import EPILOGUES, counted, kernels
 
 DATA = Path(__file__).parent / "data" / "tensorcore.json"
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090")

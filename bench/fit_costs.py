@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc.bench.cases import performance_cases
-from roller_svc.bench.fit import fitted_together
-from roller_svc.bench.measured_plans import FitCase
-from roller_svc.bench.model_report import fit_cases, read_measurements, spec_of
+from roller_svc.bench.model.fit import fitted_together
+from roller_svc.bench.model.measured_plans import FitCase
+from roller_svc.bench.model.report import fit_cases, read_measurements, spec_of
 from roller_svc.perf.cpu_costs import CpuCosts
 
 Json = dict[str, Any]

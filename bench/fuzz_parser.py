@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller_svc.errors import InputError
+from roller_svc.frontend.lang import parse, render
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang import parse, render
 
 SEEDS = Path(__file__).parents[1] / "tests" / "data" / "fuzz_seeds.txt"
 LIMIT_S = 2.0

@@ -24,26 +24,25 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
+from roller_svc.analysis.operand import operands
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.bench.ranks import median_abs_log_ratio, spearman
-from roller_svc.construct import rank_units
-from roller_svc.construct.mma_contraction import MmaContraction
-from roller_svc.construct.partition import partition
-from roller_svc.construct.rprograms import prepared
+from roller_svc.bench.model.regret import median_abs_log_ratio, spearman
+from roller_svc.construct.construct import prepared, rank_units
 from roller_svc.construct.rules import Base
-from roller_svc.construct.units import units_for
-from roller_svc.construct.wgmma_contraction import WgmmaContraction
-from roller_svc.ir.demands import NO_DEMANDS
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
+from roller_svc.families.gpu.mma_contraction.rules import MmaContraction
+from roller_svc.families.gpu.wgmma_contraction.rules import WgmmaContraction
+from roller_svc.families.matching import units_for
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.constraints import NO_DEMANDS
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
-from roller_svc.ir.operand import operands
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.mma_tile import COLUMNS, ROWS
 from roller_svc.perf.model import Model
-from roller_svc.perf.problem import Problem
+from roller_svc.perf.workload import Problem
 
 Json = dict[str, Any]
 

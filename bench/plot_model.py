@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from roller_svc.bench.model_cpu import measured_s
+from roller_svc.bench.model.run import measured_s
 
 Json = dict[str, Any]
 

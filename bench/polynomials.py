@@ -1,6 +1,7 @@
 """Function of one argument → coefficients of the polynomial nearest to it on an interval.
 
-`python bench/polynomials.py` prints every table of `roller_svc/codegen/vector_math.py` with its largest weighted
+`python bench/polynomials.py` prints every table of
+`roller_svc/codegen/c/vector/elementary.py` with its largest weighted
 error. Arithmetic is decimal, 60 digits, on a grid of Chebyshev points. Coefficients are rounded one by one, the lowest
 power first, and the rest fitted anew to what the rounding leaves.
 """

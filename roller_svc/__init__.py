@@ -15,8 +15,8 @@ from roller_svc import errors
 from roller_svc.version import __version__
 
 if TYPE_CHECKING:
-    from roller_svc import ops
     from roller_svc.api import Estimate, Kernel, compile, estimate, load, reference, targets
+    from roller_svc.frontend import ops
 
 __all__ = [
     "Estimate", "Kernel", "__version__", "compile", "errors", "estimate", "load", "ops", "reference",
@@ -28,7 +28,7 @@ _FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"}
 
 def __getattr__(name: str) -> object:
     if name == "ops":
-        return import_module("roller_svc.ops")
+        return import_module("roller_svc.frontend.ops")
     if name not in _FROM_API:
         raise AttributeError(f"module 'roller_svc' has no attribute {name!r}")
     return getattr(import_module("roller_svc.api"), name)

@@ -11,25 +11,25 @@ from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
 from roller_svc import toolchain
-from roller_svc.artifact import kept, plan_of
-from roller_svc.ask import build_request, checked_expression, checked_outputs, checked_top_k
-from roller_svc.backends import emulated, unrunnable
+from roller_svc.compiler.artifact import kept, plan_of
+from roller_svc.compiler.backends import emulated, unrunnable
+from roller_svc.compiler.estimates.batch import Item, estimated
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request, checked_expression, checked_outputs, checked_top_k
 from roller_svc.errors import ArgumentError, BuildError
-from roller_svc.estimates import Item, estimated
-from roller_svc.front import parse
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
 from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import Roof
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import Attempt, BuildReport, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.interpreter import reference as interpret
-from roller_svc.pipeline import build_kernel
-from roller_svc.runtime import saved
+from roller_svc.reference.interpreter import reference as interpret
 from roller_svc.runtime.binding import bind, check_names
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.runtime.saved import serialization as saved
 
 Inputs = Mapping[str, tuple[str, Sequence[int]]]
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from roller_svc.runtime.cuda import device_present
+from roller_svc.runtime.cuda.module import device_present
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda_arrays import DeviceBytes
+from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 
 def on_device(cupy: Any, program: TensorProgram, patterns: Mapping[str, Array]) -> dict[str, DeviceBytes]:

@@ -11,7 +11,7 @@ OUT_OF_MEMORY = "out-of-memory"
 
 
 class DeviceFault(Exception):
-    """No error of ours, so that a lane (farm/lanes.py) reports it and gives the next task a fresh process."""
+    """No error of ours, so that a lane (farm/workers.py) reports it and gives the next task a fresh process."""
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import numpy as np
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, Role
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda import CudaCall, CudaModule, DeviceBinding
-from roller_svc.runtime.cuda_arrays import ByteArrays, DeviceArray, DeviceBytes
+from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes
+from roller_svc.runtime.cuda.module import CudaCall, CudaModule, DeviceBinding
 
 # More than a row of the widest tile: a store that is one row or one vector off lands in it.
 GUARD_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gpu_bench.clocks import Nvml, Watch
 from roller_svc.errors import InvariantError
-from roller_svc.runtime.cuda import CudaCall, Replay
+from roller_svc.runtime.cuda.module import CudaCall, Replay
 
 Json = dict[str, Any]
 SAMPLE_S = 1e-3  # of device time in one sample, as many calls as that takes: events tell times to half a microsecond

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Generic, TypeVar
 
 from roller_svc.errors import KernelTimeoutError, RollerError
-from roller_svc.farm.lanes import Lane
+from roller_svc.farm.workers import Lane
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from gpu_bench.torch_timing import blas
 from gpu_bench.window_text import kernel_extents, windows
 from roller_svc.ir.expr import AxisRef, Load
 from roller_svc.ir.program import TensorProgram
-from roller_svc.trial import equation_of
+from roller_svc.verify.run_and_verify import equation_of
 
 Call = Callable[[], Any]
 BLAS = ("cublas", "cublaslt")

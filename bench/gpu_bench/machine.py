@@ -14,8 +14,8 @@ from typing import Any
 from roller_svc import calibration
 from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.runtime.cuda import device_present
-from roller_svc.runtime.cuda_arrays import import_cupy
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.runtime.cuda.module import device_present
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]

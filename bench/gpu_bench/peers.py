@@ -14,7 +14,7 @@ from gpu_bench.interleaved import Work, screened
 from gpu_bench.samples import TimedCase
 from roller_svc.errors import BuildError
 from roller_svc.ir.program import TensorProgram
-from roller_svc.runtime.cuda_arrays import DeviceBytes
+from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 Json = dict[str, Any]
 PEERS = ("library", "torch.compile", "triton")

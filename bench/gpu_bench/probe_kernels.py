@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from roller_svc.calibration.cuda_kernels import OPERATIONS, SECONDS, Kernel
-from roller_svc.codegen.instructions import instruction
+from roller_svc.calibration.cuda.kernels import OPERATIONS, SECONDS, Kernel
+from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.hopper_nodes import WARP_THREADS
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.schedule_hopper import WARP_THREADS
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 
 BYTES = "bytes/s"

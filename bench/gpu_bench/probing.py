@@ -24,17 +24,17 @@ from gpu_bench.probe_kernels import (
 )
 from gpu_bench.verify import built
 from roller_svc import hardware
-from roller_svc.calibration.cuda import measured_kernels
-from roller_svc.calibration.cuda_kernels import Kernel, kernels, sizes_of
-from roller_svc.front import parse
+from roller_svc.calibration.cuda.kernels import Kernel, kernels, sizes_of
+from roller_svc.calibration.cuda.spec import measured_kernels
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.hardware import HardwareSpec, Measured, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
-from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.inputs import drawn_patterns
-from roller_svc.runtime import cuda_driver
+from roller_svc.reference.inputs import drawn_patterns
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda import CudaModule
-from roller_svc.runtime.cuda_arrays import import_cupy
+from roller_svc.runtime.cuda import driver as cuda_driver
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.toolchain import compile_source
 
 Json = dict[str, Any]

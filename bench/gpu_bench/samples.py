@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from roller_svc.errors import ArgumentError
-from roller_svc.front import parse
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.program import TensorProgram
-from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.inputs import drawn_patterns, random_inputs
+from roller_svc.reference.inputs import drawn_patterns, random_inputs
 from roller_svc.runtime.binding import Array
 
 Json = dict[str, Any]

@@ -16,12 +16,12 @@ from typing import Any
 from gpu_bench.cases import checks
 from gpu_bench.check import Check
 from gpu_bench.verify import built
-from roller_svc.artifact import kept
-from roller_svc.front import parse
-from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.runtime.cuda import CudaModule
-from roller_svc.runtime.cuda_arrays import import_cupy, placed
+from roller_svc.compiler.artifact import kept
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.runtime.cuda.arrays import import_cupy, placed
+from roller_svc.runtime.cuda.module import CudaModule
 
 Json = dict[str, Any]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")

@@ -18,22 +18,22 @@ from gpu_bench.peers import peer_works
 from gpu_bench.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
 from roller_svc import hardware
 from roller_svc.calibration import calibrated_cuda
-from roller_svc.construct.shared import Shared
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.plans import plans_of_all, ranked_groupings, shortlisted
 from roller_svc.errors import BuildError, InvariantError
-from roller_svc.features import kernels
-from roller_svc.generate import generate
+from roller_svc.ir.accumulation import MatrixSums
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.interpreter import sample_places, sampled
-from roller_svc.lang.values import storage_dtype
-from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.interpreter import sample_places, sampled
+from roller_svc.reference.values import storage_dtype
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda import CudaModule
-from roller_svc.runtime.cuda_arrays import DeviceBytes, import_cupy
+from roller_svc.runtime.cuda.arrays import DeviceBytes, import_cupy
+from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.toolchain import compile_source
-from roller_svc.trial import SAMPLED_ELEMENTS, WHOLE_POINTS, sums_of
+from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.run_and_verify import SAMPLED_ELEMENTS, WHOLE_POINTS, sums_of
 
 Json = dict[str, Any]
 MOST_SETS = 64  # of copies of the arrays, to find them out of the cache

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from roller_svc.bench.peers.nest import Nest, affine_index, nest_of, reach
-from roller_svc.bench.peers.products import parts
-from roller_svc.bench.peers.torch_library import FUNCTIONS, torch_dtype
-from roller_svc.bench.peers.windows import Convolution, convolution_of
+from roller_svc.bench.baselines.torch_library import FUNCTIONS, torch_dtype
+from roller_svc.bench.baselines.translate.nest import Nest, affine_index, nest_of, reach
+from roller_svc.bench.baselines.translate.products import parts
+from roller_svc.bench.baselines.translate.windows import Convolution, convolution_of
 from roller_svc.errors import BuildError
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpu_bench.interleaved import calls_for
-from roller_svc.runtime.cuda_arrays import DeviceBytes
+from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 Call = Callable[[], Any]
 _WARM_UPS = 3  # libraries choose and allocate, compilers compile, at the first calls

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_bench.peers import Variant
 from gpu_bench.samples import TimedCase
 from roller_svc.ir.program import TensorProgram
-from roller_svc.trial import equation_of
+from roller_svc.verify.run_and_verify import equation_of
 
 _HALVES = ("float16", "bfloat16")
 _LONGEST_ROW = 1 << 16  # elements that one program of Triton may hold

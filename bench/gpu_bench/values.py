@@ -9,8 +9,8 @@ import numpy as np
 from gpu_bench.check import Check
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.values import least_normal, narrow
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.values import least_normal, narrow
 from roller_svc.runtime.binding import Array
 
 

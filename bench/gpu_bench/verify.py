@@ -16,18 +16,18 @@ from gpu_bench.fault import ending_the_process
 from gpu_bench.guarded import GuardedCall
 from gpu_bench.products import whole_product
 from gpu_bench.values import inputs, values_of
-from roller_svc.ask import build_request
-from roller_svc.backends import emulated
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildError, RollerError, ToolchainMissingError
-from roller_svc.features import kernels
+from roller_svc.ir.accumulation import MatrixSums
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import BuildReport
-from roller_svc.pipeline import build_kernel
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.cuda_arrays import import_cupy
-from roller_svc.trial import WHOLE_POINTS, judged, sums_of
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.run_and_verify import WHOLE_POINTS, judged, sums_of
 
 Json = dict[str, Any]
 # Beyond this the interpreter, which does ten million a second, judges a sample alone (trial.py).

@@ -4,7 +4,7 @@ registers, the order of products and weights, the vote of both roles on a second
 from __future__ import annotations
 
 from mutants.mutation import H200, Case, Edit, Kind, Mutation, Tiles, planted
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 _SOFTMAX = (
     "s[h, i, j] +=! q[h, i, d] * k[0, j, d]; p[h, i, j] = (s[h, i, j] * 0.125).when([j <= i - 6], -60000.0);"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import RTX5090, T4, Case, Tiles
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 MMA = KernelFamily.MMA
 FLOAT_PRODUCT = "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)"

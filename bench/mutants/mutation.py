@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 A100, T4, RTX5090, H200 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx5090", "nvidia-h200-sxm"
 Types = tuple[tuple[str, str, tuple[int, ...]], ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import T4, Case, Tiles
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 SIMT = KernelFamily.SIMT
 PRODUCT = "C[m, n] +=! A[m, k] * B[k, n]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import Case, Edit, Kind, Mutation, Tiles, Types, planted
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 MMA = KernelFamily.MMA
 _SCORE = r"scores\[key_fragment \* 4 \+ \(\(half_ \* 2\) \+ pair\)\]"

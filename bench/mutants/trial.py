@@ -10,24 +10,24 @@ from enum import Enum
 
 from mutants.mutation import Case, Mutation
 from roller_svc import hardware
-from roller_svc.backends import emulated
-from roller_svc.construct import rank_units
-from roller_svc.construct.partition import partition
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.construct.construct import rank_units
 from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
-from roller_svc.front import parse
-from roller_svc.generate import generate
-from roller_svc.ir.demands import Demands
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.accumulation import MatrixSums
+from roller_svc.ir.constraints import Demands
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
-from roller_svc.ir.matrix_sums import MatrixSums
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.interpreter import Value, evaluate
-from roller_svc.lang.values import Array
-from roller_svc.trial import sums_of
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import Value, evaluate
+from roller_svc.reference.values import Array
+from roller_svc.verify.run_and_verify import sums_of
 
 SEEDS = (0, 1, 2)
 

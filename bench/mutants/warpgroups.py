@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import H200, Case, Tiles
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.ir.constraints import KernelFamily
 
 WGMMA = KernelFamily.WGMMA
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller_svc.bench.documents import CaseModel, InputModel, Kind, checked, read_json
+from roller_svc.bench.input_files import CaseModel, InputModel, Kind, checked, read_json
 from roller_svc.errors import ArgumentError
-from roller_svc.front import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
 

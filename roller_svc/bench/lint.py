@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.artifact import kept
-from roller_svc.ask import build_request
 from roller_svc.bench.cases import BenchCase
+from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.report import BuildReport
-from roller_svc.pipeline import build_kernel
-from roller_svc.toolchain.lint import FindingKind, Lint, LintedLaunch, PlannedKernel, lint
+from roller_svc.verify.lint import FindingKind, Lint, LintedLaunch, PlannedKernel, lint
 
 Json = dict[str, Any]
 

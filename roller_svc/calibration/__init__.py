@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from roller_svc.calibration.calibrate import SECONDS, calibrated, on_this_machine
 from roller_svc.calibration.check import Comparison, compared
-from roller_svc.calibration.cuda import calibrated_cuda, shipped_spec
+from roller_svc.calibration.cpu.spec import quietest, refigured
+from roller_svc.calibration.cuda.spec import calibrated_cuda, shipped_spec
 from roller_svc.calibration.presence import check_cuda, check_present
-from roller_svc.calibration.spec import quietest, refigured
 
 __all__ = [
     "SECONDS", "Comparison", "calibrated", "calibrated_cuda", "check_cuda", "check_present", "compared",

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from roller_svc import toolchain
-from roller_svc.calibration.cpu import CpuKernels, compiled_kernels, probes
-from roller_svc.calibration.cuda import calibrated_cuda, check_spec, device, measured_on_device
+from roller_svc.calibration.cpu.probes import CpuKernels, compiled_kernels, probes
+from roller_svc.calibration.cpu.spec import standing_for, with_figures
+from roller_svc.calibration.cuda.spec import calibrated_cuda, check_spec, device, measured_on_device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
-from roller_svc.calibration.spec import standing_for, with_figures
 from roller_svc.hardware.detect import localised, probe
 from roller_svc.ir.hardware import Family, HardwareSpec, Measured
 from roller_svc.ir.kernel import Language

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roller_svc.calibration.calibrate import SECONDS, measured_on
-from roller_svc.calibration.cuda import device
+from roller_svc.calibration.cpu.spec import GAINS, with_figures
+from roller_svc.calibration.cuda.spec import device
 from roller_svc.calibration.presence import check_present
-from roller_svc.calibration.spec import GAINS, with_figures
 from roller_svc.errors import existing
 from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import Family, HardwareSpec, Measured

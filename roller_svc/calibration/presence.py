@@ -5,7 +5,7 @@ from __future__ import annotations
 from roller_svc.errors import LaunchError, ToolchainMissingError
 from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.runtime.cuda import device_count
+from roller_svc.runtime.cuda.module import device_count
 
 
 def check_present(hw: HardwareSpec) -> None:

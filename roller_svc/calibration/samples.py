@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import Measured
-from roller_svc.runtime.disturbance import waiting_s
+from roller_svc.runtime.interference import waiting_s
 
 SAMPLES_LEAST = 3
 PATIENCE = 3.0  # times the seconds asked for

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from roller_svc import calibration, hardware
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import show
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import Family, HardwareSpec
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
-from roller_svc.cli.texts import Texts
+from roller_svc.cli.context import Texts
 from roller_svc.errors import ArgumentError, InputError, LaunchError, RollerError, ToolchainMissingError
 from roller_svc.version import __version__
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as ended:  # argparse has shown what it was asked for
         return ended.code if isinstance(ended.code, int) else REFUSED
     except RollerError as error:
-        import_module("roller_svc.cli.tell").tell(error, texts.expression, as_json=as_json)
+        import_module("roller_svc.cli.errors").tell(error, texts.expression, as_json=as_json)
         return exit_code(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

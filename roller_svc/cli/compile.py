@@ -6,10 +6,11 @@ import argparse
 from typing import Any
 
 from roller_svc.api import Kernel
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote, show
-from roller_svc.describe import kernel_json
-from roller_svc.pipeline import build_kernel
+from roller_svc.cli import remote
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.serialize import kernel_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,17 +9,18 @@ import os
 import time
 from collections.abc import Iterator
 
-from roller_svc import corpus
-from roller_svc.ask import checked_tiles, one_of
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import progress, show
+from roller_svc.cli import progress
 from roller_svc.cli.journal import Journal
-from roller_svc.corpus import Row, Run, Task
+from roller_svc.compiler.request import checked_tiles, one_of
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
-from roller_svc.farm.lanes import spread
-from roller_svc.ir.demands import KernelFamily
+from roller_svc.farm.workers import spread
+from roller_svc.ir.constraints import KernelFamily
 from roller_svc.settings import settings
+from roller_svc.verify import corpus
+from roller_svc.verify.corpus import Row, Run, Task
 
 BAD_SHOWN = 40
 

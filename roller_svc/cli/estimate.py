@@ -6,14 +6,15 @@ import argparse
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.ask import checked_top_k
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote, show
-from roller_svc.client import error_of
+from roller_svc.cli import remote
+from roller_svc.client.client import error_of
+from roller_svc.client.schemas import EstimateBody
+from roller_svc.compiler.estimates.batch import Item, estimated, what_if_json
+from roller_svc.compiler.estimates.worker import estimated_json
+from roller_svc.compiler.request import checked_top_k
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Item, estimated, what_if_json
-from roller_svc.outcomes import estimated_json
-from roller_svc.wire import EstimateBody
 
 CHANGES = ("target", "resource", "saves")
 ROOFS = ("target", "level", "seconds", "operations", "bytes")

@@ -6,18 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roller_svc.ask import spec_of
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import show
 from roller_svc.cli.compile import candidates_table
-from roller_svc.construct.shared import Shared
-from roller_svc.construct.what_if import sensitivities
-from roller_svc.describe import report_json, sensitivity_json
+from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.plans import plans_of_all, ranked_groupings, shortlisted
+from roller_svc.compiler.request import spec_of
+from roller_svc.compiler.sensitivity import sensitivities
+from roller_svc.compiler.serialize import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
-from roller_svc.front import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
-from roller_svc.pipeline import build_kernel
-from roller_svc.ranking import plans_of_all, ranked_groupings, shortlisted
 
 STEPS_SHOWN = 40
 

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from roller_svc.ask import spec_of
 from roller_svc.bench.lint import check_target, lint_json, linted
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import show
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import spec_of
 from roller_svc.ir.printer import text
-from roller_svc.pipeline import build_kernel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

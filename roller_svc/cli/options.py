@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.ask import build_request
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.demands import TILE_FIELDS
+from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings
 

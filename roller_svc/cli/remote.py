@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 
 from roller_svc import api, hardware
 from roller_svc.cli import options as common
-from roller_svc.client import Client
+from roller_svc.client.client import Client
+from roller_svc.client.schemas import CompileBody
 from roller_svc.errors import ArgumentError, FarmError
 from roller_svc.settings import settings
-from roller_svc.wire import CompileBody
 
 B = TypeVar("B", bound=BaseModel)
 _FILE_BYTES_MOST = 1 << 30

@@ -6,19 +6,20 @@ import argparse
 from typing import Any
 
 from roller_svc.api import Kernel
-from roller_svc.ask import checked_outputs
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote, show
+from roller_svc.cli import remote
 from roller_svc.cli.compile import built, facts_of
+from roller_svc.compiler.request import checked_outputs
 from roller_svc.errors import ArgumentError, WrongAnswerError
-from roller_svc.front import parse
-from roller_svc.ir.matrix_sums import MatrixSums, matrix_sums
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.accumulation import MatrixSums, matrix_sums
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
-from roller_svc.lang.compare import Agreement
-from roller_svc.lang.input_types import tensor_types
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.trial import Arrays, as_einsum, judged, prepared
+from roller_svc.reference.compare import Agreement
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.verify.run_and_verify import Arrays, as_einsum, judged, prepared
 
 UNCHECKED = "not checked: the reference would take too long at this size"
 

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from roller_svc import calibration, hardware
+from roller_svc.cli import errors as tell
+from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote, show, tell
-from roller_svc.describe import Json, device_json
+from roller_svc.cli import remote
+from roller_svc.compiler.serialize import Json, device_json
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import HardwareSpec
 

@@ -1,10 +1,17 @@
-"""C-like dialects as data: types, qualifiers, functions that differ by a word."""
+"""C-like dialects as data: types, qualifiers, functions that differ by a word.
+
+Names of functions in C-like languages, by operator.
+
+Numbers → text in a C-like dialect.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, OpKind
 from roller_svc.ir.kernel import Language
 
 # short names of types, used in helpers' names: max_f32, floordiv_i64
@@ -69,3 +76,68 @@ CUDA = Dialect(
 HIP = replace(
     CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4
 )
+
+
+# functions that both C's math library and CUDA have under one name, with f for float
+LIBRARY = {
+    OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
+    OpKind.LOG10: "log10", OpKind.LOG1P: "log1p", OpKind.SQRT: "sqrt", OpKind.SIN: "sin", OpKind.COS: "cos",
+    OpKind.TAN: "tan", OpKind.ASIN: "asin", OpKind.ACOS: "acos", OpKind.ATAN: "atan", OpKind.SINH: "sinh",
+    OpKind.COSH: "cosh", OpKind.TANH: "tanh", OpKind.ASINH: "asinh", OpKind.ACOSH: "acosh", OpKind.ATANH: "atanh",
+    OpKind.ERF: "erf", OpKind.RFLOOR: "floor", OpKind.RCEIL: "ceil", OpKind.ROUND: "rint", OpKind.TRUNC: "trunc",
+    OpKind.FMAX: "fmax", OpKind.FMIN: "fmin", OpKind.POW: "pow", OpKind.FMOD: "fmod", OpKind.REMAINDER: "remainder",
+    OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
+}  # fmt: skip
+# helpers of ours, both for floats and integers
+OURS = {
+    OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
+    OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
+    OpKind.SOFTPLUS: "softplus", OpKind.ISINF: "isinf",
+}  # fmt: skip
+OURS_INTEGER = {
+    OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
+    OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
+}  # fmt: skip
+# what helpers of ours call
+NEEDS_LIBRARY = {
+    "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
+    "isinf": ("fabs",),
+}  # fmt: skip
+
+
+# Integers up to here have no gaps between them: two to the number of significant bits.
+EXACT_INTEGERS = {DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8}
+
+
+def literal(value: float, dtype: DType, dialect: Dialect) -> str:
+    """A number in the value type of its dtype."""
+    if not dtype.is_float:
+        return _integer(int(value), dtype)
+    double = dtype is DType.FLOAT64
+    if math.isinf(value):
+        text = dialect.inf_f64 if double else dialect.inf_f32
+        return text if value > 0 else f"(-{text})"
+    if math.isnan(value):
+        zero = literal(0.0, dtype, dialect)
+        return f"({zero} / {zero})"
+    text = repr(float(value))
+    text = text if any(c in text for c in ".en") else f"{text}.0"
+    text = text if double else f"{text}f"
+    return f"({text})" if text.startswith("-") else text  # -0.0 too: two signs would be a decrement
+
+
+def is_beyond(expr: Expr) -> bool:
+    """Whether it is a number that its own integer type cannot hold."""
+    if not isinstance(expr, Const) or expr.dtype.is_float:
+        return False
+    least, greatest = expr.dtype.integer_range
+    return not least <= expr.value <= greatest
+
+
+def _integer(value: int, dtype: DType) -> str:
+    if dtype is DType.INT64 and value == -(1 << 63):
+        return "(-9223372036854775807LL - 1)"
+    suffix = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(dtype, "")
+    if dtype is DType.INT32 and value == -(1 << 31):
+        return "(-2147483647 - 1)"
+    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from roller_svc.codegen.ranges import COMPARED, INDEXED, Range, leaves_int32, range_of
+from roller_svc.analysis.index_ranges import COMPARED, INDEXED, Range, leaves_int32, range_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Expr, Op, loads_of, walk
 from roller_svc.ir.schedule import AnyThread, Branch, Compute, Copy, Let, Loop, Node, bodies, expressions

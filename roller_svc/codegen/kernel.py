@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from roller_svc.codegen import c, cuda, threads
-from roller_svc.codegen.c_walk import Setting
+from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.c import threads
+from roller_svc.codegen.c import visitor as c
+from roller_svc.codegen.c.preamble import SHARED_ROOMS, Function, preamble, private_rooms
+from roller_svc.codegen.c.visitor import Setting
+from roller_svc.codegen.cuda import function as cuda
 from roller_svc.codegen.names import Names
-from roller_svc.codegen.place import Place
-from roller_svc.codegen.preamble import SHARED_ROOMS, Function, preamble, private_rooms
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of, walk
@@ -19,17 +21,7 @@ from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Rol
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.ir.schedule import (
-    Compute,
-    Let,
-    Node,
-    ScheduleTree,
-    Scope,
-    Storage,
-    Transpose,
-    descend,
-    expressions,
-)
+from roller_svc.ir.schedule import Compute, Let, Node, ScheduleTree, Scope, Storage, Transpose, descend, expressions
 
 MICRO_KERNEL_OPTIONS = ("-O2", "-fno-tree-slp-vectorize")
 STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from roller_svc.codegen.dialect import SHORT, Dialect
-from roller_svc.codegen.functions import LIBRARY, NEEDS_LIBRARY, OURS, OURS_INTEGER
+from roller_svc.analysis.index_ranges import COMPARED, Range, fold, leaves_int32, range_of, split_sum
+from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.dialect import (
+    EXACT_INTEGERS,
+    LIBRARY,
+    NEEDS_LIBRARY,
+    OURS,
+    OURS_INTEGER,
+    SHORT,
+    Dialect,
+    is_beyond,
+    literal,
+)
 from roller_svc.codegen.helpers import Helper, helper
-from roller_svc.codegen.literals import EXACT_INTEGERS, is_beyond, literal
 from roller_svc.codegen.names import Names
-from roller_svc.codegen.place import Place
-from roller_svc.codegen.ranges import COMPARED, Range, fold, leaves_int32, range_of, split_sum
 from roller_svc.errors import InvariantError
-from roller_svc.ir.build import div, mod, mul, num
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     COMPARISONS,
@@ -29,6 +36,7 @@ from roller_svc.ir.expr import (
     loads_of,
     walk,
 )
+from roller_svc.ir.index import div, mod, mul, num
 from roller_svc.ir.kernel import RuntimeCheck
 
 

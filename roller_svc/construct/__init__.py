@@ -1,7 +1,1 @@
-"""ROLLER: KernelGroup → aligned rPrograms, unranked (`construct`) or ranked by the performance model (`rank`)."""
-
-from __future__ import annotations
-
-from roller_svc.construct.rprograms import construct, rank, rank_units
-
-__all__ = ["construct", "rank", "rank_units"]
+"""ROLLER's construction: KernelGroup → aligned rPrograms, by scale-up and scale-out."""

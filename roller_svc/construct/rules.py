@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from roller_svc.construct.scale_up import Grown, Look, Stage
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.problem import Problem
+from roller_svc.perf.workload import Problem
 
 T = TypeVar("T")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roller_svc.analysis.operand import LONGEST_RUN
 from roller_svc.construct.rules import Base, Rules, spatial_grid
 from roller_svc.construct.scale_up import Log
-from roller_svc.construct.split import piece_length
+from roller_svc.fusion.split.reduction import piece_length
 from roller_svc.ir.estimate import TraceStep
-from roller_svc.ir.operand import LONGEST_RUN
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.problem import Problem
+from roller_svc.perf.workload import Problem
 
 MAX_SPLIT = 256
 MIN_STEPS = 2  # staged steps that each part of a split contraction keeps

@@ -10,9 +10,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from roller_svc import hardware, toolchain
-from roller_svc.ask import spec_of
+from roller_svc.compiler.request import spec_of
 from roller_svc.farm.store import SCHEMA
-from roller_svc.front import parse
+from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.report import BuildRequest

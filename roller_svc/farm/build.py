@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller_svc.artifact import kept
-from roller_svc.describe import kernel_json, measurement_json
+from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.serialize import kernel_json, measurement_json
 from roller_svc.errors import FarmError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.report import BuildReport, BuildRequest, Select
-from roller_svc.pipeline import build_kernel
-from roller_svc.runtime import saved
+from roller_svc.runtime.saved import serialization as saved
 
-# Kinds of files by the name that runtime/saved.py gives them.
+# Kinds of files by the name that runtime/saved/serialization.py gives them.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
 LOADED_GENERATOR = generator_digest()  # of the code that this process imported, or the one that it was forked from
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

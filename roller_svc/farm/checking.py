@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from roller_svc.ask import request_json
+from roller_svc.compiler.estimates.cache import Memo
+from roller_svc.compiler.request import request_json
 from roller_svc.errors import FarmError, InputError, KernelTimeoutError
 from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
-from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.workers import JsonAnswers, ThreadLanes, WorkerLimits
 from roller_svc.ir.report import BuildRequest
-from roller_svc.memo import Memo
 
 REMEMBERED_CHARACTERS = 8 << 20  # of requests
 ATTEMPTS_MOST = 3  # where processes die

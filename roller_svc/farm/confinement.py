@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 import roller_svc
-from roller_svc.toolchain import cxx, gcc, hip, nvrtc
+from roller_svc.toolchain import gcc, hip, nvrtc
+from roller_svc.toolchain import gcc as cxx
 from roller_svc.toolchain.confined import SYSTEM_FOLDERS, readable_for
 
 _PROGRAMS = (*gcc.PROGRAMS, *cxx.PROGRAMS, hip.COMMAND)

@@ -4,7 +4,7 @@
     ac/<action digest>     the manifest blob of what an action made
     kernels/<digest>       the manifest blob of a kernel
     derived/<digest>.<kind>  the blob of a text that a tool made of a kernel, and the tool
-    operations/<id>.json   a record of a request (farm/jobs.py)
+    operations/<id>.json   a record of a request (farm/operations.py)
     set-aside/<id>.json    a record that this version cannot read
     lock                   held by the one service of the store
     tmp/                   files that are being written

@@ -150,7 +150,7 @@ class Op:
 class Cast:
     """Conversion to `dtype`. float -> integer truncates and saturates, NaN gives 0; to float8 saturates.
 
-    An explicit one of integers to their own type is a cut: arithmetic below it may wrap (lang/cuts.py puts it there).
+    An explicit one of integers to their own type is a cut: arithmetic below it may wrap (frontend/lang/cuts.py).
     """
 
     arg: Expr

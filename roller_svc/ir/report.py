@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.demands import Demands, KernelFamily
+from roller_svc.ir.constraints import Demands, KernelFamily
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec

@@ -12,8 +12,8 @@ from enum import Enum
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
-from roller_svc.ir.hopper_nodes import HopperNode, hopper_expressions
 from roller_svc.ir.program import Combine
+from roller_svc.ir.schedule_hopper import HopperNode, hopper_expressions
 from roller_svc.ir.tensor_map import TensorMap
 
 SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roller_svc.ir.hopper_nodes import HopperNode, hopper_line
 from roller_svc.ir.schedule import (
     AnyThread,
     AwaitCopies,
@@ -27,6 +26,7 @@ from roller_svc.ir.schedule import (
     Transpose,
     bodies,
 )
+from roller_svc.ir.schedule_hopper import HopperNode, hopper_line
 
 
 def render(nodes: tuple[Node, ...], depth: int = 0) -> str:

@@ -10,33 +10,33 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from roller_svc.analysis.operand import Operand
+from roller_svc.families.common.gpu.matrix.terms import at, tile_count
+from roller_svc.families.cpu.contraction.cost import cpu_contraction
+from roller_svc.families.cpu.convolution.cost import cpu_convolution
+from roller_svc.families.cpu.loops.cost import cpu_nest
+from roller_svc.families.cpu.transpose.cost import cpu_layout
+from roller_svc.families.cpu.window.cost import cpu_window
+from roller_svc.families.gpu.elementwise.cost import simt_map
+from roller_svc.families.gpu.mma_attention.cost import mma_attention
+from roller_svc.families.gpu.mma_contraction.cost import mma_contraction
+from roller_svc.families.gpu.reduction.cost import simt_reduction
+from roller_svc.families.gpu.scatter.cost import simt_nest
+from roller_svc.families.gpu.simt_contraction.cost import simt_contraction
+from roller_svc.families.gpu.wgmma_attention.cost import wgmma_attention
+from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_contraction
+from roller_svc.families.gpu.window.cost import simt_window
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.group import TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import Resources
-from roller_svc.ir.operand import Operand
 from roller_svc.ir.rprogram import WARPGROUP, RProgram
-from roller_svc.perf.cpu_contraction import cpu_contraction
-from roller_svc.perf.cpu_convolution import cpu_convolution
+from roller_svc.perf.common import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.cpu_costs import CpuCosts
-from roller_svc.perf.cpu_layout import cpu_layout
-from roller_svc.perf.cpu_nest import cpu_nest
-from roller_svc.perf.cpu_window import cpu_window
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.matrix_terms import at, tile_count
-from roller_svc.perf.mma_attention import mma_attention
-from roller_svc.perf.mma_contraction import mma_contraction
 from roller_svc.perf.occupancy import BlockNeeds
-from roller_svc.perf.problem import Problem, problem
-from roller_svc.perf.simt_contraction import simt_contraction
-from roller_svc.perf.simt_map import simt_map
-from roller_svc.perf.simt_nest import simt_nest
-from roller_svc.perf.simt_reduction import simt_reduction
-from roller_svc.perf.simt_window import simt_window
-from roller_svc.perf.terms import Costs, Launch, launching_s, second_launch_s
 from roller_svc.perf.uncertainty import uncertainty
-from roller_svc.perf.wgmma_attention import wgmma_attention
-from roller_svc.perf.wgmma_contraction import wgmma_contraction
+from roller_svc.perf.workload import Problem, problem
 
 Factors = tuple[Operand, ...]
 

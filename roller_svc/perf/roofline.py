@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller_svc.ir.estimate import COMPUTE, Roof
-from roller_svc.perf.problem import Problem
+from roller_svc.perf.workload import Problem
 
 
 def roofline(p: Problem) -> tuple[Roof, ...]:

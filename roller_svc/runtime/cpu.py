@@ -18,7 +18,7 @@ import numpy as np
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
-from roller_svc.runtime.cpu_instructions import check_instructions
+from roller_svc.runtime.cpu_features import check_instructions
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")

@@ -13,21 +13,21 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from roller_svc.estimates import Estimates
+from roller_svc.compiler.estimates.batch import Estimates
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, artifact_of, build_task
 from roller_svc.farm.checking import Checking
 from roller_svc.farm.confinement import gpu_devices, readable_by_builds
-from roller_svc.farm.estimating import Estimating
-from roller_svc.farm.jobs import JobQueue
-from roller_svc.farm.lanes import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.estimate_pool import Estimating
+from roller_svc.farm.operations import JobQueue
 from roller_svc.farm.scratch import name_scratch
 from roller_svc.farm.store import Artifact, Store
+from roller_svc.farm.workers import JsonAnswers, ThreadLanes, WorkerLimits
 from roller_svc.ir.report import BuildRequest
-from roller_svc.service.guard import Guard
+from roller_svc.service.disassembly import Texts
+from roller_svc.service.middleware import Guard
 from roller_svc.service.problems import add_handlers
 from roller_svc.service.routes import estimates, hardware, health, kernels, operations
 from roller_svc.service.state import ESTIMATES_WAITING_MOST, State
-from roller_svc.service.texts import Texts
 from roller_svc.settings import Settings
 from roller_svc.version import __version__
 

@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from roller_svc import errors
-from roller_svc.describe import error_json
+from roller_svc.client.schemas import HTTP_ERROR_CODE
+from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import (
     FarmError,
     InputError,
@@ -23,7 +24,6 @@ from roller_svc.errors import (
     SpecError,
     ToolchainMissingError,
 )
-from roller_svc.wire import HTTP_ERROR_CODE
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2

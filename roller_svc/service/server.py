@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig
-from roller_svc.service.guard import allowed_hosts
+from roller_svc.service.middleware import allowed_hosts
 from roller_svc.settings import Settings, forget_secrets
 
 STOP_S = 10  # what requests under way get before the service ends

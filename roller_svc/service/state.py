@@ -11,13 +11,13 @@ from typing import TypeVar, cast
 
 from fastapi import Request
 
+from roller_svc.compiler.estimates.batch import Estimates
+from roller_svc.compiler.estimates.worker import Patience
 from roller_svc.errors import FarmError, QueueFullError
-from roller_svc.estimates import Estimates
-from roller_svc.farm.jobs import JobQueue, Operation
+from roller_svc.farm.operations import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
-from roller_svc.outcomes import Patience
-from roller_svc.service.texts import Texts
+from roller_svc.service.disassembly import Texts
 from roller_svc.settings import Settings
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from roller_svc.errors import ToolchainMissingError
 from roller_svc.ir.hardware import Arch, Family, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, hip, nvrtc
-from roller_svc.toolchain.cxx import compile_cxx
+from roller_svc.toolchain.binaries.sass import disassembler_version, sass_text
+from roller_svc.toolchain.gcc import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.linked import compile_together, link_alone
-from roller_svc.toolchain.sass import disassembler_version, sass_text
+from roller_svc.toolchain.link import compile_together, link_alone
 
 __all__ = [
     "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "compile_together",

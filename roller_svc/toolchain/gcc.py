@@ -1,4 +1,7 @@
-"""C text → shared object, through gcc or clang in a confined subprocess."""
+"""C text → shared object, through gcc or clang in a confined subprocess.
+
+C++ files → an object or a program, through g++ or clang++ in a confined subprocess.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import shlex
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roller_svc.errors import InvariantError, KernelTimeoutError, ToolchainMissingError
@@ -17,6 +21,35 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.confined import compile_confined, run_confined
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.source_check import check_source
+
+OUTPUT = "output"
+INSTALL = "apt install g++"
+CXX_PROGRAMS = ("g++", "c++")
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler of this machine; raises ToolchainMissingError."""
+    for name in CXX_PROGRAMS:
+        if path := shutil.which(name):
+            return path
+    raise ToolchainMissingError(f"no C++ compiler found (looked for {', '.join(CXX_PROGRAMS)}): {INSTALL}")
+
+
+def compile_cxx(
+    name: str, files: Mapping[str, bytes], arguments: Sequence[str], limits: CompileLimits = DEFAULT_LIMITS
+) -> bytes:
+    """Runs the compiler with `arguments` in a folder of `files`; what it wrote to the file "output".
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    command = [cxx_compiler(), *arguments]
+    with tempfile.TemporaryDirectory(prefix="roller-cxx-") as folder:
+        directory = Path(folder)
+        for file, content in files.items():
+            (directory / file).write_bytes(content)
+        compile_confined(f"{name}: the C++ compiler", command, directory / OUTPUT, limits)
+        return (directory / OUTPUT).read_bytes()
+
 
 # -fwrapv, -fno-strict-aliasing: the language's integers wrap and its bit casts read one type's bytes as another's.
 # -fno-math-errno, -fno-trapping-math let gcc vectorise. Not -ffast-math: it breaks NaN and infinity.

@@ -11,7 +11,7 @@ from pathlib import Path
 from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
-from roller_svc.toolchain.code_object import read_code_object
+from roller_svc.toolchain.binaries.code_object import read_code_object
 from roller_svc.toolchain.confined import compile_confined, run_confined
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.source_check import check_source

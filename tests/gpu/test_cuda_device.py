@@ -12,8 +12,8 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import numpy_dtype
-from roller_svc.runtime.cuda import CudaModule
-from roller_svc.runtime.cuda_arrays import DeviceBytes, placed
+from roller_svc.runtime.cuda.arrays import DeviceBytes, placed
+from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain.nvrtc import compile_cuda
 

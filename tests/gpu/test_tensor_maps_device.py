@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tmacopies import arrived
-from tmakernels import CASES, bringing, swizzled, tiled, unsigned
+from tma_copies import arrived
+from tma_kernels import CASES, bringing, swizzled, tiled, unsigned
 
 from roller_svc.ir.dtype import DType
 from roller_svc.runtime.binding import numpy_dtype
-from roller_svc.runtime.cuda import CudaModule
+from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.toolchain.nvrtc import compile_cuda
 
 pytestmark = pytest.mark.gpu

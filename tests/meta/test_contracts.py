@@ -53,7 +53,7 @@ def test_the_contracts_hold() -> None:
     ("module", "line"),
     [
         ("codegen/__init__.py", "import subprocess"),
-        ("lang/__init__.py", "import os"),
+        ("frontend/lang/__init__.py", "import os"),
         ("construct/__init__.py", "import roller_svc.lower"),
         ("ir/dtype.py", "from roller_svc import perf"),
         ("client.py", "import roller_svc.hardware"),

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from roller_svc.cli.command import VERBS
+from roller_svc.frontend.lang import parse
+from roller_svc.frontend.lang.names import FUNCTIONS
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorType
-from roller_svc.lang import parse
-from roller_svc.lang.names import FUNCTIONS
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
-from roller_svc.toolchain.lint import FindingKind
+from roller_svc.verify.lint import FindingKind
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from roller_svc.frontend.lang import parse
+from roller_svc.frontend.onnx.table import NODES
+from roller_svc.frontend.ops import OPS
+from roller_svc.frontend.ops.calls import expand
+from roller_svc.frontend.ops.parameters import Parameter
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorType
-from roller_svc.lang import parse
-from roller_svc.ops import OPS
-from roller_svc.ops.calls import expand
-from roller_svc.ops.onnx_table import NODES
-from roller_svc.ops.parameters import Parameter
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_every_file_is_in_the_table() -> None:
     listed = [
         operator.name
         for name in sorted(files - TOOLS)
-        for operator in importlib.import_module(f"roller_svc.ops.{name}").OPERATORS
+        for operator in importlib.import_module(f"roller_svc.frontend.ops.{name}").OPERATORS
     ]
     assert sorted(listed) == sorted(OPS)
     assert len(set(listed)) == len(listed)

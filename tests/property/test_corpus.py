@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.lang import parse
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.interpreter import evaluate, reference
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate, reference
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 # A normal run takes every so many-th case.

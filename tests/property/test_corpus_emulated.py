@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_svc.corpus import Case, Run, Task, cases_of, judge
+from roller_svc.verify.corpus import Case, Run, Task, cases_of, judge
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 A100, T4, RTX4090 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090"

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roller_svc
+from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.lang import parse
-from roller_svc.lang.compare import agrees
-from roller_svc.lang.inputs import random_inputs
-from roller_svc.lang.interpreter import evaluate
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 Case = tuple[str, Signature]

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from serving import answer_of, connected, parsed, running
 
-from roller_svc.estimates import Estimates
-from roller_svc.outcomes import Found, Patience, Work
+from roller_svc.compiler.estimates.batch import Estimates
+from roller_svc.compiler.estimates.worker import Found, Patience, Work
 from roller_svc.service import state
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings

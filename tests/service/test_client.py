@@ -13,12 +13,12 @@ from serving import served
 
 from roller_svc import settings
 from roller_svc.cli import main
-from roller_svc.client import Client
+from roller_svc.client.client import Client
+from roller_svc.client.schemas import CompileBody
 from roller_svc.errors import BuildError, FarmError, InputError, NotFoundError, RollerError, ToolchainMissingError
 from roller_svc.farm.build import build_artifact
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
-from roller_svc.wire import CompileBody
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 INPUTS = ("--input", "A=float32[16,24]", "--input", "B=float32[24,20]")

@@ -306,7 +306,7 @@ def test_a_body_that_breaks_off_leaves_nothing_behind(tmp_path: Path, gate: Gate
 
 
 def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller_svc.service import guard
+    from roller_svc.service import middleware as guard
 
     monkeypatch.setattr(guard, "BODIES_AT_ONCE", 1)
     with service(tmp_path, gate, body_bytes_most=4096) as (_, port), connected(port) as first:

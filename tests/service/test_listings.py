@@ -17,7 +17,7 @@ from roller_svc.errors import ArgumentError
 from roller_svc.farm.build import build_artifact
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
-from roller_svc.toolchain import sass
+from roller_svc.toolchain.binaries import sass
 
 BODY: dict[str, Any] = {
     "expression": "C[n] = A[n] * 2",

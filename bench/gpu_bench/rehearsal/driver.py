@@ -15,7 +15,7 @@ import numpy as np
 from gpu_bench.rehearsal import Plan
 from gpu_bench.timing import JudgeTask, TimingTask
 from roller_svc import hardware
-from roller_svc.backends import emulated
+from roller_svc.compiler.backends import emulated
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.runtime.binding import numpy_dtype

@@ -14,9 +14,10 @@ from gpu_bench.rehearsal.libraries import installed_libraries
 from gpu_bench.rehearsal.memory import cupy_of
 from gpu_bench.rehearsal.nvidia import DriverLibrary, NvmlLibrary
 from roller_svc.calibration import samples
-from roller_svc.calibration.cuda_kernels import Sizes
+from roller_svc.calibration.cuda.kernels import Sizes
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.runtime import cuda, cuda_driver
+from roller_svc.runtime.cuda import driver as cuda_driver
+from roller_svc.runtime.cuda import module as cuda
 
 # Of the kernels of calibration, whose arrays the host fills; and how long each group of them is measured.
 _SIZES = Sizes(cores=0, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=64, steps=64)

@@ -19,7 +19,7 @@ class Launched(Protocol):
 
 
 class DriverLibrary:
-    """libcuda, as runtime/cuda_driver.py calls it. The first word of a map is its address: the emulator makes maps of
+    """libcuda, as runtime/cuda/driver.py calls it. The first word of a map is its address: the emulator makes maps of
     its own."""
 
     def __init__(self, functions: Mapping[int, Launched]) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
-from roller_svc.ask import checked_top_k
+from roller_svc.client.schemas import EstimateBody, EstimatesAnswer, Problem
+from roller_svc.compiler.estimates.batch import Answer
+from roller_svc.compiler.estimates.worker import ERROR_START, Patience, compact_json
+from roller_svc.compiler.request import checked_top_k
 from roller_svc.errors import ArgumentError
-from roller_svc.estimates import Answer
-from roller_svc.outcomes import ERROR_START, Patience, compact_json
-from roller_svc.service.convert import item_of
+from roller_svc.service.mapping import item_of
 from roller_svc.service.problems import recorded_problem
 from roller_svc.service.state import state_of
-from roller_svc.wire import EstimateBody, EstimatesAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 

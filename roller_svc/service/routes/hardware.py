@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from roller_svc import hardware
-from roller_svc.describe import device_json
-from roller_svc.wire import Problem
+from roller_svc.client.schemas import Problem
+from roller_svc.compiler.serialize import device_json
 
 router = APIRouter(prefix="/v1", tags=["hardware"])
 

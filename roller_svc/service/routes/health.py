@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from roller_svc.client.schemas import Problem
 from roller_svc.farm.action import generator_digest, library_versions, toolchain_versions
 from roller_svc.farm.store import SCHEMA
 from roller_svc.service.state import state_of
 from roller_svc.version import __version__
-from roller_svc.wire import Problem
 
 router = APIRouter(tags=["health"])
 

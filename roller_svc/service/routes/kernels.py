@@ -11,13 +11,13 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
+from roller_svc.client.schemas import CompileBody, KernelAnswer, OperationAnswer, Problem
 from roller_svc.errors import UnknownKernelError
-from roller_svc.farm.jobs import Operation
+from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json, Store
-from roller_svc.service.convert import build_request_of, kernel_answer, operation_json
+from roller_svc.service.disassembly import MAKERS
+from roller_svc.service.mapping import build_request_of, kernel_answer, operation_json
 from roller_svc.service.state import State, state_of
-from roller_svc.service.texts import MAKERS
-from roller_svc.wire import CompileBody, KernelAnswer, OperationAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from roller_svc.client.schemas import OperationAnswer, Problem
 from roller_svc.errors import UnknownKernelError
 from roller_svc.service.routes.kernels import operation_response
 from roller_svc.service.state import state_of
-from roller_svc.wire import OperationAnswer, Problem
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 

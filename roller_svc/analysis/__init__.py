@@ -1,0 +1,1 @@
+"""Questions about IR values that several stages ask. Pure functions."""

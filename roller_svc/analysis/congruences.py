@@ -1,0 +1,151 @@
+"""Index expressions → the remainders they are known to leave, and how they move along a loop (Granger, 1989)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller_svc.analysis.index_ranges import fold
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
+from roller_svc.ir.index import num, sub
+
+
+@dataclass(frozen=True, slots=True)
+class Congruence:
+    """A value is `remainder` plus some multiple of `modulus`; of modulus 0: it is `remainder`."""
+
+    modulus: int
+    remainder: int
+
+    @property
+    def divisor(self) -> int:
+        """What the value is known to be a multiple of; 0: of everything."""
+        return math.gcd(self.modulus, self.remainder)
+
+
+ANY = Congruence(1, 0)
+_ORDERS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
+Known = Mapping[str, Congruence]
+
+
+def congruence(expr: Expr, known: Known) -> Congruence:
+    """What is known of an integer expression, given what is known of the variables in it."""
+    match expr:
+        case Const(value=int(value)):
+            return Congruence(0, value)
+        case AxisRef(name=name):
+            return known.get(name, ANY)
+        case Cast(arg=arg) if expr.is_exact:
+            return ANY if loads_of(arg) else congruence(arg, known)
+        case Select(then=then, otherwise=otherwise):
+            return _either(congruence(then, known), congruence(otherwise, known))
+        case Op(args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):  # what comes from data may wrap
+            return _joined(expr.kind, congruence(x, known), congruence(y, known))
+        case _:
+            return ANY
+
+
+def _joined(kind: OpKind, a: Congruence, b: Congruence) -> Congruence:
+    match kind:
+        case OpKind.ADD | OpKind.SUB:
+            sign = 1 if kind is OpKind.ADD else -1
+            return _reduced(math.gcd(a.modulus, b.modulus), a.remainder + sign * b.remainder)
+        case OpKind.MUL:
+            modulus = math.gcd(a.modulus * b.modulus, a.modulus * b.remainder, b.modulus * a.remainder)
+            return _reduced(modulus, a.remainder * b.remainder)
+        case OpKind.FLOORDIV if b.modulus == 0 and b.remainder > 0 and a.modulus % b.remainder == 0:
+            return _reduced(a.modulus // b.remainder, a.remainder // b.remainder)
+        case OpKind.MOD if b.modulus == 0 and b.remainder > 0:
+            if a.modulus % b.remainder == 0:
+                return Congruence(0, a.remainder % b.remainder)
+            return _reduced(math.gcd(a.modulus, b.remainder), a.remainder)
+        case OpKind.MIN | OpKind.MAX:
+            return _either(a, b)
+        case _:
+            return ANY
+
+
+def _either(a: Congruence, b: Congruence) -> Congruence:
+    return _reduced(math.gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
+
+
+def _reduced(modulus: int, remainder: int) -> Congruence:
+    return Congruence(modulus, remainder % modulus if modulus else remainder)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A loop over `var` from 0 to count - 1. `written`: tensors whose contents change while it runs."""
+
+    var: str
+    count: int
+    known: Known
+    written: frozenset[str]
+
+    def first(self, expr: Expr) -> Expr:
+        return fold(substitute(expr, {self.var: num(0)}), {})
+
+    def is_same(self, expr: Expr) -> bool:
+        """Whether every iteration has the same value of it."""
+        return self.step(expr) == 0
+
+    def step(self, expr: Expr) -> int | None:
+        """By how much the value moves from each iteration to the next; None where that is no constant."""
+        match expr:
+            case AxisRef(name=name):
+                return int(name == self.var)
+            case Load(tensor=tensor) if tensor in self.written:
+                return None
+            case Cast(arg=arg) if expr.is_exact:
+                step = self.step(arg)
+                return step if not step or not loads_of(arg) else None
+            case Op(kind=kind, args=(x, y)) if kind in _ORDERS and not x.dtype.is_float and not loads_of(expr):
+                # x < y, or not, is x - y < 0, or not; x <= y is x - y - 1 < 0
+                strict = kind in (OpKind.LT, OpKind.GE)
+                return 0 if self._keeps_sign(sub(sub(x, y), num(0 if strict else 1))) else None
+            case Op(kind=kind, args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):
+                a, b = self.step(x), self.step(y)
+                return None if a is None or b is None else self._joined(kind, x, y, (a, b))
+            case _:
+                return 0 if all(self.step(child) == 0 for child in children(expr)) else None
+
+    def _joined(self, kind: OpKind, x: Expr, y: Expr, steps: tuple[int, int]) -> int | None:
+        a, b = steps
+        if steps == (0, 0):
+            return 0
+        match kind, x, y:
+            case OpKind.ADD, _, _:
+                return a + b
+            case OpKind.SUB, _, _:
+                return a - b
+            case OpKind.MUL, _, Const(value=int(by)):
+                return a * by
+            case OpKind.MUL, Const(value=int(by)), _:
+                return b * by
+            case ((OpKind.MIN | OpKind.MAX), _, _):
+                return a if a == b else None
+            case OpKind.FLOORDIV, _, Const(value=int(by)) if by > 0:
+                return a // by if a % by == 0 else self._carried(x, a, by, 0)
+            case OpKind.MOD, _, Const(value=int(by)) if by > 0:
+                return 0 if a % by == 0 else self._carried(x, a, by, a)
+            case _:
+                return None
+
+    def _keeps_sign(self, x: Expr) -> bool:
+        """Whether x is below 0 in all iterations or in none: it does not reach the next multiple of its modulus."""
+        step = self.step(x)
+        if not step:
+            return step == 0
+        start = congruence(self.first(x), self.known)
+        end = start.remainder + step * (self.count - 1)
+        if start.modulus == 0:
+            return (start.remainder < 0) == (end < 0)
+        return 0 <= end < start.modulus
+
+    def _carried(self, x: Expr, step: int, by: int, within: int) -> int | None:
+        """`within`, where x stays between two neighbouring multiples of `by` through all iterations."""
+        start = congruence(self.first(x), self.known)
+        room = math.gcd(start.modulus, by)
+        end = start.remainder % room + step * (self.count - 1)
+        return within if 0 <= end < room else None

@@ -1,0 +1,182 @@
+"""Interval arithmetic and folding of index expressions: which divisions are plain, which guards are idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.index import add, num
+
+Range = tuple[int, int]
+# Types of the steps that must fit, where places are compared and in indices, which may be in int64.
+COMPARED = frozenset({DType.INT32})
+INDEXED = frozenset({DType.INT32, DType.INT64})
+
+
+def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
+    """Least and greatest value of an integer expression, inclusive; None where it is not known."""
+    match expr:
+        case Const(value=int(value)):
+            return value, value
+        case AxisRef(name=name):
+            return ranges.get(name)
+        case Cast(arg=arg, dtype=dtype, implicit=implicit) if not dtype.is_float and not arg.dtype.is_float:
+            inside = range_of(arg, ranges)
+            # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
+            exact = implicit or all(_fits(part, ranges) for part in walk(arg) if isinstance(part, Op))
+            return inside if inside and exact and _holds(dtype, inside) else None
+        case Op(kind=OpKind.BITAND, args=(x, y)) if not expr.dtype.is_float:
+            # a mask that is no less than 0 bounds what is left of the other side, whatever that is
+            masks = [known for side in (x, y) if (known := range_of(side, ranges)) and known[0] >= 0]
+            return (0, min(high for _, high in masks)) if masks else None
+        case Op(kind=kind, args=(x, y)):
+            a, b = range_of(x, ranges), range_of(y, ranges)
+            return _unless_wrapped(expr, _binary(kind, a, b)) if a and b else None
+        case Op(kind=OpKind.NEG, args=(x,)):
+            a = range_of(x, ranges)
+            return _unless_wrapped(expr, (-a[1], -a[0])) if a else None
+        case _:
+            return None
+
+
+def _unless_wrapped(op: Op, found: Range | None) -> Range | None:
+    """The range of exact arithmetic; None where what an operation gives wraps: only places are never cut."""
+    if found is None or _holds(op.dtype, found) or (op.dtype is DType.INT32 and not loads_of(op)):
+        return found
+    return None
+
+
+def _fits(op: Op, ranges: Mapping[str, Range]) -> bool:
+    known = range_of(op, ranges)
+    return known is not None and _holds(op.dtype, known)
+
+
+def _holds(dtype: DType, known: Range) -> bool:
+    least, greatest = dtype.integer_range
+    return least <= known[0] and known[1] <= greatest
+
+
+def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
+    match kind:
+        case OpKind.ADD:
+            return a[0] + b[0], a[1] + b[1]
+        case OpKind.SUB:
+            return a[0] - b[1], a[1] - b[0]
+        case OpKind.MUL:
+            corners = [x * y for x in a for y in b]
+            return min(corners), max(corners)
+        case OpKind.FLOORDIV if b[0] > 0:
+            corners = [x // y for x in a for y in b]
+            return min(corners), max(corners)
+        case OpKind.MOD if b[0] > 0:
+            return a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1)
+        case OpKind.MIN:
+            return min(a[0], b[0]), min(a[1], b[1])
+        case OpKind.MAX:
+            return max(a[0], b[0]), max(a[1], b[1])
+        case _:
+            return None
+
+
+def leaves_int32(place: Expr, ranges: Mapping[str, Range], among: frozenset[DType]) -> bool:
+    """Whether some step on the way to a place, of one of those types, may not fit 32 bits.
+
+    What was read is a value of its own type, and so is what stands below a cast that is not exact.
+    """
+    stack = [place]
+    while stack:
+        part = stack.pop()
+        match part:
+            case Cast():
+                stack += (part.arg,) if part.is_exact else ()
+            case Op(args=args) if part.dtype in among:
+                known = range_of(part, ranges)
+                if known is not None and not _holds(DType.INT32, known):
+                    return True
+                stack += args
+            case Select(then=then, otherwise=otherwise):
+                stack += (then, otherwise)
+            case _:
+                pass
+    return False
+
+
+def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
+    """The expression with known loop variables put in and integer constants folded.
+
+    Only arithmetic of axes is folded: it is exact, and the axes' values make it small.
+    """
+    if isinstance(expr, AxisRef):
+        known = values.get(expr.name)
+        return expr if known is None else Const(known, expr.dtype)
+    if not isinstance(expr, Op) or expr.dtype.is_float:
+        return expr
+    new = tuple([fold(arg, values) for arg in expr.args])
+    if len(new) == 2:
+        x, y = new
+        if isinstance(x, Const) and isinstance(y, Const) and isinstance(x.value, int) and isinstance(y.value, int):
+            result = _value(expr.kind, x.value, y.value)
+            least, greatest = expr.dtype.integer_range
+            if result is not None and least <= result <= greatest:
+                return Const(result, expr.dtype)
+        if (operand := _identity(expr.kind, x, y)) is not None:
+            return operand
+    return expr if all(map(is_, new, expr.args)) else Op(expr.kind, new, expr.dtype)
+
+
+def _value(kind: OpKind, a: int, b: int) -> int | None:
+    match kind:
+        case OpKind.ADD:
+            return a + b
+        case OpKind.SUB:
+            return a - b
+        case OpKind.MUL:
+            return a * b
+        case OpKind.FLOORDIV if b > 0:
+            return a // b
+        case OpKind.MOD if b > 0:
+            return a % b
+        case OpKind.MIN:
+            return min(a, b)
+        case OpKind.MAX:
+            return max(a, b)
+        case _:
+            return None
+
+
+def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:
+    """x + 0, x * 1 and the like."""
+    if isinstance(b, Const):
+        if b.value == 0 and kind in (OpKind.ADD, OpKind.SUB) and a.dtype is b.dtype:
+            return a
+        if b.value == 1 and kind in (OpKind.MUL, OpKind.FLOORDIV) and a.dtype is b.dtype:
+            return a
+    if isinstance(a, Const) and a.dtype is b.dtype:
+        if a.value == 0 and kind is OpKind.ADD:
+            return b
+        if a.value == 1 and kind is OpKind.MUL:
+            return b
+    return None
+
+
+def split_sum(expr: Expr, unit: int) -> tuple[Expr | None, Expr]:
+    """The sum of the terms that are multiples of `unit`, None where there are none, and that of the others."""
+    coarse: Expr | None = None
+    fine: Expr = num(0)
+    for term in _addends(expr):
+        match term:
+            case Const(value=int(value)) | Op(kind=OpKind.MUL, args=(_, Const(value=int(value)))) if value % unit == 0:
+                coarse = term if coarse is None else add(coarse, term)
+            case _:
+                fine = add(fine, term)
+    return coarse, fine
+
+
+def _addends(expr: Expr) -> tuple[Expr, ...]:
+    match expr:
+        case Op(kind=OpKind.ADD, args=(a, b)) if not expr.dtype.is_float:
+            return (*_addends(a), *_addends(b))
+        case _:
+            return (expr,)

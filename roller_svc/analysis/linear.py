@@ -1,0 +1,96 @@
+"""Index expressions as sums of terms, also where some terms are not affine: what is fixed at a loop and what moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from roller_svc.analysis.intervals import bounds
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, rewrite
+from roller_svc.ir.index import add, div, mod, mul, num
+
+# term → coefficient; None → the constant. A term is a loop variable or an expression that is no sum.
+Linear = dict[Expr | None, int]
+
+
+def linear(expr: Expr) -> Linear:
+    """The expression as a sum. Index arithmetic does not wrap: the checker has seen to that."""
+    terms: Linear = {}
+    _collect(expr, 1, terms)
+    return {term: c for term, c in terms.items() if c}
+
+
+def _collect(expr: Expr, by: int, terms: Linear) -> None:
+    match expr:
+        case Const(value=int(value)):
+            terms[None] = terms.get(None, 0) + by * value
+            return
+        case Cast(arg=AxisRef() | Op() as arg) if expr.is_exact:
+            _collect(arg, by, terms)
+            return
+        case Op(kind=OpKind.NEG, args=(x,)) if _is_index(expr):
+            _collect(x, -by, terms)
+            return
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)) if _is_index(expr):
+            _collect(x, by, terms)
+            _collect(y, by if kind is OpKind.ADD else -by, terms)
+            return
+        case Op(kind=OpKind.MUL, args=(x, Const(value=int(value)))) if _is_index(expr):
+            _collect(x, by * value, terms)
+            return
+        case Op(kind=OpKind.MUL, args=(Const(value=int(value)), x)) if _is_index(expr):
+            _collect(x, by * value, terms)
+            return
+        case _:
+            pass
+    terms[expr] = terms.get(expr, 0) + by
+
+
+def _is_index(op: Op) -> bool:
+    return not op.dtype.is_float and op.dtype.is_signed and op.dtype.bits >= 32
+
+
+def expression(terms: Linear) -> Expr:
+    """The sum as an expression."""
+    result: Expr = num(0)
+    for term, c in terms.items():
+        if term is not None:
+            result = add(result, mul(term, num(c)))
+    return add(result, num(terms.get(None, 0)))
+
+
+def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Least and greatest value, loop variables going from 0 to their extents."""
+    low = high = terms.get(None, 0)
+    for term, c in terms.items():
+        if term is not None:
+            found = bounds(term, extents)
+            ends = c * found.low, c * found.high
+            low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def simplified(expr: Expr) -> Expr:
+    """The same with quotients and remainders taken where their operand shows them: (8 x + 3) // 4 is 2 x, % 8 is 3."""
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if _is_index(node):
+                return (_divided(kind, linear(x), by) if by > 0 else None) or node
+            case _:
+                return node
+
+    return rewrite(expr, change)
+
+
+def _divided(kind: OpKind, terms: Linear, by: int) -> Expr | None:
+    """(g X + r) // (g n) is X // n, and its remainder g (X % n) + r, for 0 <= r < g."""
+    shared = math.gcd(by, *(c for term, c in terms.items() if term is not None))
+    if shared == 1:
+        return None
+    rest = terms.get(None, 0) % shared
+    whole: Linear = {term: c // shared for term, c in terms.items() if term is not None}
+    whole[None] = (terms.get(None, 0) - rest) // shared
+    if kind is OpKind.FLOORDIV:
+        return div(expression(whole), by // shared)
+    return add(mul(mod(expression(whole), by // shared), num(shared)), num(rest))

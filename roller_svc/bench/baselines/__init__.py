@@ -1,0 +1,119 @@
+"""What an expert would call in numpy or torch for a program, or have TVM compile, and the fastest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+from roller_svc.bench.baselines.baseline import REFUSALS, Peer, check, fastest, in_brief
+from roller_svc.bench.baselines.calls import Calls
+from roller_svc.bench.baselines.library import no_peer
+from roller_svc.bench.baselines.translate.program import Style, Translation, translate
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.program import TensorProgram
+from roller_svc.reference.interpreter import Value
+
+DEFAULT_PEERS = ("numpy", "torch")
+PEERS = (*DEFAULT_PEERS, "tvm")
+Finder = Callable[[TensorProgram, Mapping[str, NDArray[Any]], Mapping[str, Value]], Peer]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLibrary:
+    """What a worker needs of a library: `find` gives the peer of a program on its arrays that agrees with the
+    reference's values (BuildError no-peer, with the reasons, where there is none); `context` is what its calls are
+    made under."""
+
+    versions: Mapping[str, str]
+    find: Finder
+    context: Callable[[], AbstractContextManager[object]]
+
+
+def library_of(name: str, threads: int) -> PeerLibrary:
+    """A peer by its name, set to that many threads. ArgumentError where it is not installed."""
+    if name == "tvm":
+        try:
+            module = import_module(f"{__name__}.tvm_library")
+        except ImportError as failure:
+            raise _not_installed(name, failure) from failure
+        return PeerLibrary(module.versions(), module.TvmFinder(threads), nullcontext)
+    calls = calls_of(name, threads)
+    return PeerLibrary(calls.library.versions, partial(_called, calls), partial(inference, name))
+
+
+def calls_of(name: str, threads: int) -> Calls:
+    """numpy or torch, set to that many threads. ArgumentError where it is not installed."""
+    if name == "numpy":
+        module = import_module(f"{__name__}.numpy_library")
+        return Calls(module.NumpyLibrary(), module.row_call)
+    try:
+        module = import_module(f"{__name__}.torch_library")
+    except ImportError as failure:
+        raise _not_installed(name, failure) from failure
+    return Calls(module.TorchLibrary(threads), module.row_call, module.convolve, module.pool)
+
+
+def _not_installed(name: str, failure: ImportError) -> ArgumentError:
+    return ArgumentError(f"{name} is not installed: {failure}", code="no-peer")
+
+
+def inference(name: str) -> AbstractContextManager[object]:
+    """What a peer's calls are made under: no gradients for torch."""
+    if name != "torch":
+        return nullcontext()
+    mode: AbstractContextManager[object] = import_module("torch").inference_mode()
+    return mode
+
+
+def peer_of(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
+) -> Peer:
+    """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
+    the reasons, where there is none."""
+    found = ways(program, arrays, calls, want)
+    return fastest([Peer(way.trace.run, tuple(way.trace.names), way) for way in found])
+
+
+def _called(
+    calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], want: Mapping[str, Value]
+) -> Peer:
+    """A library's Finder."""
+    return peer_of(program, arrays, calls, want)
+
+
+def ways(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
+) -> list[Translation]:
+    """The ways to write the program that agree with the reference, of the first stage that has any; BuildError no-peer
+    with the reasons where none has."""
+    reasons: dict[str, None] = {}
+    for styles in _STAGES:
+        found: dict[tuple[str, ...], Translation] = {}
+        for style in styles:
+            try:
+                way = translate(program, arrays, calls, style)
+                check(way.trace.names, program, way.results(calls), want)
+            except REFUSALS as refusal:
+                reasons[in_brief(refusal)] = None
+            else:
+                found.setdefault(tuple(way.trace.names), way)
+        if found:
+            return list(found.values())
+    raise no_peer("; ".join(reasons) or "no way to write it")
+
+
+# The ways to write a program that are compared, and what is tried where none of them is right.
+_STAGES = (
+    (
+        Style(), Style(windows=False), Style(vectors=True), Style(windows=False, vectors=True), Style(swapped=True),
+        Style(patterns=False),
+    ),
+    (Style(written_out=True), Style(patterns=False, written_out=True)),
+    (Style(patterns=False, trusting=False, windows=False, written_out=True),),
+)  # fmt: skip

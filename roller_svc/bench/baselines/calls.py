@@ -1,0 +1,27 @@
+"""A library's arrays and the larger calls that it has, numpy's or torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from roller_svc.bench.baselines.library import Library, Slot
+from roller_svc.bench.baselines.translate.nest import Nest
+from roller_svc.bench.baselines.translate.pointwise import Context
+from roller_svc.bench.baselines.translate.rows import Pattern
+from roller_svc.bench.baselines.translate.windows import Convolution, Pooling
+
+
+class RowCall(Protocol):
+    def __call__(self, context: Context, pattern: Pattern, out: Slot, *, swapped: bool) -> Slot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """None where the library has no such call."""
+
+    library: Library
+    rows: RowCall
+    convolve: Callable[[Context, Nest, Convolution, Slot | None], Slot] | None = None
+    pool: Callable[[Context, Nest, Pooling, Slot], Slot] | None = None

@@ -1,0 +1,1 @@
+"""TensorProgram → calls of a library."""

@@ -1,0 +1,306 @@
+"""Scalar expressions over loops → calls on whole arrays, one an operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller_svc.bench.baselines.library import Library, Slot, Trace, no_peer
+from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare, bare_axes, reach
+from roller_svc.ir.affine import Affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
+from roller_svc.runtime.binding import aligned_empty, numpy_dtype
+
+_LOGIC = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
+_MOST_ELEMENTS = 1 << 28  # of a temporary: a program that needs more is not worth translating
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where calls go, and the values of tensors so far. `trusting`: a guard that looks like padding is padding."""
+
+    library: Library
+    trace: Trace
+    tensors: dict[str, Slot]
+    trusting: bool
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Slot:
+        """Memory that is touched already."""
+        if int(np.prod(shape, dtype=np.int64)) > _MOST_ELEMENTS:
+            raise no_peer(f"an intermediate array of shape {list(shape)} is too large")
+        array = aligned_empty(shape, numpy_dtype(dtype))
+        array.fill(0)
+        return Slot(self.library.place(array), fixed=True)
+
+    def strided(self, value: Slot, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Slot:
+        return self.trace.view(lambda x: self.library.strided(x, shape, strides, offset), value)
+
+    def strides(self, value: Slot) -> tuple[int, ...]:
+        return self.library.strides(value.value)
+
+    def copied(self, value: Slot, shape: tuple[int, ...], dtype: DType) -> Slot:
+        """A dense copy, made at every call."""
+        result = self.empty(shape, dtype)
+        self.into("copy", self.library.convert, value, out=result)
+        return result
+
+    def into(self, name: str, function: Any, *args: Slot, out: Slot, **more: Any) -> None:
+        self.trace.into(name, function, *args, out=out, **more)
+
+
+class Pointwise:
+    """The body of one nest. Values have a dimension for every axis, of extent 1 where they do not vary along it."""
+
+    def __init__(self, context: Context, nest: Nest) -> None:
+        self.context = context
+        self.nest = nest
+        self._counts: Counter[Expr] = Counter()
+        self._shared: dict[Expr, Slot] = {}
+        self._own: dict[int, Slot] = {}  # buffers of one value, which its only reader may write, by their id
+
+    def store(self, expr: Expr, out: Slot) -> None:
+        """The expression's value into `out`, which has all dimensions or broadcasts to them."""
+        expr = simplified(expr)
+        self._counts.update(node for node in walk(expr) if isinstance(node, Op | Select | Cast))
+        value = self.value(expr, out)
+        if value is not out:
+            self.context.into("copy", self.context.library.convert, value, out=out)
+
+    def value(self, expr: Expr, into: Slot | None = None) -> Slot:
+        """Its value; in `into` where that fits and nothing else is asked for."""
+        expr = bare(expr) if isinstance(expr, Cast) and expr.implicit and expr.arg.dtype is expr.dtype else expr
+        match expr:
+            case Const(value=number, dtype=dtype):
+                return Slot(self.context.library.constant(number, dtype), fixed=True)
+            case Cast(arg=Const(value=number), dtype=dtype):
+                return Slot(self.context.library.constant(number, dtype), fixed=True)
+            case AxisRef(name=name):
+                return self._axis(name)
+            case Load():
+                return self.load(expr)
+        if expr in self._shared:
+            return self._shared[expr]
+        if not loads_of(expr):
+            return self._static(expr)
+        shared = self._counts[expr] > 1
+        result = self._computed(expr, None if shared else into)
+        if shared:
+            self._shared[expr] = result
+            self._own.pop(id(result), None)
+        return result
+
+    def whole(self, expr: Expr) -> Slot:
+        """Its value as an index that is known to lie inside."""
+        return self._whole(expr, 0, clamped=False)
+
+    def load(self, load: Load, fill: float | None = None) -> Slot:
+        """The tensor walked as the index says: a view where the index is affine. `fill`: what lies outside."""
+        index = affine_index(load)
+        value = self.context.tensors[load.tensor]
+        if index is None or any(c < 0 for one in index for _, c in one.coeffs):
+            return self._gathered(load, value, clamped=fill is not None)
+        shape = tuple(value.value.shape)
+        reaches = [reach(one, self.nest.extents) for one in index]
+        if any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True)):
+            if fill is None:
+                raise no_peer(f"{load.tensor} is read outside")
+            value, index = self._padded(load, value, index, fill)
+        return self._walked(value, index)
+
+    def _walked(self, value: Slot, index: tuple[Affine, ...]) -> Slot:
+        steps = self.context.strides(value)
+        axes = self.nest.axes
+        strides = tuple(sum(one.coeff(a.name) * s for one, s in zip(index, steps, strict=True)) for a in axes)
+        named = {name for one in index for name, _ in one.coeffs}
+        shape = tuple(a.extent if a.name in named else 1 for a in axes)
+        if shape == tuple(value.value.shape) and strides == steps and not any(one.offset for one in index):
+            return value
+        return self.context.strided(value, shape, strides, sum(o.offset * s for o, s in zip(index, steps, strict=True)))
+
+    def _padded(
+        self, load: Load, value: Slot, index: tuple[Affine, ...], fill: float
+    ) -> tuple[Slot, tuple[Affine, ...]]:
+        """The tensor with a border wide enough for the index, and the index into that."""
+        shape = tuple(value.value.shape)
+        reaches = [reach(one, self.nest.extents) for one in index]
+        lows = [min(0, low) for low, _ in reaches]
+        wide = tuple(max(size, high + 1) - low for size, low, (_, high) in zip(shape, lows, reaches, strict=True))
+        border = self.context.empty(wide, load.dtype)
+        border.value[...] = fill
+        strides = self.context.strides(border)
+        start = sum(-low * s for low, s in zip(lows, strides, strict=True))
+        self.context.into(
+            "pad", self.context.library.convert, value, out=self.context.strided(border, shape, strides, start)
+        )
+        return border, tuple(Affine(one.coeffs, one.offset - low) for one, low in zip(index, lows, strict=True))
+
+    def _computed(self, expr: Expr, into: Slot | None) -> Slot:
+        library, into_call = self.context.library, self.context.into
+        match expr:
+            case Op(kind=kind, args=args):
+                values = self._arguments(args, into)
+                out = self._buffer(values, DType.BOOL if kind in _LOGIC else expr.dtype, into)
+                into_call(kind.name.lower(), library.pointwise(kind), *values, out=out)
+                return out
+            case Cast(arg=arg, dtype=dtype):
+                value = self.value(arg)
+                out = self._buffer([value], dtype, into)
+                into_call("cast", library.convert, value, out=out)
+                return out
+            case Select():
+                return self._selected(expr, into)
+        raise no_peer(f"no call for {type(expr).__name__}")
+
+    def _arguments(self, args: tuple[Expr, ...], into: Slot | None) -> list[Slot]:
+        """The first that is computed may use `into`, as its reader writes there anyway."""
+        values: list[Slot] = []
+        for arg in args:
+            values.append(self.value(arg, into))
+            if into is not None and values[-1] is into:
+                into = None
+        return values
+
+    def _selected(self, expr: Select, into: Slot | None) -> Slot:
+        then, otherwise = bare(expr.then), bare(expr.otherwise)
+        fill = _number(otherwise)
+        if isinstance(then, Load) and not loads_of(expr.cond) and fill is not None and self.context.trusting:
+            index = affine_index(then)
+            if index is not None and self._leaves(then, index):
+                return self.load(then, fill)
+        cond = self.value(expr.cond)
+        values = [self._branch(then, expr.dtype), self._branch(otherwise, expr.dtype)]
+        out = self._buffer([cond, *values], expr.dtype, into)
+        self.context.into("where", self.context.library.where, cond, *values, out=out)
+        return out
+
+    def _branch(self, expr: Expr, dtype: DType) -> Slot:
+        if (number := _number(expr)) is not None:
+            return Slot(self.context.library.constant(number, dtype), fixed=True)
+        if isinstance(expr, Load):
+            return self.load(expr, 0)
+        return self.value(expr)
+
+    def _leaves(self, load: Load, index: tuple[Affine, ...]) -> bool:
+        shape = self.context.tensors[load.tensor].value.shape
+        reaches = [reach(one, self.nest.extents) for one in index]
+        return any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True))
+
+    def _gathered(self, load: Load, value: Slot, *, clamped: bool) -> Slot:
+        """By integer indices: along one dimension where only one is not an axis, else index by index."""
+        context, nest = self.context, self.nest
+        indices = [self._whole(part, size, clamped=clamped) for part, size in
+                   zip(load.index, value.value.shape, strict=True)]  # fmt: skip
+        opaque = [d for d, part in enumerate(load.index) if not isinstance(part, AxisRef)]
+        if len(opaque) == 1 and (walked := _one_axis(load, opaque[0], indices[opaque[0]], nest)) is not None:
+            dim = opaque[0]
+            flat = context.trace.view(lambda i: i.reshape(-1), indices[dim])
+            found = context.empty(tuple(nest.extents[name] for name in walked), load.dtype)
+            context.into("take", lambda x, i, out: context.library.take_along(x, dim, i, out), value, flat, out=found)
+            names = [a.name for a in nest.axes]
+            order = sorted(range(len(walked)), key=lambda d: names.index(walked[d]))
+            shape = tuple(a.extent if a.name in walked else 1 for a in nest.axes)
+            return context.trace.view(lambda x: context.library.permuted(x, order).reshape(shape), found)
+        shape = tuple(np.broadcast_shapes(*(tuple(i.value.shape) for i in indices)))
+        out = context.empty(shape, load.dtype)
+        context.into("take", lambda x, *i, out: context.library.take(x, i, out), value, *indices, out=out)
+        return out
+
+    def _whole(self, expr: Expr, size: int, *, clamped: bool) -> Slot:
+        index = self.value(expr)
+        shape = tuple(index.value.shape) or (1,) * len(self.nest.axes)
+        out = self.context.empty(shape, DType.INT64)
+        if not loads_of(expr):  # known now
+            self.context.library.convert(index.value, out.value)
+            if clamped:
+                out.value[...] = out.value.clip(0, size - 1)
+            return out
+        self.context.into("cast", self.context.library.convert, index, out=out)
+        return out
+
+    def _axis(self, name: str) -> Slot:
+        """An axis's values, along its dimension."""
+        shape = tuple(a.extent if a.name == name else 1 for a in self.nest.axes)
+        array = np.arange(self.nest.extents[name], dtype=np.int32).reshape(shape)
+        return Slot(self.context.library.place(array), fixed=True)
+
+    def _static(self, expr: Expr) -> Slot:
+        """What no tensor decides is computed once."""
+        alone = Context(self.context.library, Trace(), self.context.tensors, self.context.trusting)
+        result = Pointwise(alone, self.nest)._computed(expr, None)
+        return Slot(result.value, fixed=True)
+
+    def _buffer(self, values: list[Slot], dtype: DType, into: Slot | None) -> Slot:
+        """Where an operator's result goes: `into`, an argument that nobody else reads, or new memory."""
+        shape = tuple(np.broadcast_shapes(*(tuple(v.value.shape) for v in values)))
+        wanted = self.context.library.place(np.empty(0, numpy_dtype(dtype))).dtype
+        for slot in (into, *(v for v in values if id(v) in self._own)):
+            if slot is not None and tuple(slot.value.shape) == shape and slot.value.dtype == wanted:
+                return slot
+        out = self.context.empty(shape, dtype)
+        self._own[id(out)] = out
+        return out
+
+
+def simplified(expr: Expr) -> Expr:
+    """Activations that the libraries have as one call, in place of their formulas."""
+    match expr:
+        case Select(cond=Op(kind=OpKind.GT | OpKind.GE, args=(x, zero)), then=then, otherwise=otherwise) if _number(
+            zero
+        ) == 0 == _number(otherwise) and bare(x) == bare(then):
+            return Op(OpKind.RELU, (simplified(then),), expr.dtype)
+        case Op(kind=OpKind.MAX, args=(x, zero)) if _number(zero) == 0 and expr.dtype.is_float:
+            return Op(OpKind.RELU, (simplified(x),), expr.dtype)
+        case Op(args=args, dtype=dtype):
+            argument = _gelu(expr)
+            if argument is not None:
+                return Op(OpKind.GELU, (simplified(argument),), dtype)
+            return replace(expr, args=tuple(simplified(arg) for arg in args))
+        case Cast(arg=arg):
+            return replace(expr, arg=simplified(arg))
+        case Select(then=then, otherwise=otherwise):
+            return replace(expr, then=simplified(then), otherwise=simplified(otherwise))
+        case _:
+            return expr
+
+
+def _gelu(expr: Expr) -> Expr | None:
+    """x of 0.5 x (1 + erf(x / sqrt 2)), in any order of its factors."""
+    factors = _factors(expr)
+    halves = [f for f in factors if _number(f) == 0.5]
+    tails = [f for f in factors if isinstance(f, Op) and f.kind is OpKind.ADD]
+    for tail in tails:
+        rest = [f for f in factors if f is not tail and not any(f is h for h in halves)]
+        if len(halves) != 1 or len(rest) != 1:
+            continue
+        one, erf = tail.args if _number(tail.args[0]) is not None else tail.args[::-1]
+        if _number(one) == 1 and isinstance(erf, Op) and erf.kind is OpKind.ERF:
+            inner = _factors(erf.args[0])
+            scale = [f for f in inner if (n := _number(f)) is not None and abs(n - 0.70710678) < 1e-6]
+            if len(inner) == 2 and len(scale) == 1 and any(f == rest[0] for f in inner):
+                return rest[0]
+    return None
+
+
+def _factors(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Op) and expr.kind is OpKind.MUL:
+        return [f for arg in expr.args for f in _factors(arg)]
+    return [expr]
+
+
+def _number(expr: Expr) -> float | None:
+    while isinstance(expr, Cast):
+        expr = expr.arg
+    return expr.value if isinstance(expr, Const) else None
+
+
+def _one_axis(load: Load, dim: int, index: Slot, nest: Nest) -> tuple[str, ...] | None:
+    """The axes of the gathered dimensions, where the opaque index varies along one axis only."""
+    varying = [a.name for a, size in zip(nest.axes, index.value.shape, strict=True) if size > 1]
+    others = bare_axes(Load(load.tensor, load.index[:dim] + load.index[dim + 1 :], load.dtype))
+    if len(varying) != 1 or others is None or varying[0] in others:
+        return None
+    return (*others[:dim], varying[0], *others[dim:])

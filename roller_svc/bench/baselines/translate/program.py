@@ -1,0 +1,243 @@
+"""A checked program → the calls that compute it with a library, statement by statement or several at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from roller_svc.bench.baselines.calls import Calls
+from roller_svc.bench.baselines.library import Slot, Trace, no_peer
+from roller_svc.bench.baselines.translate.nest import Nest, nest_of
+from roller_svc.bench.baselines.translate.pointwise import Context, Pointwise
+from roller_svc.bench.baselines.translate.products import contract, multiply, product_of, scaled, several_of
+from roller_svc.bench.baselines.translate.rows import is_whole, patterns_of
+from roller_svc.bench.baselines.translate.windows import convolution_of, pooling_of
+from roller_svc.errors import BuildError
+from roller_svc.ir.expr import Expr, Load, Op, OpKind, rewrite
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
+
+_LONGEST_PATTERN = 7  # statements: attention with its scores scaled
+_MOST_POINTS = 1 << 26  # of a reduction that is written out point by point
+_SMALL = 4  # times the largest tensor of the statement: what a temporary array may take at first
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to translate where there is more than one way. `patterns`: several statements as one call; `trusting`:
+    guards that look like padding are; `windows`: products that can be convolutions are; `vectors`: matrix times vector
+    has a call of its own; `swapped`: of two vectors of a norm the first shifts; `written_out`: a reduction may take a
+    temporary array that is much larger than what it reads and writes."""
+
+    patterns: bool = True
+    trusting: bool = True
+    windows: bool = True
+    vectors: bool = False
+    swapped: bool = False
+    written_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The calls, made once already; `run` makes them again."""
+
+    trace: Trace
+    outputs: tuple[tuple[str, Slot], ...]
+
+    def results(self, calls: Calls) -> dict[str, NDArray[Any]]:
+        return {name: calls.library.numpy(slot.value) for name, slot in self.outputs}
+
+
+def translate(program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, style: Style) -> Translation:
+    """The program on these arrays; raises BuildError no-peer for what the library has no sensible call for."""
+    tensors = {name: Slot(calls.library.place(array), fixed=True) for name, array in arrays.items()}
+    context = Context(calls.library, Trace(), tensors, style.trusting)
+    _Translator(program, calls, context, style).run()
+    outputs = tuple((out.name, context.tensors[out.tensor]) for out in program.outputs)
+    return Translation(context.trace, outputs)
+
+
+class _Translator:
+    def __init__(self, program: TensorProgram, calls: Calls, context: Context, style: Style) -> None:
+        self.program = program
+        self.calls = calls
+        self.context = context
+        self.style = style
+        self.statements = list(program.statements)
+
+    def run(self) -> None:
+        at = 0
+        while at < len(self.statements):
+            at += self._several(at) or self._one(at)
+
+    def _several(self, at: int) -> int:
+        """How many statements from `at` became one call."""
+        if not self.style.patterns:
+            return 0
+        for count in range(min(_LONGEST_PATTERN, len(self.statements) - at), 0, -1):
+            segment = self.statements[at : at + count]
+            if not all(self._is_private(s.output, at, at + count) for s in segment[:-1]):
+                continue
+            last = segment[-1]
+            for pattern in patterns_of(segment, dict(self.program.types)):
+                trace = self.context.trace
+                steps, names = len(trace.steps), len(trace.names)
+                out = self.context.empty(last.type.shape, last.type.dtype)
+                try:
+                    result = self.calls.rows(self.context, pattern, out, swapped=self.style.swapped)
+                except BuildError:
+                    del trace.steps[steps:], trace.names[names:]
+                    continue
+                self.context.tensors[last.output] = result
+                return count
+        return 0
+
+    def _one(self, at: int) -> int:
+        statement = self.statements[at]
+        if statement.kind is StatementKind.SCATTER:
+            self._scatter(statement)
+            return 1
+        nest = nest_of(statement)
+        if statement.kind is StatementKind.MAP:
+            out = self._dying(at) or self.context.empty(statement.type.shape, statement.type.dtype)
+            self._map(nest, out)
+            self.context.tensors[statement.output] = out
+        else:
+            self.context.tensors[statement.output] = self._reduction(at, nest)
+        return 1
+
+    def _map(self, nest: Nest, out: Slot) -> None:
+        shaped = self._shaped(out, nest.shape)
+        Pointwise(self.context, nest).store(nest.body, shaped)
+
+    def _shaped(self, value: Slot, shape: tuple[int, ...]) -> Slot:
+        """The value over split axes."""
+        if tuple(value.value.shape) == shape:
+            return value
+        return self.context.trace.view(lambda v: v.reshape(shape), value)
+
+    def _reduction(self, at: int, nest: Nest) -> Slot:
+        statement, context = self.statements[at], self.context
+        shapes = {name: tuple(slot.value.shape) for name, slot in context.tensors.items()}
+        shape = statement.type.shape
+        if self.style.windows and self.calls.convolve and (conv := convolution_of(nest, shapes)) is not None:
+            bias = self._bias(at, nest, conv.filters) if not conv.scales and not conv.divisors else None
+            result = self.calls.convolve(context, nest, conv, bias)
+            self._factors(nest, (conv.scales, conv.divisors), result)
+            return self._shaped(result, shape)
+        out = context.empty(shape, statement.type.dtype)
+        shaped = self._shaped(out, nest.shape)
+        if (product := product_of(nest)) is not None:
+            multiply(context, nest, product, shaped, vectors=self.style.vectors)
+            scaled(context, nest, product, shaped)
+            return out
+        if self.style.patterns and (factors := several_of(nest)) is not None:
+            return self._shaped(contract(context, nest, factors), shape)
+        if self.calls.pool and (pooling := pooling_of(nest, shapes)) is not None:
+            return self._shaped(self.calls.pool(context, nest, pooling, shaped), shape)
+        self._written_out(statement, nest, shaped)
+        return out
+
+    def _factors(self, nest: Nest, factors: tuple[Sequence[Expr], Sequence[Expr]], out: Slot) -> None:
+        loops = Pointwise(self.context, Nest(nest.output, nest.dtype, nest.spatial, nest.body, None))
+        for kind, exprs in zip((OpKind.MUL, OpKind.DIV), factors, strict=True):
+            for expr in exprs:
+                call = self.calls.library.pointwise(kind)
+                self.context.into(kind.name.lower(), call, out, loops.value(expr), out=out)
+
+    def _written_out(self, statement: TensorExpr, nest: Nest, out: Slot) -> None:
+        """The body at every point, then its reduction."""
+        points = math.prod(a.extent for a in nest.axes)
+        tensors = self.context.tensors
+        known = [statement.type.elements, *(math.prod(tensors[n].value.shape) for n in statement.reads_tensors)]
+        small = points <= _SMALL * max(known) or isinstance(nest.body, Load)
+        if nest.combine is None or points > _MOST_POINTS or not (small or self.style.written_out):
+            raise no_peer("the reduction is too large to be written out")
+        loops = Pointwise(self.context, nest)
+        body = nest.body
+        full = tuple(a.extent for a in nest.axes)
+        if isinstance(body, Load):
+            value = loops.load(body)
+        else:
+            value = self.context.empty(full, body.dtype)
+            loops.store(body, value)
+        if tuple(value.value.shape) != full:
+            value = self.context.copied(value, full, body.dtype)
+        dims = tuple(range(len(nest.spatial), len(nest.axes)))
+        reduce = self.calls.library.reduce(nest.combine)
+        same = statement.type.dtype is body.dtype
+        target = out if same else self.context.empty(nest.shape, body.dtype)
+        self.context.into(nest.combine.name.lower(), lambda x, out: reduce(x, dims, out=out), value, out=target)
+        if not same:
+            self.context.into("cast", self.calls.library.convert, target, out=out)
+
+    def _scatter(self, statement: TensorExpr) -> None:
+        """A copy of the target, written by indices."""
+        if statement.target is None or statement.combine is not None or statement.predicate is not None:
+            raise no_peer("only plain scatters are translated")
+        context, library = self.context, self.calls.library
+        out = context.copied(context.tensors[statement.target], statement.type.shape, statement.type.dtype)
+        loops = Pointwise(context, Nest(statement.output, statement.type.dtype, statement.axes, statement.body, None))
+        index = [loops.whole(part) for part in statement.index]
+        values = loops.value(statement.body)
+        put = library.put
+        context.into("put", lambda v, *i, out: put(out, i, v), values, *index, out=out)
+        context.tensors[statement.output] = out
+
+    def _is_private(self, tensor: str, start: int, stop: int) -> bool:
+        """Whether only statements from `start` to `stop` read a tensor that is no output."""
+        outside = [*self.statements[:start], *self.statements[stop:]]
+        return all(tensor not in s.reads_tensors for s in outside) and all(
+            o.tensor != tensor for o in self.program.outputs
+        )
+
+    def _dying(self, at: int) -> Slot | None:
+        """The memory of an intermediate that only this statement reads, element by element: it may write there."""
+        statement = self.statements[at]
+        for load in statement.reads:
+            same_type = load.dtype is statement.type.dtype and load.tensor not in dict(self.program.inputs)
+            whole = all(is_whole(x, statement) for x in statement.reads if x.tensor == load.tensor)
+            made = next((i for i, s in enumerate(self.statements) if s.output == load.tensor), at)
+            if same_type and whole and self._is_private(load.tensor, made, at + 1):
+                readers = [s for s in self.statements[made + 1 : at] if load.tensor in s.reads_tensors]
+                slot = self.context.tensors[load.tensor]
+                if not readers and tuple(slot.value.shape) == statement.type.shape:
+                    return slot
+        return None
+
+    def _bias(self, at: int, nest: Nest, filters: tuple[str, ...]) -> Slot | None:
+        """A vector that the next statement adds to every filter's plane; that statement then finds it added."""
+        statement = self.statements[at]
+        if not self.style.patterns or at + 1 == len(self.statements) or len(filters) != 1:
+            return None
+        following = self.statements[at + 1]
+        if following.kind is not StatementKind.MAP or not self._is_private(statement.output, at, at + 2):
+            return None
+        dim = [a.name for a in nest.spatial].index(filters[0])
+        found: list[Load] = []
+
+        def change(node: Expr) -> Expr:
+            if isinstance(node, Op) and node.kind is OpKind.ADD and dim < len(following.spatial):
+                for whole, vector in (node.args, node.args[::-1]):
+                    if (added := _added(whole, vector, statement.output, following, dim)) is not None:
+                        found.append(added)
+                        return whole
+            return node
+
+        body = rewrite(following.body, change)
+        left = sum(load.tensor == statement.output for load in following.reads)
+        if len({f.tensor for f in found}) != 1 or len(found) != left:
+            return None
+        self.statements[at + 1] = replace(following, body=body)
+        return self.context.tensors[found[0].tensor]
+
+
+def _added(whole: Expr, vector: Expr, tensor: str, statement: TensorExpr, dim: int) -> Load | None:
+    """The second operand, where the first is a tensor walked whole and this a vector along one of its dimensions."""
+    if not isinstance(whole, Load) or not isinstance(vector, Load) or whole.tensor != tensor:
+        return None
+    along = is_whole(whole, statement) and vector.index == (statement.index[dim],)
+    return vector if along else None

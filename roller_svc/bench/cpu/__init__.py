@@ -1,0 +1,1 @@
+"""`roller bench cpu`: generated CPU kernels against numpy, torch and TVM."""

@@ -1,0 +1,1 @@
+"""`roller bench model`: regret and rank correlation of the performance model."""

@@ -1,0 +1,168 @@
+"""Windowed, strided and reducing rPrograms as ROLLER's artifact generates them → their estimate.
+
+Our kernels of those families read memory where it lies; the artifact's stage the box around every input that a block
+touches in shared memory, element by element, in one buffer, and read it from there for each tap (its codegenR.py).
+The terms are those of `roller_svc.perf`, and how many of a thread's loads the compiler leaves under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller_svc.families.gpu.simt_contraction.cost import GUARD_OPS, LOAD_OPS, STORE_OPS
+from roller_svc.families.gpu.simt_contraction.workload import BARRIER_CYCLES
+from roller_svc.families.gpu.window.cost import BLOCK_CYCLES, LOADS_IN_FLIGHT
+from roller_svc.ir.estimate import StageCost
+from roller_svc.ir.group import TileAccess
+from roller_svc.ir.hardware import Family
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.banks import conflict_cycles
+from roller_svc.perf.common import load_latency_cycles, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.machine import Machine
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.workload import DIVISION_OPS, Problem
+
+ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernels of these families
+# What LLVM 14 makes of the staging of 128 rows for gfx906 at -O2. Whole rows, which one step stages, follow one another
+# in memory, and offsets in the instructions reach them: eight loads are under way, 98 take 11.7 latencies (with the 64
+# registers that HIP's default of 1024 threads a block leaves; with 256, 7.7). In a loop over steps it waits for two
+# loads, stores them with one ds_write2 and begins the next two: 128 take 66 to 68, whatever the pitch of the rows (128
+# to 4032 elements) and the registers allowed.
+PAIRED_LOADS = 2
+Reach = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The box around what a block touches of one input: `shape`, outermost dimension first, and the tensor."""
+
+    access: TileAccess
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.access.dtype.bytes
+
+    def moved_bytes(self, line: int) -> float:
+        """Bytes of whole lines, for each row that is a run in memory."""
+        shape = [min(extent, dim.size) for extent, dim in zip(self.shape, self.access.dims, strict=True)]
+        rows, each = math.prod(shape[:-1]), self.access.dtype.bytes
+        spill = 0 if shape[-1] == self.access.dims[-1].size else line - each
+        return min(float(self.access.tensor_bytes), rows * (shape[-1] * each + spill))
+
+    def place(self, point: Reach) -> int:
+        """Byte in the box of the element that one point reads first."""
+        place = 0
+        for dim, extent in zip(self.access.dims, self.shape, strict=True):
+            place = place * extent + min(extent - 1, sum(abs(c) * point.get(name, 0) for name, c in dim.coeffs))
+        return place * self.access.dtype.bytes
+
+
+def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageCost, ...]]:
+    """Seconds of the kernel, and what they go to."""
+    mach, hw = p.machine, p.machine.hw
+    boxes = _boxes(program)
+    shared = sum(box.bytes for box in boxes)
+    held = math.prod(program.thread[a.name] for a in program.space.spatial)
+    registers = overhead_registers(hw.limits) + held * (1 + len(boxes))
+    resident = blocks_per_core(BlockNeeds(program.threads, registers, shared), hw)
+    step = _step(p, program, boxes)
+    waits = program.steps * _serial_waits(p, program, boxes)
+    latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of loads that are asked for together
+    turn = 2 * BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
+
+    def block_cycles(blocks: float) -> float:
+        # one buffer: a block's own loads and products do not overlap, those of other blocks do
+        return BLOCK_CYCLES * blocks + program.steps * max(blocks * step, latency + turn + step)
+
+    _, cycles = simt_waves(program.grid, resident, mach.cores, block_cycles)
+    _, waited = simt_waves(program.grid, resident, mach.cores, lambda _: waits * mach.dram_latency_cycles)
+    line = hw.dram.transaction_bytes
+    moved = program.grid * program.steps * sum(box.moved_bytes(line) for box in boxes)
+    whole = sum(box.access.tensor_bytes for box in boxes)
+    stored = sum(t.moved_bytes(p.extents) for t in p.touched.writes)
+    again = 1.0 + min(max(0.0, moved - whole) / whole, 4.0) * 0.25
+    dram_bytes = stored + (resident_bytes(mach, whole, again) if moved > whole else moved)
+    in_flight = min(program.grid, resident * mach.cores) * shared
+    last = mach.last_cache
+    stages = (
+        StageCost("compute", mach.seconds(cycles)),
+        StageCost(last.name if last else "cache", (moved + stored) / (last.bytes_per_s if last else math.inf)),
+        StageCost("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
+        StageCost("latency", mach.seconds(waited)),
+    )
+    # blocks of a wave begin together and stay in step: with one buffer memory and cores take turns
+    body = stages[0].seconds + max(stage.seconds for stage in stages[1:])
+    launch = hw.limits.launch_overhead_s
+    return max(p.floor_s, body) + launch, (*stages, StageCost("launch", launch))
+
+
+def _boxes(program: RProgram) -> tuple[Box, ...]:
+    reach: dict[str, int] = {}
+    for axis in program.space.axes:
+        reach |= axis.member_extents(program.block[axis.name])
+    found = []
+    for access in program.space.accesses:
+        if not access.is_output:
+            spans = [1 + sum(abs(c) * (reach.get(name, 1) - 1) for name, c in dim.coeffs) for dim in access.dims]
+            found.append(Box(access, tuple(spans)))
+    return tuple(found)
+
+
+def _serial_waits(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:
+    """How many latencies of DRAM, one after another, a thread takes to stage a step; 0 where its loads go together.
+
+    Only of AMD's plain reductions, whose elements are read once: no other staging was compiled to see.
+    """
+    plain = all(len(dim.coeffs) == 1 for box in boxes for dim in box.access.dims)
+    if p.machine.hw.family is not Family.AMD or not program.space.reduced or not plain:
+        return 0.0
+    under_way = LOADS_IN_FLIGHT if program.steps == 1 else PAIRED_LOADS
+    return sum(box.elements for box in boxes) / program.threads / under_way
+
+
+def _step(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:
+    """Cycles of a core for one staged step of one block that is alone on it."""
+    mach, warp = p.machine, p.machine.hw.limits.warp_size
+    warps = -(-program.threads // warp)
+    taps = math.prod(program.block[a.name] for a in program.space.reduced)
+    outputs = math.prod(program.thread[a.name] for a in program.space.spatial)
+    instructions = taps * outputs * max(1.0, p.space.flops / (p.outer_points * p.inner_points) - 1.0)
+    requests = 0.0
+    for box in boxes:
+        fetched = math.ceil(box.elements / program.threads)
+        split = sum(1 for extent in box.shape if extent > 1) - 1
+        guard = GUARD_OPS if any(len(dim.coeffs) > 1 for dim in box.access.dims) else 0.0
+        instructions += fetched * (LOAD_OPS + STORE_OPS + guard + DIVISION_OPS * max(0, split))
+        read = taps * _distinct(program, box)
+        instructions += read
+        requests += warps * (fetched + read * _conflicts(program, box, mach)) * warp / 32
+    issue = warps * instructions / mach.issue_per_cycle
+    return max(issue, requests) + ISSUE_LEAK * min(issue, requests)
+
+
+def _distinct(program: RProgram, box: Box) -> int:
+    """Elements that a thread reads of the box at one tap."""
+    names = {name for dim in box.access.dims for name, _ in dim.coeffs}
+    axes = [a for a in program.space.spatial if any(m.name in names for m in a.members)]
+    return math.prod(program.thread[a.name] for a in axes)
+
+
+def _conflicts(program: RProgram, box: Box, mach: Machine) -> float:
+    """Cycles of one request of a warp: neighbouring threads take neighbouring outputs (virtual threads)."""
+    axes = program.space.spatial
+    counts = [program.block[a.name] // program.thread[a.name] for a in axes]
+    places = []
+    for lane in range(min(32, program.threads)):
+        point, rest = {}, lane
+        for axis, count in zip(reversed(axes), reversed(counts), strict=True):
+            point[axis.members[-1].name], rest = rest % count, rest // count
+        places.append(box.place(point))
+    wide = mach.hw.block_level.bank_bytes // 4  # banks of 8 bytes serve two neighbouring words at once
+    return float(conflict_cycles([place // wide for place in places], 4))

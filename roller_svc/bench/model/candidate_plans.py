@@ -1,0 +1,67 @@
+"""A program → plans to measure: the ones that the model puts first, and random ones beyond them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.model.measured_plans import candidate_of
+from roller_svc.bench.model.random_tiles import random_rprograms
+from roller_svc.compiler.lower_and_emit import Groups
+from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import GroupedPlan, Plan
+from roller_svc.ir.rprogram import RProgram
+
+TRIES = 10  # draws for each plan wanted: some come twice, some are among the model's first
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlans:
+    """`ranked` are the model's first, in its order; `drawn` are others, each kernel's tiles drawn by themselves."""
+
+    groups: Groups
+    ranked: tuple[Plan, ...]
+    drawn: tuple[Plan, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return (*self.ranked, *self.drawn)
+
+    @property
+    def grouped(self) -> tuple[GroupedPlan, ...]:
+        return tuple(GroupedPlan(plan, self.groups) for plan in self.plans)
+
+
+def sample_sizes(cases: Collection[BenchCase], of_case: int, of_class: int) -> dict[str, int]:
+    """Class → how many plans to draw of each of its cases, `of_case` at least: as many as make `of_class` of all."""
+    counts = Counter(case.cls for case in cases)
+    return {cls: max(of_case, math.ceil(of_class / count)) for cls, count in counts.items()}
+
+
+def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int, seed: str) -> TrialPlans:
+    """The model's `top` plans and `sample` others, or all where there are fewer, the same for the same seed."""
+    groups, ranked, _ = ranked_groups(program, hw, top)
+    first = best_plans(ranked, top)
+    rng = random.Random(seed)
+    pools = [random_rprograms(group, hw, top + sample, rng) for group in groups]
+    turns = [_in_turns(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)]
+    known = {tuple(c.program for c in plan.choices) for plan in first}
+    drawn: list[Plan] = []
+    for programs in itertools.islice(zip(*turns, strict=True), TRIES * (top + sample)):
+        if len(drawn) < sample and programs not in known:
+            known.add(programs)
+            drawn.append(Plan(tuple(candidate_of(p, group, hw) for p, group in zip(programs, groups, strict=True))))
+    return TrialPlans(groups, first, tuple(drawn))
+
+
+def _in_turns(pool: Sequence[RProgram], rng: random.Random) -> Iterator[RProgram]:
+    """All of them again and again, each time in another order."""
+    while True:
+        yield from rng.sample(pool, len(pool))

@@ -1,0 +1,94 @@
+"""KernelGroup, HardwareSpec → random rPrograms of all that the rules let through, good and bad.
+
+Construction keeps the tiles that its rules of thumb and the model prefer. Whether the model tells good from bad shows
+only where both are measured.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from roller_svc.construct.align import EPSILONS
+from roller_svc.construct.construct import MAX_VISITS, Shape, prepared, readings, rprogram_of, rules_for
+from roller_svc.construct.rules import Base, Rules
+from roller_svc.construct.scale_out import splits
+from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.errors import NoCandidateError
+from roller_svc.families.cpu.convolution.rules import CpuConvolution
+from roller_svc.families.cpu.transpose.rules import CpuLayout
+from roller_svc.families.matching import units_for
+from roller_svc.fusion.split.reduction import may_split
+from roller_svc.ir.constraints import NO_DEMANDS
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.footprint import Tile
+
+TRIES = 10  # draws for each rProgram wanted: some come twice, some bases have no block
+
+
+def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: random.Random) -> tuple[RProgram, ...]:
+    """At most `count` different rPrograms, fewer where there are not so many.
+
+    Drawn are a reading of the group, a thread's tile, a block's, and how blocks run, in this order: each thread's tile
+    is as likely as any other, however many blocks are built from it. A reading that no rules fit is left out; `rank`
+    says why.
+    """
+    drawable: list[_Reading] = []
+    for unit, view in readings(group, hw, units_for(group, hw, NO_DEMANDS)):
+        with suppress(NoCandidateError):
+            drawable.append(_Reading(view, rules_for(view, prepared(view, hw, unit))))
+    found: dict[RProgram, None] = {}
+    for _ in range(TRIES * count if drawable else 0):
+        if len(found) < count:
+            found.update(dict.fromkeys(rng.choice(drawable).drawn(rng)))
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A group as one kind of it, and what is known of its tiles."""
+
+    group: KernelGroup
+    rules: Rules
+    _bases: tuple[Base, ...] = ()
+    _blocks: dict[Base, tuple[Tile, ...]] = field(default_factory=dict)
+
+    def drawn(self, rng: random.Random) -> tuple[RProgram, ...]:
+        """One rProgram; none where no block is built from the base that was drawn."""
+        self._bases = self._bases or _bases(self.rules)
+        if not self._bases:
+            return ()
+        base = rng.choice(self._bases)
+        if base not in self._blocks:
+            grown = scale_up(self.rules.block_stage(base, EPSILONS[-1]), Log(MAX_VISITS), MAX_VISITS)
+            self._blocks[base] = (*grown.large, *grown.border)
+        if not self._blocks[base]:
+            return ()
+        block = rng.choice(self._blocks[base])
+        split_k = rng.choice(self._splits(block))
+        way = rng.choice(self.rules.pipelines(block, base, split_k))
+        if way.stream_k and self.group.needs_whole_sums:
+            return ()
+        return (rprogram_of(self.rules.problem, Shape(block, base, split_k, way)),)
+
+    def _splits(self, block: Tile) -> tuple[int, ...]:
+        p = self.rules.problem
+        if self.group.kind is GroupKind.SCATTER or p.planes is not None or not may_split(self.group):
+            return (1,)
+        return (1, *splits(p, block))
+
+
+def _bases(rules: Rules) -> tuple[Base, ...]:
+    """Every thread's tile that the registers hold; of some families the stage has only few of them."""
+    if isinstance(rules, CpuConvolution):
+        return tuple(Base(tile) for tile in rules.register_tiles())
+    if isinstance(rules, CpuLayout):
+        return tuple(Base(tile) for tile in rules.any_tiles())
+    bases: list[Base] = []
+    for lanes in rules.lane_choices():
+        grown = scale_up(rules.thread_stage(lanes), Log(MAX_VISITS), MAX_VISITS)
+        bases += [Base(tile, lanes) for tile in (*grown.large, *grown.border)]
+    return tuple(bases)

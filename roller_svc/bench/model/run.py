@@ -1,0 +1,187 @@
+"""Cases on this CPU: the plans that the model puts first and random ones, built and timed in turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.cpu.run import pinned
+from roller_svc.bench.interleaved_timing import Rounds, Turns, in_turns, quiet_s, quietest_s
+from roller_svc.bench.model.candidate_plans import TrialPlans, trial_plans
+from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
+from roller_svc.bench.model.worker import Answer, Describe, Hold, Task, TimeKernel, work
+from roller_svc.bench.timing_worker import Sample
+from roller_svc.compiler.autotune import built_for_trial
+from roller_svc.compiler.partition_cache import Shared
+from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, LaunchError, RollerError
+from roller_svc.farm.workers import Lane
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.report import Attempt, Plan
+
+Json = dict[str, Any]
+
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`top` plans that the model puts first and `sample` random ones of each case, `class_sample` of a class at least,
+    drawn with `seed`, for so many threads. `calibrate`: the model works with figures measured at the start, else with
+    the spec as it is shipped."""
+
+    target: str = "local"
+    threads: int = 1
+    top: int = 10
+    sample: int = 10
+    class_sample: int = 60
+    seed: int = 0
+    calibrate: bool = True
+
+
+@dataclass(slots=True)
+class Worker:
+    """The process that times, on cores of its own; one that died or was stopped is started again for its next task."""
+
+    target: str
+    threads: int
+    _lane: Lane[Task, Answer] = field(default_factory=lambda: Lane(work, _TIMEOUT_S))
+
+    def start(self, *, calibrate: bool) -> HardwareSpec:
+        """The spec of its cores; ArgumentError where there are too few."""
+        cores = sorted(os.sched_getaffinity(0))[-self.threads :]
+        if len(cores) < self.threads:
+            raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
+        with pinned(cores):
+            spec = self._lane.call(Describe(self.target, calibrate))
+        if not isinstance(spec, HardwareSpec):
+            raise InvariantError("the worker answered something else")
+        return spec
+
+    def calibrated(self, before: HardwareSpec) -> HardwareSpec:
+        """Its spec measured once more; what was measured before, where others use the cores."""
+        try:
+            return self.start(calibrate=True)
+        except LaunchError as failure:
+            if failure.code != "machine-busy":
+                raise
+            return before
+
+    def ask(self, task: Task) -> Answer:
+        try:
+            return self._lane.call(task)
+        except (FarmError, KernelTimeoutError, InvariantError):
+            self._lane.close(at_once=True)
+            self.start(calibrate=False)  # what it answers is not used: the spec stays what it was
+            raise
+
+    def close(self) -> None:
+        self._lane.close(at_once=True)
+
+
+@dataclass(slots=True)
+class BuiltCase:
+    """A case's candidates, `sample` random ones among them, built once for all visits. `errors`: of each what was wrong
+    with it, if anything; of results only the first visit can tell (`is_known`)."""
+
+    case: BenchCase
+    trial: TrialPlans
+    attempts: tuple[Attempt, ...]
+    build_s: float
+    errors: list[RollerError | None]
+    is_known: bool = False
+
+
+def built_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec) -> BuiltCase:
+    """Raises RollerError where the case has no candidates."""
+    program = case.program()
+    trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
+    start = time.perf_counter()
+    attempts = built_for_trial(trial.grouped, program, hw)
+    return BuiltCase(case, trial, attempts, time.perf_counter() - start, [attempt.error for attempt in attempts])
+
+
+def visited(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
+    """One row: the case's candidates with what the model expects of them and what they took in this visit. Raises
+    RollerError where the worker is lost."""
+    case, trial, turns = built.case, built.trial, _timed(built, worker)
+    rows = [
+        _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
+        | {"kernels": tiles_of(plan, trial.groups, hw)}
+        for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, turns.taken, strict=True))
+    ]  # fmt: skip
+    return _row_of(case) | {
+        "error": None, "build_s": built.build_s, "repeated": turns.repeated, "disturbed": turns.is_disturbed,
+        "candidates": rows,
+    }  # fmt: skip
+
+
+def failed_case(case: BenchCase, failure: RollerError) -> Json:
+    """The row of a case that could not be built or timed."""
+    return _row_of(case) | {"error": f"{failure.code}: {failure.message}", "candidates": []}
+
+
+def _row_of(case: BenchCase) -> Json:
+    return {"id": case.id, "cls": case.cls, "program": case.digest}
+
+
+def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
+    """The case with those of its candidates that were timed, in the order of the row, as today's model sees them.
+
+    Raises ArgumentError where the row's tiles are no tiles of the program any more.
+    """
+    groups = Shared(case.program()).groups(hw)
+    timed = [c for c in row["candidates"] if c["error"] is None]
+    plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c), _halves(c)) for c in timed)
+    return FitCase(case.id, case.cls, tuple(plans))
+
+
+def measured_s(candidate: Json) -> float:
+    """What a candidate that was timed takes; in documents that have nothing else, its least sample."""
+    seconds: float = candidate.get("quiet_s") or candidate["min_s"]
+    return seconds
+
+
+def _halves(candidate: Json) -> tuple[float, float] | None:
+    found = candidate.get("half_s")
+    return None if found is None else (found[0], found[1])
+
+
+def _timed(built: BuiltCase, worker: Worker) -> Turns:
+    """The samples of each attempt, none where something was wrong with it."""
+    pairs = enumerate(zip(built.attempts, built.errors, strict=True))
+    kernels = [(i, a.compiled) for i, (a, error) in pairs if a.compiled is not None and error is None]
+    answer = worker.ask(Hold(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
+    if not isinstance(answer, tuple):
+        raise InvariantError("the worker answered something else")
+    for (i, _), error in zip(kernels, answer, strict=True):
+        built.errors[i] = error
+    built.is_known = True
+    right = [(i, number) for number, (i, _) in enumerate(kernels) if built.errors[i] is None]
+
+    def take(position: int) -> Sample:
+        sample = worker.ask(TimeKernel(right[position][1]))
+        if not isinstance(sample, Sample):
+            raise InvariantError("the worker answered something else")
+        return sample
+
+    turns = in_turns(len(right), take)
+    by_attempt = {i: rounds for (i, _), rounds in zip(right, turns.taken, strict=True)}
+    return Turns(tuple(by_attempt.get(i, ()) for i in range(len(built.attempts))), turns.repeated)
+
+
+def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
+    estimate, calls = plan.estimate, [seconds for sample in rounds for seconds in sample]
+    return {
+        "predicted_s": estimate.seconds,
+        "stages": {stage.name: stage.seconds for stage in estimate.stages},
+        "quiet_s": quiet_s(rounds),
+        "quietest_s": quietest_s(rounds),
+        "min_s": min(calls, default=None),
+        "median_s": statistics.median(calls) if calls else None,
+        "samples": len(rounds),
+        "error": None if error is None else f"{error.code}: {error.message}",
+    }

@@ -1,0 +1,137 @@
+"""The worker that times a case's candidates in turns. Its process starts on the cores that they are to have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from roller_svc import hardware
+from roller_svc.bench.cases import BenchCase
+from roller_svc.bench.cpu.worker import about, inputs_of
+from roller_svc.bench.timing_worker import Sample, sampled, settle, timed
+from roller_svc.calibration import calibrated
+from roller_svc.compiler.backends import Call, backend_for
+from roller_svc.errors import BuildError, InvariantError, RollerError, WrongAnswerError
+from roller_svc.hardware.detect import localised, probe
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.program import TensorProgram
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.interpreter import Value
+
+SAMPLE_S = 0.01
+CLOCK_S = 50e-6  # calls that take less are timed together: a look at the clock takes a tenth of a microsecond
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """The spec of the cores that this process may use: `local`, or what a smaller target has of them. `measure`: with
+    figures measured here in place of shipped ones."""
+
+    target: str
+    measure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Take these kernels of a case, and run each once. The answer says of each what was wrong with it, if anything;
+    results are compared unless they are `known` to be right."""
+
+    case: BenchCase
+    kernels: tuple[CompiledKernel, ...]
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeKernel:
+    """One turn of one kernel."""
+
+    number: int
+
+
+Task = Describe | Hold | TimeKernel
+Answer = HardwareSpec | tuple[RollerError | None, ...] | Sample
+
+
+@dataclass(slots=True)
+class _State:
+    """What this process holds between its tasks. `repeats`: how many calls a sample of each kernel has, and
+    how many of them are timed together."""
+
+    hardware: HardwareSpec | None = None
+    calls: dict[int, Call] = field(default_factory=dict)
+    repeats: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+_state = _State()
+
+
+def work(task: Task) -> Answer:
+    """One task's answer."""
+    match task:
+        case Describe(target=target, measure=measure):
+            shipped = spec_here(target)
+            _state.hardware = calibrated(shipped) if measure else shipped
+            return _state.hardware
+        case Hold():
+            return _held(task)
+        case TimeKernel(number=number):
+            return _timed(number)
+
+
+def spec_here(target: str) -> HardwareSpec:
+    """The target's spec, with this machine's caches, clock and the cores that this process may use."""
+    if target == hardware.LOCAL:
+        return hardware.detect_local()
+    return replace(localised(hardware.load(target), probe()), id=target)
+
+
+def _held(task: Hold) -> tuple[RollerError | None, ...]:
+    if _state.hardware is None:
+        raise InvariantError("no spec was asked for")
+    _state.calls, _state.repeats = {}, {}
+    program, load = task.case.program(), backend_for(_state.hardware).load
+    arrays = inputs_of(program, task.case)
+    results: dict[str, NDArray[Any]] | None = None
+    want: dict[str, Value] = {}
+    found: list[RollerError | None] = []
+    for number, kernel in enumerate(task.kernels):
+        try:
+            call = load(kernel).bound(arrays, results)
+            for array in (results or {}).values() if not task.known else ():
+                array.fill(0)  # what a kernel does not write shall not be an earlier one's
+            call()
+            results = call.finish()
+            if not task.known:
+                want = want or _values(program, results)
+                _check(program, results, want)
+        except BuildError as failure:
+            found.append(failure)
+        else:
+            _state.calls[number] = call
+            found.append(None)
+    settle()
+    return tuple(found)
+
+
+def _check(program: TensorProgram, results: dict[str, NDArray[Any]], want: dict[str, Value]) -> None:
+    if not (verdict := agrees(program, results, want)).ok:
+        raise WrongAnswerError(f"differs from the model's first: {verdict.detail}")
+
+
+def _values(program: TensorProgram, results: dict[str, NDArray[Any]]) -> dict[str, Value]:
+    return {out.name: about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
+
+
+def _timed(number: int) -> Sample:
+    """The first turn finds out how many calls fill a sample, and how many are timed together; a call that fills one by
+    itself needs no warming up."""
+    call = _state.calls[number]
+    if number not in _state.repeats:
+        sample = sampled(call, SAMPLE_S)
+        _state.repeats[number] = (sample.calls, max(1, round(CLOCK_S / sample.seconds)))
+    elif _state.repeats[number] != (1, 1):
+        call()
+    return timed(call, *_state.repeats[number])

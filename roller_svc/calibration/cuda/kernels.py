@@ -1,0 +1,367 @@
+"""CUDA C++ texts of the micro-benchmarks of an NVIDIA device, each a kernel of its own, and what one run of it does.
+
+Sizes are constants of the text, so that a kernel's parameters are arrays alone, as those of generated kernels are, and
+the same runtime launches them. Loads and stores are 16 bytes wide, four of a thread in flight; `__ldcg` goes past the
+first cache, which would hold a block's share of what the second one is read for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from roller_svc.codegen.cuda.instructions import instruction, mma_wrapper
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.schedule_hopper import WARP_THREADS
+
+THREADS = 256
+OCCUPANCIES = (1, 2, 4, 8)  # blocks of a core
+CHAINS = 8  # independent multiply-adds of a thread, or of a warp's matrix unit
+VECTOR_BYTES, IN_FLIGHT = 16, 4
+LINE_BYTES = 128  # from one element of a chase to the next: whatever a device fetches at once
+WORD_BYTES = 4
+SHARED_VECTORS = 1024  # 16 KiB of shared memory that are read
+BYTES, OPERATIONS = "bytes/s", "1/s"
+SECONDS = "s"
+LAST_CACHE_SHARE = 0.5  # of the last cache that is read again and again: all of it would not stay
+DRAM_CACHES = 8  # times the last cache that memory is measured with
+_TYPES = {
+    DType.FLOAT32: "float", DType.FLOAT64: "double", DType.INT32: "int",
+    DType.INT64: "long long", DType.UINT32: "unsigned int", DType.UINT64: "unsigned long long",
+}  # fmt: skip
+# CUDA C++ has this one in a header that NVRTC does not find by itself.
+_FMA_F16X2 = """__device__ __forceinline__ unsigned int fma_f16x2(unsigned int x, unsigned int a, unsigned int b) {
+  asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(a), "r"(b));
+  return x;
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the kernels of one device are made for. `rounds`: how often the inner loop of one that computes runs, and of
+    one that reads caches; `steps`: of a chase."""
+
+    cores: int
+    last_cache_bytes: int
+    dram_bytes: int
+    rounds: int = 4096
+    steps: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One micro-benchmark: `amount` of `unit` in one run; of seconds, how many of what is timed. `figure`: the field of
+    the spec that it stands for, the best of all that stand for the same; '' where there is none."""
+
+    name: str
+    unit: str
+    amount: float
+    how: str
+    source: KernelSource
+    figure: str = ""
+
+
+def sizes_of(hw: HardwareSpec) -> Sizes:
+    last = hw.level("l2").capacity_bytes
+    return Sizes(hw.num_cores, int(last * LAST_CACHE_SHARE), min(DRAM_CACHES * last, hw.dram.capacity_bytes // 8))
+
+
+def kernels(hw: HardwareSpec, sizes: Sizes) -> Iterator[Kernel]:
+    """All that there are for a device."""
+    yield _empty(hw)
+    yield _clock(hw, sizes)
+    for unit in hw.units:
+        if unit.kind is UnitKind.FMA:
+            yield _multiply(hw, sizes, unit)
+        elif unit.kind is UnitKind.MMA and unit.in_dtype is not DType.FLOAT64:
+            yield _matrix(hw, sizes, unit)
+    yield _dependent(hw, sizes)
+    for blocks in OCCUPANCIES:
+        yield _read(hw, sizes, "dram", blocks)
+        yield _write(hw, sizes, blocks)
+        yield _copy(hw, sizes, blocks)
+        yield _read(hw, sizes, "l2", blocks)
+        yield _read_shared(hw, sizes, blocks)
+    yield _chase(hw, sizes, "dram", "")
+    yield _chase(hw, sizes, "l2", "levels.l2.latency_s")
+    yield _chase_shared(hw, sizes)
+    yield _barrier(hw, sizes)
+    yield _atomic(hw, sizes, spread=False)
+    yield _atomic(hw, sizes, spread=True)
+
+
+# one kernel ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    blocks: int
+    threads: int = THREADS
+
+    @property
+    def all(self) -> int:
+        return self.blocks * self.threads
+
+
+def _source(hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str, grid: _Grid) -> KernelSource:
+    """`body` has the buffers by their names, `thread` (of all) and `THREADS_IN_ALL`."""
+    parameters = ", ".join(
+        f"{'const ' if b.role is Role.INPUT else ''}{_c_type(b)} *{b.symbol}" for b in buffers
+    )  # fmt: skip
+    text = (
+        f'extern "C" __global__ void __launch_bounds__({grid.threads}) {name}({parameters}) {{\n'
+        f"  const int thread = blockIdx.x * {grid.threads} + threadIdx.x;\n{body}}}\n"
+    )
+    launch = LaunchSpec(name, tuple(b.symbol for b in buffers), (grid.blocks, 1, 1), (grid.threads, 1, 1))
+    return KernelSource(name, Language.CUDA, hw.arch, text, buffers, (launch,))
+
+
+def _below(functions: str, source: KernelSource) -> KernelSource:
+    """The kernel, below the functions that it calls."""
+    return replace(source, text=functions + source.text)
+
+
+def _c_type(buffer: Buffer) -> str:
+    if buffer.shape[-1] == VECTOR_BYTES // WORD_BYTES and len(buffer.shape) == 2:
+        return "uint4"
+    return _TYPES[buffer.dtype]
+
+
+def _values(dtype: DType, count: int) -> Buffer:
+    return Buffer("values", "values", Role.INPUT, dtype, (count,))
+
+
+def _results(dtype: DType, count: int) -> Buffer:
+    return Buffer("results", "results", Role.OUTPUT, dtype, (count,))
+
+
+def _vectors(name: str, role: Role, count: int) -> Buffer:
+    return Buffer(name, name, role, DType.UINT32, (count, VECTOR_BYTES // WORD_BYTES))
+
+
+def _empty(hw: HardwareSpec) -> Kernel:
+    source = _source(hw, "empty", (), "  (void)thread;\n", _Grid(1, WARP_THREADS))
+    return Kernel(
+        "launch", SECONDS, 1, "an empty kernel between two others", source, "limits.launch_overhead_s"
+    )  # fmt: skip
+
+
+def _clock(hw: HardwareSpec, sizes: Sizes) -> Kernel:
+    """Leaves the cycles that the last block counted in `results`."""
+    grid = _Grid(sizes.cores)
+    body = (
+        "  const long long start = clock64();\n"
+        "  float x = values[threadIdx.x % 8];\n"
+        f"  for (int i = 0; i < {64 * sizes.rounds}; ++i) x = x * values[0] + values[1];\n"
+        "  if (thread == 0) results[0] = (unsigned long long)(clock64() - start) + (x == 123.0f);\n"
+    )
+    source = _source(hw, "clock_cycles", (_values(DType.FLOAT32, 8), _results(DType.UINT64, 1)), body, grid)
+    return Kernel("clock", "Hz", 1, "cycles that a kernel counts over its time", source, "clock_hz")
+
+
+def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
+    """Of float16 two at once, as units that have a rate of their own for it compute them."""
+    half = unit.in_dtype is DType.FLOAT16
+    dtype = DType.UINT32 if half else unit.in_dtype
+    of_type = _TYPES[dtype]
+    grid = _Grid(sizes.cores * OCCUPANCIES[-1])
+    step = "fma_f16x2(x[c], a, b)" if half else "x[c] * a + b"
+    body = (
+        f"  const {of_type} a = values[0], b = values[1];\n"
+        f"  {of_type} x[{CHAINS}];\n"
+        f"  for (int c = 0; c < {CHAINS}; ++c) x[c] = values[(threadIdx.x + c) % 8];\n"
+        f"#pragma unroll 8\n  for (int i = 0; i < {sizes.rounds}; ++i)\n"
+        f"#pragma unroll\n    for (int c = 0; c < {CHAINS}; ++c) x[c] = {step};\n"
+        f"  for (int c = 1; c < {CHAINS}; ++c) x[0] += x[c];\n"
+        "  results[thread] = x[0];\n"
+    )
+    buffers = (_values(dtype, 8), _results(dtype, grid.all))
+    source = _below(_FMA_F16X2 if half else "", _source(hw, f"multiply_{unit.name}", buffers, body, grid))
+    each = 4 if half else 2
+    return Kernel(
+        f"multiply_{unit.name}", OPERATIONS, each * CHAINS * sizes.rounds * grid.all,
+        f"multiply-adds of {unit.in_dtype.value}, {CHAINS} chains a thread", source, f"units.{unit.name}.flops_per_s",
+    )  # fmt: skip
+
+
+def _dependent(hw: HardwareSpec, sizes: Sizes) -> Kernel:
+    grid = _Grid(1, WARP_THREADS)
+    body = (
+        "  const float a = values[0], b = values[1];\n  float x = values[2];\n"
+        f"#pragma unroll 16\n  for (int i = 0; i < {16 * sizes.rounds}; ++i) x = x * a + b;\n"
+        "  results[thread] = x;\n"
+    )
+    source = _source(hw, "dependent", (_values(DType.FLOAT32, 8), _results(DType.FLOAT32, WARP_THREADS)), body, grid)
+    return Kernel(
+        "multiply_dependent", SECONDS, 16 * sizes.rounds, "a multiply-add that needs the one before", source,
+        "levels.register.latency_s",
+    )  # fmt: skip
+
+
+def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
+    """A warp's fragments stay in registers: 16 x 8 results over 32 bytes of k, by the wrapper that kernels call."""
+    name = mma_wrapper(unit.in_dtype, unit.in_dtype, hw.arch)
+    dtype = unit.acc_dtype
+    grid = _Grid(sizes.cores * 4)
+    body = (
+        "  unsigned int a[4], b[2];\n"
+        "  for (int i = 0; i < 4; ++i) a[i] = values[(threadIdx.x + i) % 8];\n"
+        "  for (int i = 0; i < 2; ++i) b[i] = values[(threadIdx.x + 3 * i) % 8];\n"
+        f"  {'float' if dtype is DType.FLOAT32 else 'int'} d[{CHAINS}][4];\n"
+        f"  for (int i = 0; i < {4 * CHAINS}; ++i) d[i / 4][i % 4] = threadIdx.x + i;  // no two chains alike\n"
+        f"#pragma unroll 2\n  for (int i = 0; i < {sizes.rounds}; ++i)\n"
+        f"#pragma unroll\n    for (int c = 0; c < {CHAINS}; ++c) {name}(d[c], a, b);\n"
+        f"  for (int c = 1; c < {CHAINS}; ++c)\n    for (int i = 0; i < 4; ++i) d[0][i] += d[c][i];\n"
+        "  results[thread] = d[0][0] + d[0][1] + d[0][2] + d[0][3];\n"
+    )
+    buffers = (_values(DType.UINT32, 8), _results(dtype, grid.all))
+    source = _below(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
+    flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP_THREADS
+    return Kernel(
+        f"matrix_{unit.name}", OPERATIONS, flops, f"{name}, {CHAINS} chains a warp", source,
+        f"units.{unit.name}.flops_per_s",
+    )  # fmt: skip
+
+
+def _wrapper(name: str) -> str:
+    """The text of a wrapper and of those that it calls."""
+    found = instruction(name)
+    if found is None:
+        return ""
+    return "".join(_wrapper(need) for need in found.needs) + found.text + "\n"
+
+
+def _read(hw: HardwareSpec, sizes: Sizes, level: str, blocks: int) -> Kernel:
+    grid = _Grid(sizes.cores * blocks)
+    count, passes = _walk(sizes, level, grid)
+    body = (
+        "  uint4 sum = {};\n"
+        f"  for (int pass = 0; pass < {passes}; ++pass)\n"
+        f"    for (int i = thread; i < {count}; i += {IN_FLIGHT * grid.all}) {{\n"
+        f"      uint4 found[{IN_FLIGHT}];\n"
+        f"#pragma unroll\n      for (int n = 0; n < {IN_FLIGHT}; ++n) found[n] = __ldcg(source + i + n * {grid.all});\n"
+        f"#pragma unroll\n      for (int n = 0; n < {IN_FLIGHT}; ++n) {{\n"
+        "        sum.x += found[n].x; sum.y += found[n].y; sum.z += found[n].z; sum.w += found[n].w;\n      }\n    }\n"
+        "  results[thread] = sum.x ^ sum.y ^ sum.z ^ sum.w;\n"
+    )
+    buffers = (_vectors("source", Role.INPUT, count), _results(DType.UINT32, grid.all))
+    figure = "levels.l2.bandwidth_bytes_per_s" if level == "l2" else ""
+    return Kernel(
+        f"read_{level}_{blocks}", BYTES, float(count) * VECTOR_BYTES * passes,
+        f"reads of {level}, {blocks} blocks a core", _source(hw, f"read_{level}", buffers, body, grid), figure,
+    )  # fmt: skip
+
+
+def _write(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
+    grid = _Grid(sizes.cores * blocks)
+    count, _ = _walk(sizes, "dram", grid)
+    body = (
+        f"  for (int i = thread; i < {count}; i += {grid.all})\n"
+        "    target[i] = make_uint4(thread, thread, thread, thread);\n"
+    )
+    source = _source(hw, "write_dram", (_vectors("target", Role.OUTPUT, count),), body, grid)
+    return Kernel(
+        f"write_dram_{blocks}", BYTES, float(count) * VECTOR_BYTES, f"writes of dram, {blocks} blocks a core", source
+    )  # fmt: skip
+
+
+def _copy(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
+    grid = _Grid(sizes.cores * blocks)
+    count, _ = _walk(sizes, "dram", grid)
+    body = (
+        f"  for (int i = thread; i < {count}; i += {IN_FLIGHT * grid.all}) {{\n"
+        f"    uint4 found[{IN_FLIGHT}];\n"
+        f"#pragma unroll\n    for (int n = 0; n < {IN_FLIGHT}; ++n) found[n] = __ldcg(source + i + n * {grid.all});\n"
+        f"#pragma unroll\n    for (int n = 0; n < {IN_FLIGHT}; ++n) target[i + n * {grid.all}] = found[n];\n  }}\n"
+    )
+    buffers = (_vectors("source", Role.INPUT, count), _vectors("target", Role.OUTPUT, count))
+    return Kernel(
+        f"copy_dram_{blocks}", BYTES, 2.0 * count * VECTOR_BYTES, f"a copy, both ways counted, {blocks} blocks a core",
+        _source(hw, "copy_dram", buffers, body, grid), "levels.dram.bandwidth_bytes_per_s",
+    )  # fmt: skip
+
+
+def _walk(sizes: Sizes, level: str, grid: _Grid) -> tuple[int, int]:
+    """Vectors of a whole number of strides, and how often they are walked."""
+    nbytes, passes = (sizes.dram_bytes, 1) if level == "dram" else (sizes.last_cache_bytes, max(1, sizes.rounds // 128))
+    stride = IN_FLIGHT * grid.all
+    return max(1, nbytes // (VECTOR_BYTES * stride)) * stride, passes
+
+
+def _read_shared(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
+    grid = _Grid(sizes.cores * blocks)
+    reads = 8
+    body = (
+        f"  __shared__ uint4 tile[{SHARED_VECTORS}];\n"
+        f"  for (int i = threadIdx.x; i < {SHARED_VECTORS}; i += {THREADS})\n"
+        "    tile[i] = make_uint4(values[0], i, values[1], i);\n"
+        "  __syncthreads();\n  uint4 sum = {};\n"
+        f"  for (int i = 0; i < {sizes.rounds}; ++i) {{\n"
+        f"    const uint4 *from = tile + ((threadIdx.x + {WARP_THREADS} * i) & {SHARED_VECTORS // 2 - 1});\n"
+        f"#pragma unroll\n    for (int n = 0; n < {reads}; ++n) {{\n"
+        f"      const uint4 found = from[n * {SHARED_VECTORS // 2 // reads}];\n"
+        "      sum.x ^= found.x; sum.y ^= found.y; sum.z ^= found.z; sum.w ^= found.w;\n    }\n  }\n"
+        "  results[thread] = sum.x ^ sum.y ^ sum.z ^ sum.w;\n"
+    )
+    buffers = (_values(DType.UINT32, 8), _results(DType.UINT32, grid.all))
+    return Kernel(
+        f"read_shared_{blocks}", BYTES, float(reads) * VECTOR_BYTES * sizes.rounds * grid.all,
+        f"reads of shared memory, {blocks} blocks a core", _source(hw, "read_shared", buffers, body, grid),
+        "levels.shared.bandwidth_bytes_per_s",
+    )  # fmt: skip
+
+
+def _chain(count: int) -> tuple[Buffer, Buffer]:
+    """So many elements, each the place of the next, and where one is."""
+    return (
+        Buffer("next", "next", Role.INPUT, DType.UINT32, (count,)),
+        Buffer("place", "place", Role.OUTPUT, DType.UINT32, (1,)),
+    )
+
+
+def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
+    """Begins where the last run ended: lines that it has just read would be in a cache."""
+    nbytes = sizes.dram_bytes if level == "dram" else sizes.last_cache_bytes
+    count = max(2, nbytes // LINE_BYTES) * (LINE_BYTES // WORD_BYTES)
+    body = (
+        "  unsigned int at = place[0];\n"
+        f"  for (int i = 0; i < {sizes.steps}; ++i) at = __ldcg(next + at);\n"
+        "  place[0] = at;\n"
+    )
+    return Kernel(
+        f"latency_{level}", SECONDS, sizes.steps, f"a load of {level} that needs the one before, nothing else running",
+        _source(hw, f"chase_{level}", _chain(count), body, _Grid(1, 1)), figure,
+    )  # fmt: skip
+
+
+def _chase_shared(hw: HardwareSpec, sizes: Sizes) -> Kernel:
+    count = 1024
+    body = (
+        f"  __shared__ unsigned int tile[{count}];\n"
+        f"  for (int i = 0; i < {count}; ++i) tile[i] = next[i];\n"
+        "  unsigned int at = place[0];\n"
+        f"  for (int i = 0; i < {16 * sizes.steps}; ++i) at = tile[at];\n"
+        "  place[0] = at;\n"
+    )
+    return Kernel(
+        "latency_shared", SECONDS, 16 * sizes.steps, "a load of shared memory that needs the one before",
+        _source(hw, "chase_shared", _chain(count), body, _Grid(1, 1)), "levels.shared.latency_s",
+    )  # fmt: skip
+
+
+def _barrier(hw: HardwareSpec, sizes: Sizes) -> Kernel:
+    body = f"  (void)thread;\n#pragma unroll 1\n  for (int i = 0; i < {sizes.rounds}; ++i) __syncthreads();\n"
+    source = _source(hw, "barriers", (), body, _Grid(sizes.cores))
+    return Kernel("barrier", SECONDS, sizes.rounds, f"a barrier of {THREADS} threads", source)
+
+
+def _atomic(hw: HardwareSpec, sizes: Sizes, *, spread: bool) -> Kernel:
+    """Of float32, which compilers do not add up in a warp first."""
+    grid = _Grid(sizes.cores * 2)
+    rounds = max(1, sizes.rounds // 64)
+    name = "atomic_spread" if spread else "atomic_same"
+    body = f"  for (int i = 0; i < {rounds}; ++i) atomicAdd(results + {'thread' if spread else 0}, values[i % 8]);\n"
+    buffers = (_values(DType.FLOAT32, 8), _results(DType.FLOAT32, grid.all))
+    how = "atomic additions, " + ("each thread to an element of its own" if spread else "all to one element")
+    return Kernel(name, OPERATIONS, float(rounds) * grid.all, how, _source(hw, name, buffers, body, grid))

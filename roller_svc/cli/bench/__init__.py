@@ -1,0 +1,153 @@
+"""roller bench: measurements of the project itself."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roller_svc import hardware
+from roller_svc.bench import lint
+from roller_svc.bench.cases import BenchCase, performance_cases
+from roller_svc.bench.construct import bench_construct
+from roller_svc.cli import format as show
+from roller_svc.cli import options as common
+from roller_svc.cli import progress
+from roller_svc.cli.bench import cpu as cpu_bench
+from roller_svc.cli.bench import model as model_bench
+from roller_svc.cli.journal import Journal
+from roller_svc.errors import ArgumentError, RollerError
+from roller_svc.farm.action import generator_digest
+from roller_svc.farm.workers import spread
+from roller_svc.settings import settings
+from roller_svc.toolchain.binaries.sass import disassembler
+
+TARGETS = ("nvidia-v100-sxm2", "nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "local")
+CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "public.json"
+
+LINT_COLUMNS = (
+    "target", "kernels", "unspilled", "C75xx", "on tensor cores", "by warpgroups", "compile median", "p95", "findings",
+    "errors",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    construct = kinds.add_parser(
+        "construct", help="seconds from a program to its ranked candidates", allow_abbrev=False
+    )
+    _add_cases(construct)
+
+    machine_code = kinds.add_parser(
+        "lint", help="what the compiled CUDA kernels have and lack, and how long they compile", allow_abbrev=False
+    )
+    _add_cases(machine_code)
+    machine_code.add_argument(
+        "--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time"
+    )
+    machine_code.add_argument(
+        "--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+        help="worker processes; 1 times the compiler on a quiet core (default: %(default)s)",
+    )  # fmt: skip
+    machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
+    machine_code.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+
+    model_bench.add_arguments(
+        kinds.add_parser("model", help="what the model expects beside times that were taken", allow_abbrev=False)
+    )
+    cpu_bench.add_arguments(
+        kinds.add_parser("cpu", help="our kernels beside numpy's and torch's calls on this CPU", allow_abbrev=False)
+    )
+
+
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the public one, in a checkout")
+    parser.add_argument("--target", action="append", default=[], metavar="ID", help="a device; may be repeated")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    match options.kind:
+        case "cpu":
+            return cpu_bench.execute(options)
+        case "model":
+            return model_bench.execute(options)
+        case "lint":
+            results = _lint(options)
+            shown = show.table(LINT_COLUMNS, _lint_rows(results))
+        case _:
+            results = bench_construct(_cases(options.cases), tuple(options.target) or TARGETS)
+            shown = show.table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
+    if options.json:
+        show.as_json(results)
+    else:
+        print(shown)
+    return 0
+
+
+def _lint(options: argparse.Namespace) -> dict[str, Any]:
+    """Every case on every target, in worker processes; rows are kept on disk until all are there."""
+    common.check_positive(options, "every", "jobs", "timeout")
+    disassembler()  # without one every row would say so
+    path = _cases(options.cases)
+    cases = [case for case in performance_cases(path) if zlib.crc32(case.id.encode()) % options.every == 0]
+    results = {}
+    for target in tuple(options.target) or lint.TARGETS:
+        lint.check_target(hardware.load(target))
+        parts = [path.read_text(encoding="utf-8"), target, options.every, generator_digest()]
+        run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
+        done = {row["id"]: row for row in journal.rows()}
+        left = [case for case in cases if case.id not in done]
+        for row in progress.shown(_rows(left, target, options), len(left), target):
+            journal.add([row])
+            done[row["id"]] = row
+        rows = [done[case.id] for case in cases]
+        results[target] = lint.summary(rows) | {"cases": rows}
+        journal.drop()
+    return {"targets": results}
+
+
+def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows as they come. The cases of a task that ends in an error are tried again, each alone."""
+    alone: list[BenchCase] = []
+    tasks = lint.tasks_of(cases, target)
+    for task, answer in spread(lint.lint_cases, tasks, options.jobs, options.timeout * lint.TOGETHER):
+        if isinstance(answer, RollerError):
+            alone += task.cases
+        else:
+            yield from answer
+    for task, answer in spread(lint.lint_cases, lint.tasks_of(alone, target, 1), options.jobs, options.timeout):
+        (case,) = task.cases
+        yield from [lint.failed(case, answer)] if isinstance(answer, RollerError) else answer
+
+
+def _cases(given: str | None) -> Path:
+    cases = Path(given) if given else CASES
+    if not cases.is_file():
+        raise ArgumentError(f"no case file {cases}", code="unreadable-file", hint="--cases FILE names one")
+    return cases
+
+
+def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (target, len(one["cases"]), *(show.duration(one[key]) for key in ("median_s", "p99_s", "max_s")))
+        for target, one in results["targets"].items()
+    ]
+
+
+def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (
+            target, one["kernels"], show.share(one["zero_spill_share"]), one["c75xx"],
+            f"{show.share(one['tensor_core_share'])} of {one['half_contractions']}", show.share(one["warpgroup_share"]),
+            show.duration(one["compile_median_s"]), show.duration(one["compile_p95_s"]),
+            ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
+        )
+        for target, one in results["targets"].items()
+    ]  # fmt: skip

@@ -1,0 +1,216 @@
+"""roller bench cpu: our kernels beside numpy's and torch's calls, and TVM's kernels, on this CPU."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller_svc import hardware
+from roller_svc.bench.baselines import DEFAULT_PEERS, PEERS
+from roller_svc.bench.cases import BenchCase, performance_cases
+from roller_svc.bench.cpu.report import limits_json, machine, summary
+from roller_svc.bench.cpu.run import Settings, Turnstile, Workers, bench_case, limits_of
+from roller_svc.cli import format as show
+from roller_svc.cli import options as common
+from roller_svc.cli.journal import Journal
+from roller_svc.errors import ArgumentError
+from roller_svc.farm.action import generator_digest
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.settings import settings
+
+CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "cpu_bench.json"
+COLUMNS = ("ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")  # behind the case, ours and the peers
+CLASS_COLUMNS = ("class", "cases", "geomean", "of medians", "least", "median", "build p95", "errors")
+Json = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cases(parser)
+    parser.add_argument("--target", default="local", metavar="ID", help="a CPU that is this one or a part of it")
+    parser.add_argument(
+        "--threads", type=int, action="append", default=[], metavar="N", help="cores to use; may be repeated (1)"
+    )
+    parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
+    parser.add_argument(
+        "--peers", default=",".join(DEFAULT_PEERS), metavar="NAMES",
+        help=f"of {','.join(PEERS)} (%(default)s); '' for none",
+    )  # fmt: skip
+    add_run(parser)
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Which cases are measured."""
+    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the CPU benchmark's, in a checkout")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="classes, or what ids begin with; may be repeated"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """How a long measurement shares a machine and is gone on with."""
+    parser.add_argument(
+        "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+
+
+def execute(options: argparse.Namespace) -> int:
+    common.check_positive(options, "every", "top_k")
+    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
+    hw = cpu_target(chosen.target)
+    cases = chosen_cases(options)
+    journals: list[Journal] = []
+    turnstile = Turnstile(Path(options.lock) if options.lock else None)
+    document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
+    try:
+        for threads in dict.fromkeys(options.threads or [1]):
+            journals.append(_journal(options, cases, document, threads))
+            document["threads"][str(threads)] = _measured(cases, threads, chosen, turnstile, journals[-1])
+    finally:
+        turnstile.close()
+    if options.json:
+        show.as_json(document)
+    else:
+        print(_text(document))
+    sys.stdout.flush()
+    for journal in journals:  # nothing that was measured is lost before it is out
+        journal.drop()
+    return 0
+
+
+def cpu_target(target: str) -> HardwareSpec:
+    """The spec of a CPU; ArgumentError where the target is none."""
+    hw = hardware.load(target)
+    if hw.family is not Family.CPU:
+        raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
+    return hw
+
+
+def _measured(
+    cases: Sequence[BenchCase], threads: int, chosen: Settings, turnstile: Turnstile, journal: Journal
+) -> Json:
+    """The figures and rows of one number of threads; a row stands in the journal as soon as it is there."""
+    if threads < 1:
+        raise ArgumentError("--threads must be positive", code="invalid-option")
+    done = {row["id"]: row for row in journal.rows()}
+    workers = Workers(threads, chosen)
+    rows: list[Json] = []
+    try:
+        workers.start()
+        for note in workers.notes:
+            print(f"note: {note}", file=sys.stderr)
+        turnstile.enter()
+        limits = limits_of(workers)
+        for number, case in enumerate(cases, 1):
+            if case.id in done:
+                rows.append(done[case.id])
+                continue
+            turnstile.enter()
+            rows.append(bench_case(case, workers, limits))
+            journal.add(rows[-1:])
+            print(f"[{threads} threads, {number} of {len(cases)}] {_line(rows[-1])}", file=sys.stderr, flush=True)
+    finally:
+        turnstile.leave()
+        workers.close()
+    return {
+        **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,
+        "cases": rows,
+    }  # fmt: skip
+
+
+def _journal(options: argparse.Namespace, cases: Sequence[BenchCase], document: Json, threads: int) -> Journal:
+    """Rows that are done, of the same command and cases on the same machine with the same generator."""
+    return journal_of("cpu", options, cases, [document["settings"], document["machine"]["cpu"], threads])
+
+
+def journal_of(kind: str, options: argparse.Namespace, cases: Iterable[BenchCase], parts: Sequence[Any]) -> Journal:
+    """The journal of a run of these cases; `parts`: what else makes it the same run, beside the generator."""
+    same = [[(case.id, case.cls, case.digest) for case in cases], *parts, generator_digest()]
+    run = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
+    return Journal(settings().store / "bench" / f"{kind}-{run}.jsonl", keep=options.resume)
+
+
+def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
+    """The cases that `add_cases` lets through."""
+    path = Path(options.cases) if options.cases else CASES
+    if not path.is_file():
+        raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
+    cases = performance_cases(path)
+    if unknown := [text for text in options.only if not any(_matches(case, text) for case in cases)]:
+        classes = ", ".join(sorted({case.cls for case in cases}))
+        raise ArgumentError(f"--only {unknown[0]}: no id begins so; classes are {classes}", code="invalid-option")
+    return [
+        case for case in cases
+        if zlib.crc32(case.id.encode()) % options.every == 0
+        and (not options.only or any(_matches(case, text) for text in options.only))
+    ]  # fmt: skip
+
+
+def _matches(case: BenchCase, text: str) -> bool:
+    """Whether the text is the case's class, or what its id begins with."""
+    return case.cls == text or case.id.startswith(text)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in names if name not in PEERS]:
+        raise ArgumentError(f"--peers: no peer {unknown[0]}; there are {', '.join(PEERS)}", code="invalid-option")
+    return names
+
+
+def _settings_json(chosen: Settings) -> Json:
+    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k, "peers": list(chosen.peers)}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if row["error"]:
+        return f"{row['id']} {row['cls']}: {row['error']}"
+    peers = ", ".join(f"{name} {show.duration(seconds)}" for name, seconds in row["peers"].items())
+    ratio = "no peer" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    return f"{row['id']} {row['cls']}: {show.duration(row['ours_s'])}, {peers}, {ratio}"
+
+
+def _text(document: Json) -> str:
+    peers = document["settings"]["peers"]
+    parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
+    for threads, found in document["threads"].items():
+        parts += [
+            f"\n{threads} threads: {_ratio(found['geomean_ratio'])} the best peer over {found['compared']} cases,"
+            f" FMA peak {found['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
+            show.table(("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in found["cases"]]),
+            "",
+            show.table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
+        ]
+        parts += [f"note: {note}" for note in found["notes"]]
+    return "\n".join(parts)
+
+
+def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> tuple[object, ...]:
+    if row["error"]:
+        return (row["id"], row["cls"], row["error"], *[""] * (len(peers) + len(COLUMNS)))
+    return (
+        row["id"], row["cls"], show.duration(row["ours_s"]), *(show.duration(row["peers"].get(p)) for p in peers),
+        _ratio(row["ratio"]), _ratio(row["median_ratio"]),
+        f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.share(row['share_of_peak'])} of {row['bound']}",
+        show.duration(row["build_s"]),
+    )  # fmt: skip
+
+
+def _class_cells(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        name, one["cases"], _ratio(one["geomean_ratio"]), _ratio(one["geomean_median_ratio"]), _ratio(one["min_ratio"]),
+        _ratio(one["median_ratio"]), show.duration(one["build_p95_s"]), one["errors"],
+    )  # fmt: skip
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,148 @@
+"""make demo: two kernels built and run on this machine's CPU, and one written for a GPU that need not be here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.api import Kernel
+from roller_svc.cli import format as show
+from roller_svc.cli.compile import candidates_table
+from roller_svc.cli.explain import steps_table
+from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
+from roller_svc.compiler.serialize import Json, report_json
+from roller_svc.errors import RollerError, WrongAnswerError
+from roller_svc.ir.report import BuildReport
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.runtime.measure import measure
+from roller_svc.verify.run_and_verify import Arrays, judged, prepared
+
+GPU = "nvidia-h200-sxm"
+FOLDER = Path("build/demo")
+STEPS_A_LEVEL = 6
+
+MATMUL = """\
+C[m, n] +=! A[m, k] * B[k, n];
+D[m, n] = gelu(C[m, n] + bias[n])"""
+
+CONV = """\
+Y[n, f, ho, wo] +=! X[n, c, ho + kh - 1, wo + kw - 1]
+    .when([ho + kh - 1 >= 0, ho + kh - 1 < 56, wo + kw - 1 >= 0, wo + kw - 1 < 56], 0.0)
+    * W[f, c, kh, kw] where ho in 56, wo in 56"""
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """One program of the demonstration."""
+
+    title: str
+    expression: str
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+
+
+SHOWS = (
+    Show(
+        "matmul + bias + GELU, 512 × 512 × 512",
+        MATMUL,
+        {"A": ("float32", (512, 512)), "B": ("float32", (512, 512)), "bias": ("float32", (512,))},
+    ),
+    Show(
+        "3 × 3 convolution, 64 → 64 channels, 56 × 56",
+        CONV,
+        {"X": ("float32", (1, 64, 56, 56)), "W": ("float32", (64, 64, 3, 3))},
+    ),
+)
+
+
+def main() -> int:
+    for one in SHOWS:
+        _on_this_cpu(one)
+    _for_a_gpu(SHOWS[0])
+    return 0
+
+
+def _on_this_cpu(one: Show) -> None:
+    report = build_kernel(build_request(one.expression, one.inputs, target="local", top_k=10, select="measure"))
+    facts = report_json(report)
+    arrays = random_inputs(report.program, seed=0)
+    trial = prepared(kept(report).compiled, arrays)
+    verdict = judged(report.program, arrays, trial.results(), allow_tf32=False)
+    if not verdict.ok:
+        raise WrongAnswerError(f"{one.title}: {verdict.detail}")
+    ours_s = trial.timed().median_s
+    theirs_s = measure(lambda: _in_numpy(arrays), budget_s=0.5).median_s
+    _print_story(one, report, facts)
+    work = report.program.flops / 1e9
+    print(f"\nours  {show.duration(ours_s):>8}  {work / ours_s:7.1f} GFLOP/s")
+    print(f"numpy {show.duration(theirs_s):>8}  {work / theirs_s:7.1f} GFLOP/s")
+    print(f"largest error against the reference: {verdict.max_abs_error:.3g}\n")
+
+
+def _print_story(one: Show, report: BuildReport, facts: dict[str, object]) -> None:
+    print(f"=== {one.title}, on {report.hardware.name}\n\n{one.expression}\n\nConstruction:")
+    constructions, attempts = facts["constructions"], facts["attempts"]
+    assert isinstance(constructions, list)
+    assert isinstance(attempts, list)
+    for construction in constructions:
+        print(steps_table(_some_of(construction["trace"])))
+        print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs found")
+    print(f"\nThe best {len(attempts)}, by measured time:\n{candidates_table(attempts)}")
+    for note in report.notes:
+        print(f"note: {note}")
+
+
+def _some_of(trace: list[Json]) -> list[Json]:
+    """The first steps on each level: the whole trace is what `roller explain` shows."""
+    levels = dict.fromkeys(step["level"] for step in trace)
+    return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_A_LEVEL]]
+
+
+def _for_a_gpu(one: Show) -> None:
+    kernel = Kernel.of(build_kernel(build_request(one.expression, one.inputs, target=GPU, top_k=1, select="model")))
+    folder = kernel.save(FOLDER / GPU)
+    print(f"=== {one.title}, for {GPU}, which need not be here")
+    for launch, used in zip(kernel.launches, kernel.resources, strict=True):
+        print(
+            f"{launch.name}: grid {launch.grid}, block {launch.block}, {used.registers_per_thread} registers,"
+            f" {used.spill_bytes} bytes spilled, {used.shared_bytes} bytes of shared memory"
+        )
+    print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def _in_numpy(arrays: Arrays) -> NDArray[np.float32]:
+    """The same in numpy: matmul and tanh-free GELU, or im2col and matmul."""
+    if "X" in arrays:
+        return _convolution(arrays["X"], arrays["W"])
+    value: NDArray[np.float32] = arrays["A"] @ arrays["B"] + arrays["bias"]
+    return value * (np.float32(0.5) * (1 + _erf(value * np.float32(0.5**0.5))))
+
+
+def _convolution(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.float32]:
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    batch, channels, high, wide = windows.shape[:4]
+    columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(batch * high * wide, channels * 9)
+    out = columns @ w.reshape(w.shape[0], -1).T
+    return out.reshape(batch, high, wide, -1).transpose(0, 3, 1, 2)
+
+
+def _erf(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Abramowitz and Stegun 7.1.26: numpy has no erf, and this is near enough for a time."""
+    t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
+    poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    result: NDArray[np.float32] = np.sign(x) * (1 - poly.astype(np.float32) * np.exp(-x * x))
+    return result
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RollerError as error:
+        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""Schedule trees → C source."""

@@ -1,0 +1,281 @@
+"""Bodies of routines → the same bodies over parameters: the same text wherever the same is done.
+
+What a body has from outside becomes a parameter: of a tensor the place that it counts from, which is the part of its
+indices that nothing inside of the body moves, and numbers. Sizes of blocks around the body then show in the
+arguments of a call, not in the body. Parameters are named in the order in which the body meets them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from roller_svc.analysis.index_ranges import Range, fold, range_of
+from roller_svc.codegen.scalar import Scalar
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, walk, with_children
+from roller_svc.ir.index import add, least, mul, num, ref, sub
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Prefetch, Storage, Transpose, descend, expressions
+
+# What stands for an outer part of an index: its terms, each with its factor. None: the constant.
+Terms = dict[Expr | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A parameter: an element of `tensor`, so many elements from its beginning. `alone`: no other parameter is used to
+    reach what the body writes through this one, or to write what it reads."""
+
+    name: str
+    tensor: str
+    offset: Expr
+    written: bool
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A parameter: an integer from around the body, and the values it may have."""
+
+    name: str
+    value: Expr
+    known: Range | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A body over parameters. Its tensors from outside are the pointers, of one dimension."""
+
+    body: tuple[Node, ...]
+    pointers: tuple[Pointer, ...]
+    numbers: tuple[Number, ...]
+
+    @property
+    def bare(self) -> Outline:
+        """Without what a call puts in: the same wherever the same is done."""
+        pointers = tuple(replace(p, tensor="", offset=num(0)) for p in self.pointers)
+        return Outline(self.body, pointers, tuple(replace(n, value=num(0)) for n in self.numbers))
+
+    @property
+    def zeros(self) -> tuple[str, ...]:
+        """The zeros in it, in order, with their signs, which == does not see."""
+        found = (x for node in descend(self.body) for expr in expressions(node) for x in walk(expr))
+        return tuple(str(x.value) for x in found if isinstance(x, Const) and x.value == 0)
+
+
+def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) -> Outline | None:
+    """The body over parameters, seen from where `scalar` stands; None where a function could not do the same.
+
+    That is where nothing outside is written, indices from data are checked, a condition decides whether an element
+    exists, or tensors in registers, tables or single values come from outside.
+    """
+    outliner = _Outliner(scalar, registers)
+    try:
+        nodes = outliner.nodes(body)
+    except _StaysInPlaceError:
+        return None
+    if not outliner.written:
+        return None
+    return Outline(nodes, outliner.finished(), tuple(outliner.numbers.values()))
+
+
+class _StaysInPlaceError(Exception):
+    """The body does something that a function could not do."""
+
+
+@dataclass(slots=True)
+class _Outliner:
+    scalar: Scalar
+    registers: Collection[str]
+    inner: set[str] = field(default_factory=set)  # variables of the body's own
+    rooms: set[str] = field(default_factory=set)  # and tensors
+    places: dict[tuple[object, ...], tuple[str, int]] = field(default_factory=dict)  # → name, constant part
+    pointers: dict[str, tuple[str, Expr]] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    numbers: dict[Expr, Number] = field(default_factory=dict)
+
+    def finished(self) -> tuple[Pointer, ...]:
+        """The pointers; hints reach for memory, but neither read nor write."""
+        hints = {name for key, (name, _) in self.places.items() if key[0] == "hint"}
+        users = Counter(tensor for name, (tensor, _) in self.pointers.items() if name not in hints)
+        changed = {self.pointers[name][0] for name in self.written}
+        return tuple(
+            Pointer(name, tensor, offset, name in self.written, tensor not in changed or users[tensor] == 1)
+            for name, (tensor, offset) in self.pointers.items()
+        )
+
+    # nodes ----------------------------------------------------------------------------------------------------------
+    def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(found for node in nodes for found in self._node(node))
+
+    def _node(self, node: Node) -> tuple[Node, ...]:
+        match node:
+            case Loop():
+                return (self._loop(node),)
+            case Let(var=var, value=value, body=body, checked=None):
+                value = self._expr(fold(value, self.scalar.values))
+                return (Let(var, value, self._below(self.inner, var, body)),)
+            case Storage(tensor=tensor, body=body) if node.window is None:
+                return (replace(node, body=self._below(self.rooms, tensor, body)),)
+            case Compute() if not any(node.checked):
+                tensor, index = self._element(node.tensor, node.index)
+                self.written |= {tensor} & self.pointers.keys()
+                return (replace(node, tensor=tensor, index=index, value=self._expr(node.value)),)
+            case Branch():
+                return self._branch(node)
+            case Prefetch():
+                tensor, index = self._element(node.tensor, node.index, is_hint=True)
+                return (replace(node, tensor=tensor, index=index),)
+            case Transpose():
+                tensor, index = self._element(node.tensor, node.index)
+                self.written |= {tensor} & self.pointers.keys()
+                return (replace(node, tensor=tensor, index=index, source=self._load(node.source)),)
+            case _:
+                raise _StaysInPlaceError
+
+    def _below(self, names: set[str], name: str, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """What stands below the node that brings the variable or the tensor."""
+        known = name in names
+        names.add(name)
+        nodes = self.nodes(body)
+        if not known:
+            names.remove(name)
+        return nodes
+
+    def _loop(self, loop: Loop) -> Loop:
+        limit = None if loop.limit is None else fold(loop.limit, self.scalar.values)
+        if limit is not None and not self._is_inner(limit):
+            known = range_of(limit, self.scalar.ranges)
+            tight = known is not None and known[1] <= loop.extent
+            below = None if known is None else (min(0, known[0]), loop.extent)
+            limit = self._number(limit if tight else least(num(loop.extent), limit), below)
+        elif limit is not None:
+            limit = self._expr(limit)
+        return replace(loop, limit=limit, body=self._below(self.inner, loop.var, loop.body))
+
+    def _branch(self, branch: Branch) -> tuple[Node, ...]:
+        cond = fold(branch.cond, self.scalar.values)
+        if isinstance(cond, Const):
+            return self.nodes(branch.then if cond.value else branch.otherwise)
+        if self._is_inner(cond):
+            test = self._expr(cond)
+        else:
+            test = Op(OpKind.NE, (self._number(cond, (0, 1)), num(0)), DType.INT8)
+        return (Branch(test, self.nodes(branch.then), self.nodes(branch.otherwise)),)
+
+    # expressions ----------------------------------------------------------------------------------------------------
+    def _is_inner(self, expr: Expr) -> bool:
+        """Whether its value changes inside of the body."""
+        return any(
+            x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.rooms
+            for x in walk(expr)
+        )
+
+    def _expr(self, expr: Expr) -> Expr:
+        match expr:
+            case AxisRef(name=name):
+                if name in self.inner:
+                    return expr
+                here = fold(expr, self.scalar.values)
+                return here if isinstance(here, Const) else self._number(here, range_of(here, self.scalar.ranges))
+            case Load():
+                return self._load(expr)
+            case Select() if any(isinstance(x, Load) for x in walk(expr)):
+                raise _StaysInPlaceError
+            case _:
+                return with_children(expr, tuple(self._expr(x) for x in children(expr)))
+
+    def _load(self, load: Load) -> Load:
+        if any(load.checked):
+            raise _StaysInPlaceError
+        tensor, index = self._element(load.tensor, load.index)
+        return replace(load, tensor=tensor, index=index)
+
+    def _number(self, value: Expr, known: Range | None) -> AxisRef:
+        _never_reads(value)
+        if value not in self.numbers:
+            self.numbers[value] = Number(f".n{len(self.numbers)}", value, known)
+        return ref(self.numbers[value].name)
+
+    def _element(self, tensor: str, index: tuple[Expr, ...], *, is_hint: bool = False) -> tuple[str, tuple[Expr, ...]]:
+        """A tensor of the body's own as it is; of another the parameter, and where its element lies from there."""
+        if tensor in self.rooms:
+            return tensor, tuple(self._expr(fold(i, self.scalar.values)) for i in index)
+        place = self.scalar.places[tensor]
+        if not place.shape or place.swizzled or tensor in self.registers or tensor.endswith(".of"):
+            raise _StaysInPlaceError
+        terms: Terms = {}
+        moved: Expr = num(0)
+        for i, stride in zip(index, place.strides, strict=True):
+            outer, inside = self._parted(fold(i, self.scalar.values))
+            _join(terms, outer, stride)
+            moved = add(moved, mul(inside, num(stride)))
+        constant = terms.pop(None, 0)
+        for term in terms:
+            _never_reads(term)
+        key: tuple[object, ...] = ("element", tensor, frozenset(terms.items()))
+        if is_hint:
+            key = ("hint", *key, constant)
+        if key not in self.places:
+            self.places[key] = f".p{len(self.pointers)}", constant
+            self.pointers[self.places[key][0]] = tensor, _sum(terms, constant)
+        name, start = self.places[key]
+        return name, (add(moved, num(constant - start)),)
+
+    def _parted(self, index: Expr) -> tuple[Terms, Expr]:
+        """An index as what is known outside of the body, and the rest."""
+        if not self._is_inner(index):
+            return _terms(index), num(0)
+        match index:
+            case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
+                terms, inside = self._parted(x)
+                others, other = self._parted(y)
+                _join(terms, others, 1 if kind is OpKind.ADD else -1)
+                return terms, add(inside, other) if kind is OpKind.ADD else sub(inside, other)
+            case (
+                Op(kind=OpKind.MUL, args=(x, Const(value=int(by))))
+                | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x))
+            ):
+                terms, inside = self._parted(x)
+                return {term: c * by for term, c in terms.items()}, mul(inside, num(by))
+            case Cast(arg=arg) if index.is_exact:
+                return self._parted(arg)
+            case _:
+                return {}, self._expr(index)
+
+
+def _never_reads(value: Expr | None) -> None:
+    """What is computed ahead of the body must not read what the body might have left alone."""
+    if value is not None and any(isinstance(x, Load) for x in walk(value)):
+        raise _StaysInPlaceError
+
+
+def _terms(index: Expr) -> Terms:
+    """A sum as its terms; what is no sum is one."""
+    match index:
+        case Const(value=int(value)):
+            return {None: value}
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
+            terms = _terms(x)
+            _join(terms, _terms(y), 1 if kind is OpKind.ADD else -1)
+            return terms
+        case Op(kind=OpKind.MUL, args=(x, Const(value=int(by)))) | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x)):
+            return {term: c * by for term, c in _terms(x).items()}
+        case _:
+            return {index: 1}
+
+
+def _join(terms: Terms, others: Terms, by: int) -> None:
+    for term, c in others.items():
+        total = terms.pop(term, 0) + c * by
+        if total:
+            terms[term] = total
+
+
+def _sum(terms: Terms, constant: int) -> Expr:
+    total: Expr = num(0)
+    for term, c in terms.items():
+        if term is not None:
+            total = add(total, mul(term, num(c)))
+    return add(total, num(constant))

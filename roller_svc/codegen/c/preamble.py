@@ -1,0 +1,117 @@
+"""C functions → what stands above them: prototypes, vector types, helpers, private storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.c.threads import THREADS
+from roller_svc.codegen.c.vector.helpers import SHUFFLED, STORES_DONE, c_helper, horizontal_text, vector_typedefs
+from roller_svc.codegen.c.vector_transpose import SHUFFLE, is_turn, turn_helper
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import RuntimeCheck
+
+CHECKED = """static long checked(long i, long size, long check, long long *status) {
+  if (i >= 0 && i < size) return i;
+  if (__sync_bool_compare_and_swap(&status[0], 0, 1)) { status[1] = check; status[2] = i; }
+  return 0;  // a place that exists: the caller reports the index and throws the result away
+}"""
+
+
+# A function for every candidate that calls it: compiled once, as it is, so that what is measured is what is delivered.
+ROUTINE = "static __attribute__((noinline, noclone)) void"
+
+PRIVATE_ROOMS = "private_rooms"
+# A text with several programs is linked once for all, and once more for one of them, whose rooms then take precedence.
+SHARED_ROOMS = '__attribute__((weak, visibility("hidden")))'
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Text of one launch and what it needs above it."""
+
+    text: str
+    helpers: tuple[str, ...]
+    library: tuple[str, ...]
+    private_rooms: tuple[str, ...]  # declarations of what each thread has for itself
+    tasks: int  # of its largest parallel loop, 0 where it has none
+    checks: tuple[RuntimeCheck, ...]
+    routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
+
+
+def preamble(functions: tuple[Function, ...], rooms: str) -> str:
+    """Prototypes, vector types, helpers, private storage (a definition) and routines that the functions use."""
+    parts: list[str] = []
+    library = sorted({name for f in functions for name in f.library})
+    parts += _prototypes(library)
+    names = tuple(dict.fromkeys(name for f in functions for name in f.helpers))
+    helpers = [_helper_text(name) for name in names]
+    routines = [f"{ROUTINE} {name}{text}" for f in functions for name, text in f.routines]
+    if types := vector_typedefs("\n".join([*helpers, *routines, *(f.text for f in functions)])):
+        parts.append(types)
+    if any(is_turn(name) for name in names):
+        parts.append(SHUFFLE)
+    if any(name.startswith("join_") for name in names):
+        parts.append(SHUFFLED)
+    parts += helpers
+    if any(f.checks for f in functions):
+        parts.append(CHECKED)
+    if any(f.tasks for f in functions):
+        parts.append(THREADS)
+    if rooms:
+        parts.append(rooms)
+    parts += routines
+    return "\n".join(parts) + ("\n\n" if parts else "")
+
+
+def private_rooms(functions: Iterable[Function]) -> str:
+    """The rooms of all functions in one place, a definition without its linkage; empty where none has any.
+
+    A thread is in one function at a time, and finds nothing there that another one left. Candidates in one text would
+    else cost the pages of all of them, cleared as the first one runs.
+    """
+    members = [f"  struct {{ {' '.join(f.private_rooms)} }};" for f in functions if f.private_rooms]
+    return "\n".join(("_Thread_local union {", *members, f"}} {PRIVATE_ROOMS};")) if members else ""
+
+
+def _helper_text(name: str) -> str:
+    base, _, type_ = name.partition("_v")
+    if name == "stores_done":
+        return STORES_DONE
+    if base.startswith("join_"):
+        return horizontal_text(name, dialects.C)
+    if is_turn(name):
+        short, lanes = type_.split("x")
+        return turn_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
+    return c_helper(name).text
+
+
+_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}
+
+
+# Functions that glibc 2.35 and later have for vectors too (libmvec, at most 4 ulp); vector loops call those.
+_VECTOR_FUNCTIONS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "hypot",
+    "log", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh",
+})  # fmt: skip
+_VECTOR_MATH = """#include <features.h>
+#if defined(__x86_64__) && defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
+#define VECTOR_FUNCTION __attribute__((simd("notinbranch")))
+#else
+#define VECTOR_FUNCTION
+#endif"""
+
+
+def _prototypes(library: list[str]) -> list[str]:
+    lines = [_VECTOR_MATH] if any(base_name(name) in _VECTOR_FUNCTIONS for name in library) else []
+    for name in library:
+        type_ = "double" if base_name(name) == name else "float"
+        mark = "VECTOR_FUNCTION " if base_name(name) in _VECTOR_FUNCTIONS else ""
+        lines.append(f"{mark}{type_} {name}({', '.join([type_] * _ARITY.get(base_name(name), 1))});")
+    return lines
+
+
+def base_name(name: str) -> str:
+    """expf → exp; erf is no float function of er."""
+    return name[:-1] if name.endswith("f") and name != "erf" else name

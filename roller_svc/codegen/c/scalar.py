@@ -1,0 +1,96 @@
+"""Expressions → C text, where some tensors are variables and functions are those that vectors have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller_svc.analysis.index_ranges import fold
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.c.vector.elementary import has_function
+from roller_svc.codegen.c.vector.helpers import UNSIGNED, c_helper, library_of
+from roller_svc.codegen.c.vector.types import register_name
+from roller_svc.codegen.helpers import Helper
+from roller_svc.codegen.scalar import Scalar
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
+from roller_svc.ir.index import add, mul, num
+from roller_svc.ir.kernel import RuntimeCheck
+
+
+class StaysArrayError(Exception):
+    """A storage node that was to be variables is indexed by something that is not known: it must be an array."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(tensor)
+        self.tensor = tensor
+
+
+@dataclass(slots=True)
+class CScalar(Scalar):
+    """Reads single lanes of vector variables: acc_0[3]. Functions that vectors have are ours for single values too."""
+
+    registers: dict[str, int] = field(default_factory=dict)
+
+    def described(self, name: str) -> Helper:
+        if (function := library_of(name)) is not None:
+            self.library[function] = None
+        return c_helper(name)
+
+    def library_function(self, function: str, dtype: DType) -> str:
+        if has_function(function, dtype):
+            return self.helper(f"{function}_{dialects.SHORT[dtype]}")
+        return Scalar.library_function(self, function, dtype)
+
+    def ours(self, base: str, dtype: DType) -> str:
+        if has_function(base, dtype):
+            return self.helper(f"{base}_{dialects.SHORT[dtype]}")
+        return Scalar.ours(self, base, dtype)
+
+    def _op(self, op: Op) -> str:
+        return self._word(op) if op.kind is OpKind.WORD else Scalar._op(self, op)
+
+    def _word(self, op: Op) -> str:
+        bits, first = op.args[0].dtype.bits, op.args[0]
+        if isinstance(first, Load) and len(op.args) * bits == op.dtype.bits and self._are_neighbours(op.args):
+            place = self.places[first.tensor]
+            return f"{self.helper('word_at')}({place.identifier} + {self.address(place, first.index)})"
+        narrow = dialects.C.storage_type(UNSIGNED[bits])
+        parts = [f"(unsigned int)({narrow})({self.stored(arg, arg.dtype)})" for arg in op.args]
+        return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
+
+    def _are_neighbours(self, elements: tuple[Expr, ...]) -> bool:
+        """Whether they lie in memory one after the other."""
+        places = [self._flat(x) for x in elements]
+        first = places[0]
+        return first is not None and all(
+            at is not None and (at[0], at[1].coeffs, at[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
+            for i, at in enumerate(places)
+        )
+
+    def _flat(self, expr: Expr) -> tuple[str, Affine] | None:
+        """The tensor and the offset in it of an element that is as it lies there; None for others."""
+        if not isinstance(expr, Load) or any(expr.checked) or expr.tensor in self.registers:
+            return None
+        place = self.places[expr.tensor]
+        flat: Expr = num(0)
+        for index, stride in zip(expr.index, place.strides, strict=True):
+            flat = add(flat, mul(index, num(stride)))
+        at = affine(flat)
+        return (expr.tensor, at) if at is not None and place.dtype is expr.dtype else None
+
+    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+        """Vectors that follow each other check the same index again."""
+        check = RuntimeCheck(tensor, d, size, text)
+        return self.checks.index(check) if check in self.checks else Scalar.numbered(self, tensor, d, size, text)
+
+    def load(self, load: Load) -> str:
+        lanes = self.registers.get(load.tensor)
+        if lanes is None:
+            return Scalar.load(self, load)
+        place = self.places[load.tensor]
+        known = [fold(i, self.values) for i in load.index]
+        if not all(isinstance(k, Const) for k in known):
+            raise StaysArrayError(load.tensor)
+        index = [int(k.value) for k in known if isinstance(k, Const)]
+        return f"{register_name(place.identifier, index, lanes)}[{index[-1] % lanes}]"

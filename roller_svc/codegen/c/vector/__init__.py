@@ -1,0 +1,1 @@
+"""Vector code of C kernels: GCC vector extensions and intrinsics."""

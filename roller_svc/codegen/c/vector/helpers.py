@@ -1,0 +1,365 @@
+"""Helper functions of C kernels on vectors, and the scalar ones that share their text.
+
+Names end in the vector type: max_vf32x16, from_u8_vf32x16. A loop over the lanes of vectors is one instruction where
+the machine has it (the compiler unrolls it and finds the lanes side by side again), and calls one by one elsewhere.
+
+The lanes of one vector → their sum, product, maximum or minimum: halves onto each other, in shuffles.
+
+Stores that go past the caches (non-temporal ones): C functions of vectors, and the fence behind the last of them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from roller_svc.codegen.c.vector.elementary import LIBRARY_OF, calls, function_text, has_function
+from roller_svc.codegen.c.vector.types import (
+    dot_text,
+    instruction,
+    vector_header,
+    vector_type,
+    where_available,
+    zero_extension,
+)
+from roller_svc.codegen.dialect import SHORT, C, Dialect
+from roller_svc.codegen.helpers import Helper, helper
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import Combine
+
+_INFIX = {Combine.SUM: "+", Combine.PROD: "*"}
+HORIZONTAL = frozenset((*_INFIX, Combine.MAX, Combine.MIN))
+SHUFFLED = """#if defined(__clang__)
+#define SHUFFLED(a, mask, ...) __builtin_shufflevector(a, a, __VA_ARGS__)
+#else
+#define SHUFFLED(a, mask, ...) __builtin_shuffle(a, (mask){__VA_ARGS__})
+#endif"""
+
+
+def horizontal_name(combine: Combine, dtype: DType, lanes: int) -> str:
+    """join_max_vf32x16."""
+    return f"join_{combine.name.lower()}_{vector_type(dtype, lanes)}"
+
+
+def horizontal_needs(combine: Combine, dtype: DType, lanes: int) -> tuple[str, ...]:
+    """The helper that joins two vectors, where that is no operator."""
+    return () if combine in _INFIX else (f"{combine.name.lower()}_{vector_type(dtype, lanes)}",)
+
+
+def horizontal_text(name: str, dialect: Dialect) -> str:
+    """The function of one vector that the name says."""
+    _, which, type_ = name.split("_")
+    combine, (short, count) = Combine[which.upper()], type_[1:].split("x")
+    dtype, lanes = next(d for d, s in SHORT.items() if s == short), int(count)
+    mask = vector_type({8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}[dtype.bits], lanes)
+    lines = [f"static inline {dialect.value_type(dtype)} {name}({type_} a) {{"]
+    half = lanes // 2
+    while half:
+        order = ", ".join(str((i + half) % lanes) for i in range(lanes))
+        other = f"SHUFFLED(a, {mask}, {order})"
+        joined = f"a {_INFIX[combine]} {other}" if combine in _INFIX else f"{which}_{type_}(a, {other})"
+        lines.append(f"  a = {joined};")
+        half //= 2
+    return "\n".join([*lines, "  return a[0];", "}"])
+
+
+# Intel SDM, MOVNTPS: the address is aligned to the vector; the store is ordered behind others by SFENCE only.
+_STORES = {
+    64: ("__AVX512F__", "__builtin_ia32_movntps512"),
+    32: ("__AVX__", "__builtin_ia32_movntps256"),
+    16: ("__SSE__", "__builtin_ia32_movntps"),
+}
+STORES_DONE = """static inline void stores_done(void) {
+#if defined(__SSE__)
+  __builtin_ia32_sfence();
+#endif
+}"""
+
+
+def is_streamable(dtype: DType, lanes: int) -> bool:
+    """Whether there is such a store of a vector."""
+    return dtype.bytes * lanes in _STORES
+
+
+def stream_helper(dtype: DType, lanes: int) -> Helper:
+    """A vector past the caches where it is aligned, else stored like any other."""
+    vector, size = vector_type(dtype, lanes), dtype.bytes * lanes
+    feature, store = _STORES[size]
+    text = (
+        f"static inline void stream_{vector}(void *to, {vector} a) {{\n"
+        f"#if defined({feature}) && !defined(__clang__)\n"
+        f"  typedef float native __attribute__((vector_size({size})));\n"
+        f"  if (((__UINTPTR_TYPE__)to & {size - 1}) == 0) {{\n"
+        f"    {store}((float *)to, (native)a);\n    return;\n  }}\n"
+        f"#endif\n  *({vector} *)to = a;\n}}"
+    )
+    return Helper(text)
+
+
+_BY_SHORT = {short: dtype for dtype, short in SHORT.items()}
+_VECTOR_NAME = re.compile(r"(\w+)_v([a-z]+\d*\w*?)x(\d+)")
+_SCALAR_NAME = re.compile(r"([a-z0-9]+)_(f32|f64)")
+_TYPE = re.compile(r"\bv(f64|f32|f16|bf16|e4m3|e5m2|[iu](?:8|16|32|64)|bool)x(\d+)\b")
+INTEGERS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
+UNSIGNED = {8: DType.UINT8, 16: DType.UINT16, 32: DType.UINT32, 64: DType.UINT64}
+# functions that compilers have under a builtin name, mostly one instruction: number of arguments
+BUILTIN = {"sqrt": 1, "floor": 1, "ceil": 1, "rint": 1, "trunc": 1, "fma": 3}
+# neighbours in memory as a word, wherever they begin and whatever their type
+_WORD_AT = Helper("static inline int word_at(const void *p) { int w; __builtin_memcpy(&w, p, sizeof w); return w; }")
+SCALAR_BYTES = 16  # a single value goes through the narrowest vector that every machine has
+
+# {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
+_BODIES = {
+    "select": ("({I} m, {V} a, {V} b)", "  return ({V})((m & ({I})a) | (~m & ({I})b));\n"),  # one blend
+    "masked": ("({I} m, const {E} *p)", "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = m[i] ? p[i] : 0;\n"
+               "  return r;\n"),
+    "isnan": ("({V} a)", "  return a != a;\n"),
+    "square": ("({V} a)", "  return a * a;\n"),
+}  # fmt: skip
+_FLOAT_BODIES = {
+    "max": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
+            "  return select_{V}((a != a) | (a > b), a, b);\n"),
+    "min": ("({V} a, {V} b)", "  // a NaN on either side stays\n"
+            "  return select_{V}((a != a) | (a < b), a, b);\n"),
+    "fmax": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a > b), a, b);\n"),
+    "fmin": ("({V} a, {V} b)", "  return select_{V}((b != b) | (a < b), a, b);\n"),
+    "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
+    "at_least": ("({V} x, {E} least)", "  return select_{V}(x < least, least - ({V}){{0}}, x);\n"),  # NaN stays
+    "at_most": ("({V} x, {E} most)", "  return select_{V}(x > most, most - ({V}){{0}}, x);\n"),
+    "isinf": ("({V} a)", "  return ({V})(({I})a & {rest}) == {inf};\n"),
+    "abs": ("({V} a)", "  return ({V})(({I})a & {rest});\n"),
+    "sign": ("({V} a)", "  {I} sign = ({I})(a < 0) - ({I})(a > 0);\n"
+             "  return select_{V}(a != a, a, __builtin_convertvector(sign, {V}));\n"),
+}  # fmt: skip
+_INTEGER_BODIES = {
+    "max": ("({V} a, {V} b)", "  return select_{V}(a > b, a, b);\n"),
+    "min": ("({V} a, {V} b)", "  return select_{V}(a < b, a, b);\n"),
+    "relu": ("({V} a)", "  return select_{V}(a > 0, a, ({V}){{0}});\n"),
+    "abs": ("({V} a)", "  return select_{V}(a < 0, -a, a);\n"),
+    "sign": ("({V} a)", "  return ({V})((a < 0) - (a > 0));\n"),
+}  # fmt: skip
+
+
+@cache
+def c_helper(name: str) -> Helper:
+    """The C helper of that name, of vectors or not."""
+    if match := _VECTOR_NAME.fullmatch(name):
+        return _vector_helper(match[1], _BY_SHORT[match[2]], int(match[3]))
+    if (match := _SCALAR_NAME.fullmatch(name)) and has_function(match[1], _BY_SHORT[match[2]]):
+        return _of_one(match[1], _BY_SHORT[match[2]])
+    return _WORD_AT if name == "word_at" else helper(name, C)
+
+
+def library_of(name: str) -> str | None:
+    """The function of C's library that the helper falls back to."""
+    if (match := _VECTOR_NAME.fullmatch(name)) and match[2] == "f32":
+        return LIBRARY_OF.get(match[1])
+    return None
+
+
+def vector_typedefs(text: str) -> str:
+    """Definitions of the vector types that occur in a text."""
+    used = {(_BY_SHORT[short], int(lanes)) for short, lanes in _TYPE.findall(text)}
+    ordered = sorted(used, key=lambda v: (v[0].value, v[1]))
+    return "\n".join(vector_header(dtype, lanes, C.storage_type(dtype)) for dtype, lanes in ordered)
+
+
+def _of_one(base: str, dtype: DType) -> Helper:
+    """A function of one value: lane 0 of that of vectors, so that a lane and a single value give the same bits."""
+    type_, vector = C.value_type(dtype), vector_type(dtype, SCALAR_BYTES // dtype.bytes)
+    text = f"static inline {type_} {base}_{SHORT[dtype]}({type_} a) {{ return {base}_{vector}(({vector}){{a}})[0]; }}"
+    return Helper(text, (f"{base}_{vector}",))
+
+
+def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
+    vector = vector_type(dtype, lanes)
+    if has_function(base, dtype):
+        return Helper(function_text(base, dtype, lanes), tuple(f"{n}_{vector}" for n in calls(base, dtype)))
+    if base.startswith("from_"):
+        return _conversion(_BY_SHORT[base.removeprefix("from_")], dtype, lanes)
+    if base in BUILTIN:
+        return _builtin(base, dtype, lanes)
+    if base == "stream":
+        return stream_helper(dtype, lanes)
+    if base == "dot":
+        return Helper(dot_text(dtype, lanes))
+    if base in ("word2", "word4"):
+        return _word(base, dtype, lanes)
+    if base == "even":
+        return _every_second(dtype, lanes)
+    if base == "looked_up":
+        return _looked_up(dtype, lanes)
+    table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
+    if base not in table:
+        return _library_loop(base, dtype, lanes)
+    parameters, body = table[base]
+    words = {
+        "V": vector, "E": C.storage_type(dtype), "N": lanes, "I": vector_type(INTEGERS[dtype.bits], lanes),
+        "rest": "0x7fffffff" if dtype.bits == 32 else "0x7fffffffffffffffLL",
+        "inf": C.inf_f64 if dtype is DType.FLOAT64 else C.inf_f32,
+    }  # fmt: skip
+    result = words["I"] if base in ("isnan", "isinf") else vector
+    body = where_available(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
+    text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body}}}"
+    return Helper(text, (f"select_{vector}",) if "select_" in body else ())
+
+
+def _word(base: str, dtype: DType, lanes: int) -> Helper:
+    """So many neighbours in each lane, the first in its lowest bits."""
+    count = int(base.removeprefix("word"))
+    source = UNSIGNED[dtype.bits // count]
+    vector, part, wide = (vector_type(t, lanes) for t in (dtype, source, DType.UINT32))
+    parameters = ", ".join(f"{part} {x}" for x in "abcd"[:count])
+
+    def joined(widened: str) -> str:
+        shifted = [f"({widened.format(x=x)} << {i * source.bits})" for i, x in enumerate("abcd"[:count])]
+        return f"({vector})({' | '.join(shifted)})"
+
+    convert = f"from_{SHORT[source]}_{wide}"
+    body = where_available(zero_extension(source, lanes, joined), f"  return {joined(f'{convert}({{x}})')};")
+    return Helper(f"static inline {vector} {base}_{vector}({parameters}) {{\n{body}}}", (convert,))
+
+
+def _every_second(dtype: DType, lanes: int) -> Helper:
+    """Elements 0, 2, 4, ... at a place. The second vector begins so that it ends with the last of them."""
+    vector, mask = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes)
+    order = ", ".join(str(2 * i if 2 * i < lanes else 2 * i + 1) for i in range(lanes))
+    text = (
+        f"static inline {vector} even_{vector}(const {C.storage_type(dtype)} *p) {{\n"
+        f"  {vector} a = *({vector} *)p, b = *({vector} *)(p + {lanes - 1});\n"
+        "#if defined(__clang__)\n"
+        f"  return __builtin_shufflevector(a, b, {order});\n#else\n"
+        f"  return __builtin_shuffle(a, b, ({mask}){{{order}}});\n#endif\n}}"
+    )
+    return Helper(text)
+
+
+def _looked_up(dtype: DType, lanes: int) -> Helper:
+    """The entries of a table that the lowest bits of each lane's number choose."""
+    vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
+    macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i] & {lanes - 1}];\n  return r;"
+    body = where_available((macro, "__builtin_shuffle(table, at)"), plain)
+    return Helper(f"static inline {vector} looked_up_{vector}({vector} table, {numbers} at) {{\n{body}}}")
+
+
+def _builtin(base: str, dtype: DType, lanes: int) -> Helper:
+    vector, suffix = vector_type(dtype, lanes), "" if dtype is DType.FLOAT64 else "f"
+    letters = "abc"[: BUILTIN[base]]
+    text = (
+        f"static inline {vector} {base}_{vector}({', '.join(f'{vector} {x}' for x in letters)}) {{\n  {vector} r;\n"
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        f"    r[i] = __builtin_{base}{suffix}({', '.join(f'{x}[i]' for x in letters)});\n  return r;\n}}"
+    )
+    return Helper(text)
+
+
+def _library_loop(base: str, dtype: DType, lanes: int) -> Helper:
+    """A function of C's library for every lane: through memory, where the compiler can call a vector twin of it."""
+    vector, element, suffix = vector_type(dtype, lanes), C.value_type(dtype), "" if dtype is DType.FLOAT64 else "f"
+    letters = "ab"[: LIBRARY_ARITY.get(base, 1)]
+    arrays = "".join(f"  {element} {x}s[{lanes}];\n  *({vector} *){x}s = {x};\n" for x in letters)
+    text = (
+        f"static inline {vector} {base}_{vector}({', '.join(f'{vector} {x}' for x in letters)}) {{\n{arrays}"
+        f"  {element} r[{lanes}];\n  #pragma omp simd\n"
+        f"  for (int i = 0; i < {lanes}; i++) r[i] = {base}{suffix}({', '.join(f'{x}s[i]' for x in letters)});\n"
+        f"  return *({vector} *)r;\n}}"
+    )
+    return Helper(text)
+
+
+LIBRARY_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2}
+
+# conversions ------------------------------------------------------------------------------------------------------
+
+
+def _conversion(source: DType, target: DType, lanes: int) -> Helper:
+    """`target` values of `source` elements in memory or in a register, or the other way round."""
+    v, t = vector_type(source, lanes), vector_type(target, lanes)
+    head = f"static inline {t} from_{SHORT[source]}_{t}({v} a)"
+    if source.is_narrow_float:
+        return _widened(source, lanes, head)
+    if target.is_narrow_float:
+        return _narrowed(target, lanes, head)
+    if target.is_float and (source.is_float or source.bits >= 32):
+        return Helper(f"{head} {{ return __builtin_convertvector(a, {t}); }}")
+    if target.is_float:
+        between = vector_type(DType.INT32, lanes)
+        return Helper(f"{head} {{ return __builtin_convertvector(from_{SHORT[source]}_{between}(a), {t}); }}",
+                      (f"from_{SHORT[source]}_{between}",))  # fmt: skip
+    if source.is_float:
+        return _truncated(source, target, lanes, head)
+    return Helper(f"{head} {{ return {_resized('a', source, target, lanes)}; }}")
+
+
+def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
+    """Integers to integers: by halves and doubles, for which there are instructions everywhere."""
+    table = INTEGERS if source.is_signed else UNSIGNED
+    bits = source.bits
+    while bits != target.bits:
+        bits = bits * 2 if bits < target.bits else bits // 2
+        text = f"__builtin_convertvector({text}, {vector_type(table[bits], lanes)})"
+    return f"({vector_type(target, lanes)}){text}"
+
+
+def _truncated(source: DType, target: DType, lanes: int, head: str) -> Helper:
+    """Float to integer: what is inside is converted, what is outside becomes the nearest end, a NaN 0."""
+    v, between = vector_type(source, lanes), target if target.bits >= 32 else DType.INT32
+    t, mask = vector_type(between, lanes), INTEGERS[source.bits]
+    least, greatest = target.integer_range
+    suffix = "" if source is DType.FLOAT64 else "f"
+    ends = {DType.INT64: "LL", DType.UINT64: "ULL", DType.UINT32: "u"}.get(between, "")
+    above, below = f"{float(greatest + 1)!r}{suffix}", f"{float(least)!r}{suffix}"
+
+    def where(cond: str) -> str:
+        return _resized(f"({vector_type(mask, lanes)})({cond})", mask, between, lanes)
+
+    low = f"  r |= {where(f'a <= {below}')} & (-{greatest}{ends} - 1);\n" if least else ""
+    result = "r" if between is target else _resized("r", between, target, lanes)
+    text = (
+        f"{head} {{  // truncates and saturates; NaN gives 0\n"
+        f"  {v} inside = select_{v}((a > {below} - 1) & (a < {above}), a, ({v}){{0}});\n"
+        f"  {t} r = __builtin_convertvector(inside, {t});\n"
+        f"  r |= {where(f'a >= {above}')} & {greatest}{ends};\n{low}  return {result};\n}}"
+    )
+    return Helper(text, (f"select_{v}",))
+
+
+def _widened(source: DType, lanes: int, head: str) -> Helper:
+    f32, u32 = vector_type(DType.FLOAT32, lanes), vector_type(DType.UINT32, lanes)
+    if source is DType.BFLOAT16:
+        return Helper(f"{head} {{ return ({f32})(__builtin_convertvector(a, {u32}) << 16); }}")
+    if source is DType.FLOAT16:
+        call = {
+            16: ("__AVX512F__", "__builtin_ia32_vcvtph2ps512_mask((vi16x16)a, (vf32x16){0}, -1, 4)"),
+            8: ("__F16C__", "__builtin_ia32_vcvtph2ps256((vi16x8)a)"),
+        }.get(lanes)
+        plain = f"  return __builtin_convertvector(a, {f32});"
+        return Helper(f"{head} {{\n{where_available(call, plain)}}}")
+    name = f"{SHORT[source]}_to_f32"
+    return Helper(f"{head} {{\n{_each_lane(f32, lanes, name)}}}", (name,))
+
+
+def _narrowed(target: DType, lanes: int, head: str) -> Helper:
+    u32, i32 = vector_type(DType.UINT32, lanes), vector_type(DType.INT32, lanes)
+    t = vector_type(target, lanes)
+    if target is DType.BFLOAT16:
+        body = (
+            f"  {u32} u = ({u32})a;  // to nearest even; NaN stays NaN\n"
+            f"  {u32} r = (u + 0x7fff + (u >> 16 & 1)) >> 16;\n  {i32} nan = a != a;\n"
+            f"  r = (r & ~({u32})nan) | ((u >> 16 | 64) & ({u32})nan);\n"
+            f"  return __builtin_convertvector(r, {t});\n"
+        )
+        return Helper(f"{head} {{\n{body}}}")
+    if target is DType.FLOAT16:
+        call = {
+            16: ("__AVX512F__", "(vf16x16)__builtin_ia32_vcvtps2ph512_mask(a, 4, (vi16x16){0}, -1)"),
+            8: ("__F16C__", "(vf16x8)__builtin_ia32_vcvtps2ph256(a, 4)"),
+        }.get(lanes)
+        return Helper(f"{head} {{\n{where_available(call, f'  return __builtin_convertvector(a, {t});')}}}")
+    name = f"f32_to_{SHORT[target]}"
+    return Helper(f"{head} {{\n{_each_lane(t, lanes, name)}}}", (name,))
+
+
+def _each_lane(vector: str, lanes: int, function: str) -> str:
+    return f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = {function}(a[i]);\n  return r;\n"

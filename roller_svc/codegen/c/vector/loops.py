@@ -1,0 +1,147 @@
+"""Vector loops: how wide their vectors are, which cover their iterations, and what they read in any case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute
+from roller_svc.ir.index import add, mul, num, ref
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, descend
+
+# A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
+MOST_VECTORS = 32
+VECTORS_A_TURN = 4
+
+
+def with_lanes(loop: Loop) -> Storage | None:
+    """A loop around a value of its own for each iteration → the loop inside a row of such values; None for others."""
+    if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.limit:
+        return None
+    lane = AxisRef(loop.var)
+
+    def indexed(expr: Expr) -> Expr:
+        if isinstance(expr, Load) and expr.tensor == storage.tensor:
+            return replace(expr, index=(lane,))
+        return expr
+
+    def moved(node: Node) -> Node | None:
+        match node:
+            case Compute(tensor=tensor, index=index, value=value):
+                place = (lane,) if tensor == storage.tensor else tuple(rewrite(i, indexed) for i in index)
+                return replace(node, index=place, value=rewrite(value, indexed))
+            case Storage(body=body):
+                inner = tuple(m for n in body if (m := moved(n)) is not None)
+                return replace(node, body=inner) if len(inner) == len(body) else None
+            case _:
+                return None
+
+    body = tuple(m for n in storage.body if (m := moved(n)) is not None)
+    if len(body) != len(storage.body):
+        return None
+    return replace(storage, shape=(loop.extent,), scope=Scope.REGISTER, body=(replace(loop, body=body),))
+
+
+def in_turns(loop: Loop, lanes: int) -> tuple[Loop, ...]:
+    """A vector loop → a plain loop over several whole vectors a turn, and the rest of the row, which begins early
+    enough for its last vector to reach back."""
+    step = VECTORS_A_TURN * lanes
+    turns = loop.extent // step - (loop.extent % step != 0)
+    turn = f"{loop.var}.turn"
+
+    def part(first: Expr, extent: int) -> Loop:
+        place = {loop.var: add(first, ref(loop.var))}
+
+        def moved(node: Node) -> Node:
+            if not isinstance(node, Compute):
+                return node
+            index = tuple(substitute(i, place) for i in node.index)
+            return replace(node, index=index, value=substitute(node.value, place))
+
+        return replace(loop, extent=extent, body=tuple(moved(node) for node in loop.body))
+
+    whole = Loop(turn, turns, LoopKind.SERIAL, (part(mul(ref(turn), num(step)), step),))
+    rest = loop.extent - turns * step
+    return (whole, part(num(turns * step), rest)) if rest else (whole,)
+
+
+def unconditional(expr: Expr) -> list[Load]:
+    """The loads that an expression reads whatever its conditions say."""
+    found, stack = list[Load](), [expr]
+    while stack:
+        match stack.pop():
+            case Load() as load:
+                found.append(load)
+                stack.extend(load.index)
+            case Select(cond=cond):
+                stack.append(cond)
+            case Op(kind=OpKind.LAND | OpKind.LOR, args=(x, _)):
+                stack.append(x)
+            case other:
+                stack.extend(children(other))
+    return found
+
+
+def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
+    """Bytes of the widest element among the vectors that a statement computes with; `dtype`: that of its tensor."""
+    plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype
+    widest = dtype.bytes
+    stack: list[Expr] = [] if plain_copy else [node.value]
+    while stack:
+        expr = stack.pop()
+        if var in axes_of(expr):
+            widest = max(widest, expr.dtype.compute.bytes)
+            if not isinstance(expr, Load):
+                stack.extend(children(expr))
+    return widest
+
+
+def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
+    """(first, lanes) of the vectors that cover a loop, of `least` to `lanes` lanes; iterations left over have one each.
+
+    `overlapping`: an iteration may run twice, so that the last vector reaches back.
+    """
+    found, first = [], 0
+    while first < extent:
+        rest = extent - first
+        size = min(lanes, 1 << (rest.bit_length() - 1))
+        while overlapping and size < lanes and (size < rest or size < least) and 2 * size <= extent:
+            size *= 2
+        if size < least:
+            size = 1
+        first = min(first, extent - size)
+        found.append((first, size))
+        first += size
+    return tuple(found)
+
+
+def vector_loops(storage: Storage) -> list[Loop]:
+    """The vector loops that read or write it."""
+    return [
+        n for n in descend(storage.body)
+        if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
+        and any(storage.tensor in (x.tensor, *tensors_read(x)) for x in n.body if isinstance(x, Compute))
+    ]  # fmt: skip
+
+
+def stored_below(loop: Loop) -> set[str]:
+    """Tensors that the loop writes."""
+    return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
+
+
+def tensors_of(node: Node) -> set[str]:
+    """Tensors that a statement writes or reads; none of other nodes."""
+    return {node.tensor, *tensors_read(node)} if isinstance(node, Compute) else set()
+
+
+def tensors_read(node: Node) -> set[str]:
+    """Tensors that a statement reads; none of other nodes."""
+    if not isinstance(node, Compute):
+        return set()
+    names, stack = set[str](), [node.value, *node.index]
+    while stack:  # without walk's generator: printers ask this of every statement, again and again
+        expr = stack.pop()
+        if isinstance(expr, Load):
+            names.add(expr.tensor)
+        stack += children(expr)
+    return names

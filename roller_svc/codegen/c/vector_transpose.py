@@ -1,0 +1,204 @@
+"""Blocks of elements that are turned → C functions: squares, a few rows, short rows dealt to vectors or woven of them.
+
+Rows are interleaved inside 128 bits, then whole 128 bits change places (after the 8 x 8 transpose by unpacks in Intel's
+Optimization Reference Manual, chapter on AVX): instructions that take no vector of indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.codegen.c.vector.types import vector_type
+from roller_svc.codegen.dialect import C
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.schedule import Transpose
+
+SHUFFLE = """#ifdef __clang__
+#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
+#endif"""
+_BITS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
+_KINDS = ("turn", "deal", "weave")
+_CHUNK_BYTES = 16  # unpacks interleave inside of these
+
+
+def as_bits(dtype: DType) -> DType:
+    """A type of vectors that moves elements of another one: floats that vectors compute in, else integers as wide."""
+    return dtype if dtype in (DType.FLOAT32, DType.FLOAT64) else _BITS[dtype.bits]
+
+
+def turn_name(node: Transpose, dtype: DType, lanes: int) -> str:
+    """deal3: short rows of three behind each other → three rows of `lanes`; weave3: the way back; turn6: six rows of
+    `lanes` → columns; turn: a square."""
+    vector = vector_type(dtype, lanes)
+    if node.columns is not None:
+        return f"deal{node.columns}_{vector}"
+    if node.rows is not None and node.along is not None:
+        return f"weave{node.rows}_{vector}"
+    return f"turn{'' if node.rows in (None, lanes) else node.rows}_{vector}"
+
+
+def is_turn(name: str) -> bool:
+    """Whether a helper is one of these."""
+    return _kind(name.partition("_v")[0]) in _KINDS
+
+
+def turn_helper(base: str, dtype: DType, lanes: int) -> str:
+    """The C function `base`_`vector`."""
+    kind = _kind(base)
+    count = int(base.removeprefix(kind) or lanes)
+    if kind == "deal":
+        return _dealt(count, dtype, lanes)
+    return _woven(count, dtype, lanes) if kind == "weave" else _turned(base, count, dtype, lanes)
+
+
+def _kind(base: str) -> str:
+    return base.rstrip("0123456789")
+
+
+def _dealt(short: int, dtype: DType, lanes: int) -> str:
+    """to[j * stride + l] = from[l * short + j]."""
+    vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
+    lines = [f"  const {vector} a{m} = *(const {vector} *)(from + {m * lanes});" for m in range(short)]
+    for j in range(short):
+        picks = [divmod(lane * short + j, lanes) for lane in range(lanes)]
+        lines += _picked(f"b{j}", short, (dtype, lanes), picks)
+        lines.append(f"  *({vector} *)(to + {j} * stride) = b{j};")
+    head = f"static inline void deal{short}_{vector}({element} *to, long stride, const {element} *from) {{"
+    return "\n".join([head, *lines, "}"])
+
+
+def _woven(short: int, dtype: DType, lanes: int) -> str:
+    """to[l * short + j] = from[j * stride + l]."""
+    vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
+    lines = [f"  const {vector} a{j} = *(const {vector} *)(from + {j} * stride);" for j in range(short)]
+    for m in range(short):
+        picks = [divmod(m * lanes + lane, short)[::-1] for lane in range(lanes)]
+        lines += _picked(f"b{m}", short, (dtype, lanes), picks)
+        lines.append(f"  *({vector} *)(to + {m * lanes}) = b{m};")
+    head = f"static inline void weave{short}_{vector}({element} *to, const {element} *from, long stride) {{"
+    return "\n".join([head, *lines, "}"])
+
+
+def _picked(name: str, count: int, type_: tuple[DType, int], picks: Sequence[tuple[int, ...]]) -> list[str]:
+    """A vector each lane of which is (vector, lane) of the a: of two of them, then one more at a time."""
+    dtype, lanes = type_
+    vector, mask = vector_type(dtype, lanes), vector_type(_BITS[dtype.bits], lanes)
+    first = ", ".join(str(m * lanes + at if m < 2 else 0) for m, at in picks)
+    lines = [f"  {vector} {name} = SHUFFLE({mask}, a0, a1, {first});"]
+    for m in range(2, count):
+        order = ", ".join(str(lanes + at if k == m else lane) for lane, (k, at) in enumerate(picks))
+        lines.append(f"  {name} = SHUFFLE({mask}, {name}, a{m}, {order});")
+    return lines
+
+
+def _turned(base: str, rows: int, dtype: DType, lanes: int) -> str:
+    """to[j * to_stride + i] = from[i * from_stride + j] for i in `rows`, j in `lanes`. 2 <= rows <= lanes.
+
+    Columns are stored in pieces of a power of two. Where columns follow each other without a gap, whole pieces are
+    stored, each over what the one before it wrote beyond its column; the last columns are stored as they are long.
+    """
+    network = _Network(dtype, lanes)
+    vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
+    for i in range(rows):
+        network.lines.append(f"const {vector} r{i} = *(const {vector} *)(from + {i} * from_stride);")
+    piece, columns = network.columns(rows)
+    for j, (name, first) in enumerate(columns):
+        place, source = f"to + {j} * to_stride", (name, first * dtype.bytes)
+        whole = f"*({vector} *)({place}) = {name};"
+        if piece < lanes:
+            whole = _stored(place, source, piece * dtype.bytes)
+        if rows < piece:
+            whole = f"if (WIDE({j})) {whole}\n  else {{ {_stored(place, source, rows * dtype.bytes)} }}"
+        network.lines.append(whole)
+    parameters = f"{element} *to, long to_stride, const {element} *from, long from_stride"
+    text = [f"static inline void {base}_{vector}({parameters}) {{", *(f"  {line}" for line in network.lines), "}"]
+    if rows < piece:
+        wide = f"#define WIDE(j) (to_stride == {rows} && (j) * {rows} + {piece} <= {rows * lanes})"
+        text = [wide, *text, "#undef WIDE"]
+    return "\n".join(text)
+
+
+def _stored(place: str, source: tuple[str, int], size: int) -> str:
+    """`size` bytes of a vector from a byte on, in powers of two: what instructions store out of registers."""
+    name, first = source
+    statements: list[str] = []
+    done = 0
+    while done < size:
+        power = 1 << (size - done).bit_length() - 1
+        to = f"(char *)({place}) + {done}" if done else place
+        behind = f" + {first + done}" if first + done else ""
+        statements.append(f"__builtin_memcpy({to}, (const char *)&{name}{behind}, {power});")
+        done += power
+    return " ".join(statements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """Shuffles of vectors, a line of C each. A chunk is 128 bits of a vector."""
+
+    dtype: DType
+    lanes: int
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return _CHUNK_BYTES // self.dtype.bytes
+
+    def columns(self, count: int) -> tuple[int, list[tuple[str, int]]]:
+        """Of vectors r0, r1, ...: elements of a piece of a column, and where each column is: vector, first lane."""
+        chunk, chunks = self.chunk, self.lanes // self.chunk
+        groups = [[f"r{min(i, count - 1)}" for i in range(g, g + chunk)] for g in range(0, count, chunk)]
+        parts = [self._interleaved(rows) for rows in groups]
+        together = 1 << (len(parts) - 1).bit_length()  # chunks of a column, one of each group
+        parts += [parts[-1]] * (together - len(parts))  # what becomes of these is not stored
+        found = [("", 0)] * self.lanes
+        for c in range(chunk):
+            for v, name in enumerate(self._joined([part[c] for part in parts])):
+                for p in range(chunks // together):
+                    column = v * (chunks // together) + p
+                    found[column * chunk + c] = (name, p * together * chunk)
+        return together * chunk, found
+
+    def _interleaved(self, rows: list[str]) -> list[str]:
+        """A chunk's rows → vectors c that hold, chunk by chunk, column c: low and high halves of rows i and
+        i + half become rows 2 i and 2 i + 1, until each has been everywhere."""
+        half = self.chunk // 2
+        for _ in range(half.bit_length()):
+            rows = [self._unpacked(rows[i], rows[i + half], end) for i in range(half) for end in (0, half)]
+        return rows
+
+    def _unpacked(self, a: str, b: str, end: int) -> str:
+        """Elements from a and b in turn, out of the low or high half of each chunk."""
+        picks = [
+            x for start in range(end, self.lanes, self.chunk) for i in range(start, start + self.chunk // 2)
+            for x in (i, self.lanes + i)
+        ]  # fmt: skip
+        return self._shuffled(a, b, picks)
+
+    def _joined(self, parts: list[str]) -> list[str]:
+        """Vectors of one column of each group → vectors of that column of all groups, chunk by chunk."""
+        chunks = self.lanes // self.chunk
+        if len(parts) == 1:
+            return parts
+        if len(parts) == 2:
+            halves = (range(chunks // 2), range(chunks // 2, chunks))
+            return [self._chunks((parts[0], parts[1]), [x for k in half for x in (k, chunks + k)]) for half in halves]
+        pairs = ((parts[0], parts[1]), (parts[2], parts[3]))
+        low, high = ([self._chunks(pair, range(odd, 8, 2)) for odd in (0, 1)] for pair in pairs)
+        return [self._chunks((low[odd], high[odd]), range(late, 8, 2)) for late in (0, 1) for odd in (0, 1)]
+
+    def _chunks(self, pair: tuple[str, str], order: Iterable[int]) -> str:
+        """Those chunks of two vectors, numbered through."""
+        return self._shuffled(*pair, [x for k in order for x in range(k * self.chunk, (k + 1) * self.chunk)])
+
+    def _shuffled(self, a: str, b: str, picks: list[int]) -> str:
+        if a == b:
+            picks = [x % self.lanes for x in picks]
+        vector, mask = vector_type(self.dtype, self.lanes), vector_type(_BITS[self.dtype.bits], self.lanes)
+        name = f"s{len(self.lines)}"
+        self.lines.append(f"const {vector} {name} = SHUFFLE({mask}, {a}, {b}, {', '.join(map(str, picks))});")
+        return name

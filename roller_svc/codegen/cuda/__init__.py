@@ -1,0 +1,1 @@
+"""Schedule trees → CUDA and HIP source."""

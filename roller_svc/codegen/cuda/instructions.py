@@ -1,0 +1,212 @@
+"""Named wrappers of instructions that CUDA C++ has no word for: here and in hopper_instructions.py alone is an `asm`.
+
+The emulator has a twin of every one. Shapes, fragments and sizes are PTX ISA's: "cp.async", "ldmatrix", "mma".
+
+Named wrappers of AMD's matrix instructions, around the compiler's builtins. The emulator has a twin of every one.
+
+Builtins are those of clang for amdgcn (LLVM, "BuiltinsAMDGPU.def"); the last three operands, which broadcast blocks, 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction
+from roller_svc.codegen.dialect import SHORT
+from roller_svc.codegen.helpers import Helper
+from roller_svc.errors import InvariantError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+
+HIP_PREFIX = "gfx"
+WIDER_BYTES = Arch(HIP_PREFIX, 0x940)  # from here on an instruction multiplies 32 bytes along k, not 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Mfma:
+    """`held`: type of an element in memory; `operand`: the builtin's, of which a lane has `count`; `sums`: of a sum."""
+
+    builtin: str
+    held: str
+    operand: str
+    count: int
+    sums: str
+
+
+_HALVES = "unsigned short"
+_OF = {
+    "mfma_16x16x16_f16": _Mfma("f32_16x16x16f16", _HALVES, "_Float16", 4, "float"),
+    "mfma_16x16x16_bf16": _Mfma("f32_16x16x16bf16_1k", _HALVES, "short", 4, "float"),
+    "mfma_16x16x4_f32": _Mfma("f32_16x16x4f32", "float", "float", 1, "float"),
+    "mfma_16x16x16_s8": _Mfma("i32_16x16x16i8", "signed char", "int", 1, "int"),
+    "mfma_16x16x32_s8": _Mfma("i32_16x16x32_i8", "signed char", "long", 1, "int"),
+}
+_MFMA_SHAPES = {DType.FLOAT16: "16_f16", DType.BFLOAT16: "16_bf16", DType.FLOAT32: "4_f32", DType.INT8: "16_s8"}
+
+
+def mfma_wrapper(dtype: DType, arch: Arch) -> str:
+    """Name of the function that multiplies fragments of 16 rows and 16 columns."""
+    if dtype is DType.INT8 and arch >= WIDER_BYTES:
+        return "mfma_16x16x32_s8"
+    if dtype not in _MFMA_SHAPES:
+        raise InvariantError(f"no MFMA of {dtype.value}")
+    return f"mfma_16x16x{_MFMA_SHAPES[dtype]}"
+
+
+def mfma(name: str) -> Helper | None:
+    """The text of a wrapper; None for a name that is no wrapper's."""
+    one = _OF.get(name)
+    if one is None:
+        return None
+    vector = f" __attribute__((ext_vector_type({one.count})))" if one.count > 1 else ""
+    return Helper(
+        f"__device__ __forceinline__ void {name}({one.sums} *d, const {one.held} *a, const {one.held} *b) {{\n"
+        f"  typedef {one.sums} Sums __attribute__((ext_vector_type(4)));\n"
+        f"  typedef {one.operand} Operand{vector};\n"
+        f"  Sums sums = {{d[0], d[1], d[2], d[3]}};\n"
+        f"  sums = __builtin_amdgcn_mfma_{one.builtin}(*(const Operand *)a, *(const Operand *)b, sums, 0, 0, 0);\n"
+        f"  for (int i = 0; i < 4; i++) d[i] = sums[i];\n}}"
+    )
+
+
+AMPERE = Arch("sm_", 80)  # cp.async, and the larger mma of every type
+
+_F = "__device__ __forceinline__"
+_SHARED_ADDRESS = f"""{_F} unsigned int shared_address(const void *p) {{
+  return (unsigned int)__cvta_generic_to_shared(p);
+}}"""
+_COMMIT = f"""{_F} void commit_copies() {{ asm volatile("cp.async.commit_group;" ::: "memory"); }}"""
+_AWAIT = f"""template <int PENDING> {_F} void await_copies() {{
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}}"""
+_ROUND = f"""{_F} unsigned int round_tf32(unsigned int bits) {{
+  unsigned int rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+}}"""
+_EXP2 = f"""{_F} float exp2_approx(float a) {{
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
+  return power;
+}}"""
+_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": _EXP2}
+
+# instruction → (type of d, its count, words of a, words of b); operand types follow the shape in the name
+_MMA = {
+    "m16n8k16": ("float", 4, 4, 2), "m16n8k8": ("float", 4, 2, 1), "m16n8k32": ("float", 4, 4, 2),
+    "m8n8k16": ("int", 2, 1, 1),
+}  # fmt: skip
+_NAMES = {"i8": "s8"}  # PTX's own names for types
+
+
+def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
+    """Name of the function that multiplies fragments of 16 x 32 and 32 x 8 bytes."""
+    if arch.prefix == HIP_PREFIX:
+        return mfma_wrapper(a, arch)
+    one, other = (_NAMES.get(SHORT[d], SHORT[d]) for d in (a, b))
+    if a is DType.FLOAT32:
+        return "mma_m16n8k8_tf32"
+    if a.bits == 16:
+        return "mma_m16n8k16_" + one if arch >= AMPERE else "mma_two_m16n8k8_" + one
+    if not a.is_float and arch < AMPERE:
+        return f"mma_four_m8n8k16_{one}{other}"
+    return f"mma_m16n8k32_{one}{other}"
+
+
+def instruction(name: str) -> Helper | None:
+    """The text of a wrapper; None for a name that is no wrapper's."""
+    if wrapper := mfma(name):
+        return wrapper
+    if text := _PLAIN.get(name):
+        return Helper(text)
+    if name == "shared_address":
+        return Helper(_SHARED_ADDRESS)
+    if found := re.fullmatch(r"copy_async_(4|8|16)", name):
+        return Helper(_copy(int(found[1])), ("shared_address",))
+    if found := re.fullmatch(r"load_matrix_([124])(_transposed)?", name):
+        return Helper(_load_matrix(int(found[1]), transposed=found[2] is not None), ("shared_address",))
+    if found := re.fullmatch(r"pack_(f16|bf16)", name):
+        return Helper(_pack(found[1]))
+    if found := re.fullmatch(r"mma_two_m16n8k8_(\w+)", name):
+        one = f"mma_m16n8k8_{found[1]}"
+        return Helper(_composed(name, "float", (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);")), (one,))
+    if found := re.fullmatch(r"mma_four_m8n8k16_(\w+)", name):
+        one = f"mma_m8n8k16_{found[1]}"
+        steps = (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);", f"{one}(d + 2, a + 1, b);",
+                 f"{one}(d + 2, a + 3, b + 1);")  # fmt: skip
+        return Helper(_composed(name, "int", steps), (one,))
+    if found := re.fullmatch(r"mma_(m\d+n\d+k\d+)_(\w+)", name):
+        return Helper(_mma(name, found[1], found[2]))
+    return hopper_instruction(name)
+
+
+def _copy(size: int) -> str:
+    # 16 bytes go past L1, which has no use for them; smaller copies are only to be had through it
+    cache = "cg" if size == 16 else "ca"
+    return (
+        f"{_F} void copy_async_{size}(void *shared, const void *memory, bool inside) {{\n"
+        f"  int bytes = inside ? {size} : 0;  // the rest is filled with zeros\n"
+        f'  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {size}, %2;"\n'
+        f'               :: "r"(shared_address(shared)), "l"(memory), "r"(bytes) : "memory");\n}}'
+    )
+
+
+def _load_matrix(count: int, *, transposed: bool) -> str:
+    words = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"=r"(words[{i}])' for i in range(count))
+    suffix, trans = ("_transposed", ".trans") if transposed else ("", "")
+    return (
+        f"{_F} void load_matrix_{count}{suffix}(unsigned int *words, const void *row) {{\n"
+        f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{words}}}, [%{count}];"\n'
+        f'               : {outputs} : "r"(shared_address(row)) : "memory");\n}}'
+    )
+
+
+def _pack(short: str) -> str:
+    # of two operands the first goes to the high half (PTX ISA, "cvt")
+    return (
+        f"{_F} unsigned int pack_{short}(float low, float high) {{\n"
+        f"  unsigned int word;\n"
+        f'  asm("cvt.rn.{short}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));\n  return word;\n}}'
+    )
+
+
+def _mma(name: str, shape: str, types: str) -> str:
+    d_type, d, a, b = _MMA[shape]
+    if types == "tf32":
+        a, b = 4, 2
+    operands = _operand_types(types)
+    if operands[0][0] in "su":
+        d_type = "int"
+    letter, short = ("f", "f32") if d_type == "float" else ("r", "s32")
+    results = ", ".join(f'"+{letter}"(d[{i}])' for i in range(d))
+    inputs = ", ".join([*(f'"r"(a[{i}])' for i in range(a)), *(f'"r"(b[{i}])' for i in range(b))])
+    numbers = iter(range(d + a + b))
+    d_list, a_list, b_list = (_listed(numbers, count) for count in (d, a, b))
+    return (
+        f"{_F} void {name}({d_type} *d, const unsigned int *a, const unsigned int *b) {{\n"
+        f'  asm("mma.sync.aligned.{shape}.row.col.{short}.{operands[0]}.{operands[1]}.{short} "\n'
+        f'      "{{{d_list}}}, {{{a_list}}}, {{{b_list}}}, {{{d_list}}};"\n'
+        f"      : {results} : {inputs});\n}}"
+    )
+
+
+def _operand_types(types: str) -> tuple[str, str]:
+    """'s8u8' → ('s8', 'u8'); a single name stands for both."""
+    found = re.fullmatch(r"(s8|u8|e4m3|e5m2)(s8|u8|e4m3|e5m2)", types)
+    if found:
+        return found[1], found[2]
+    if types in ("f16", "bf16", "tf32"):
+        return types, types
+    raise InvariantError(f"no mma of {types}")
+
+
+def _listed(numbers: Iterator[int], count: int) -> str:
+    return ", ".join(f"%{next(numbers)}" for _ in range(count))
+
+
+def _composed(name: str, d_type: str, steps: tuple[str, ...]) -> str:
+    body = "\n".join(f"  {step}" for step in steps)
+    return f"{_F} void {name}({d_type} *d, const unsigned int *a, const unsigned int *b) {{\n{body}\n}}"

@@ -1,0 +1,280 @@
+"""Bodies of vector loops → wide accesses: one instruction moves what neighbouring iterations load or store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from roller_svc.analysis.congruences import Congruence, Known, Lanes, congruence
+from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.dialect import SHORT
+from roller_svc.codegen.visitor import Walk
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    loads_of,
+    substitute,
+    with_children,
+)
+from roller_svc.ir.index import num, ref
+from roller_svc.ir.kernel import Language
+from roller_svc.ir.schedule import Compute, Let, Loop, Node
+
+# What moves that many bytes in one instruction; 16 is the widest, and what shared rooms are aligned to.
+_WORDS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+WIDEST_BYTES = max(_WORDS)
+
+Lets = tuple[tuple[str, Expr], ...]
+Guard = tuple[Expr, ...]  # conditions, the same in all lanes, under which something is read
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A write under the Lets around it. `whole`: Let → its value over what is outside of the loop."""
+
+    lets: Lets
+    node: Compute
+    whole: dict[str, Expr]
+
+
+def wide_loop(walk: Walk, loop: Loop, known: Known, private: Collection[str]) -> bool:
+    """Print a vector loop, its accesses wide where they are neighbours at an aligned place; False, with nothing
+    printed, where its body is no straight line. `private`: rooms that are a thread's registers.
+
+    No iteration reads what another writes, so that each statement may run for all of them before the next does.
+    """
+    statements = _straight(loop.body, (), {})
+    if loop.limit is not None or statements is None:
+        return False
+    known = {**known, **{name: Congruence(0, value) for name, value in walk.scalar.values.items()}}
+    lanes = Lanes(loop.var, loop.extent, known, frozenset(s.node.tensor for s in statements))
+    with walk.bound(loop):
+        printer = _WideLoop(walk, loop, lanes, frozenset(private))
+        for statement in statements:
+            printer.statement(statement)
+    return True
+
+
+def _straight(nodes: tuple[Node, ...], lets: Lets, whole: dict[str, Expr]) -> list[_Statement] | None:
+    statements: list[_Statement] = []
+    for node in nodes:
+        match node:
+            case Compute():
+                statements.append(_Statement(lets, node, whole))
+            case Let(var=var, value=value, body=body):
+                inside = _straight(body, (*lets, (var, value)), {**whole, var: substitute(value, whole)})
+                if inside is None:
+                    return None
+                statements += inside
+            case _:
+                return None
+    return statements
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Neighbours in memory that are moved by accesses of `bytes` each. `index`: of an iteration's element."""
+
+    place: Place
+    index: tuple[Expr, ...]
+    bytes: int
+
+
+@dataclass(slots=True)
+class _WideLoop:
+    walk: Walk
+    loop: Loop
+    lanes: Lanes
+    private: frozenset[str]
+    read: dict[tuple[Load, Guard], str] = field(default_factory=dict)  # what is in a local array already
+
+    # statements -----------------------------------------------------------------------------------------------------
+    def statement(self, statement: _Statement) -> None:
+        """All lanes of one write: its wide loads, a loop over the lanes, its wide stores."""
+        node, place = statement.node, self.walk.scalar.places[statement.node.tensor]
+        value = self._read(node.value, (), statement.whole)
+        chunks = None
+        if not node.atomic and not any(node.checked):
+            chunks = self._chunks(place, tuple(substitute(i, statement.whole) for i in node.index))
+        if chunks is None or (node.tensor in self.private and not self._is_packed(place)):
+            index = tuple(self._read(i, (), statement.whole) for i in node.index)
+            self._each_lane(statement.lets, replace(node, index=index, value=value))
+        elif node.combine is None and (source := self._copied(value, place)) is not None:
+            self._move(chunks, source, store=True)
+        else:
+            local = self._local(node.tensor, place, "")
+            if node.combine is not None:
+                self._move(chunks, local, store=False)
+            self._each_lane(statement.lets, Compute(local, (ref(self.loop.var),), value, node.combine))
+            self._move(chunks, local, store=True)
+        self.read = {key: local for key, local in self.read.items() if key[0].tensor not in self.lanes.written}
+
+    def _each_lane(self, lets: Lets, node: Compute) -> None:
+        """The write for one lane after the other, unrolled, inside those of the Lets that it uses."""
+        nodes: tuple[Node, ...] = (node,)
+        used = frozenset[str]().union(*(axes_of(e) for e in (*node.index, node.value)))
+        for var, value in reversed(lets):
+            if var in used:
+                nodes = (Let(var, value, nodes),)
+                used = used - {var} | axes_of(value)
+        self.walk.line("#pragma unroll")
+        with self.walk.block(self.walk.head(self.loop)):
+            self.walk.nodes(nodes)
+
+    def _copied(self, value: Expr, place: Place) -> str | None:
+        """The local array that already is what a statement stores."""
+        if not isinstance(value, Load) or value.tensor not in self.read.values():
+            return None
+        source = self.walk.scalar.places[value.tensor]
+        return value.tensor if source.shape and source.dtype is place.dtype else None
+
+    # loads ----------------------------------------------------------------------------------------------------------
+    def _read(self, expr: Expr, guard: Guard | None, whole: dict[str, Expr]) -> Expr:
+        """The expression, its loads replaced by what was loaded before the lanes. `guard` None: the lanes differ in
+        whether they read at all, so that each looks for itself."""
+        match expr:
+            case Load(tensor=tensor, index=places, dtype=dtype, checked=checked):
+                load = Load(tensor, tuple(substitute(i, whole) for i in places), dtype, checked)
+                local = None if guard is None else self._loaded(load, guard)
+                if local is not None:
+                    index = (ref(self.loop.var),) if self.walk.scalar.places[local].shape else ()
+                    return Load(local, index, dtype)
+            case Select(cond=cond, then=then, otherwise=otherwise, dtype=dtype):
+                test = substitute(cond, whole)
+                same = guard is not None and self.lanes.is_same(test)
+                holds = (*guard, self.lanes.first(test)) if same and guard is not None else None
+                fails = None if holds is None else (*holds[:-1], Op(OpKind.LNOT, (holds[-1],), DType.INT8))
+                new = self._read(then, holds, whole)
+                if holds is not None and self._is_zero_unless(holds, new) and _is_zero(otherwise):
+                    return new
+                test_read = self._read(holds[-1], guard, {}) if holds else self._read(cond, guard, whole)
+                return Select(test_read, new, self._read(otherwise, fails, whole), dtype)
+            case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, second)):
+                return replace(expr, args=(self._read(first, guard, whole), self._read(second, None, whole)))
+            case _:
+                pass
+        parts = children(expr)
+        return with_children(expr, tuple(self._read(part, guard, whole) for part in parts)) if parts else expr
+
+    def _is_zero_unless(self, guard: Guard, value: Expr) -> bool:
+        """Whether it is a local array that was filled under just that guard, zeros elsewhere."""
+        return isinstance(value, Load) and any(
+            local == value.tensor and key[1] == guard for key, local in self.read.items()
+        )
+
+    def _loaded(self, load: Load, guard: Guard) -> str | None:
+        """A local array with what all lanes load, or a variable with what they have in common; None for neither."""
+        place = self.walk.scalar.places[load.tensor]
+        if load.tensor in self.private and not self._is_packed(place):
+            return None
+        for known in (guard, ()):
+            if (load, known) in self.read:
+                return self.read[load, known]
+        checked = [i for i, is_checked in zip(load.index, load.checked, strict=False) if is_checked]
+        if any(not self.lanes.is_same(i) or any(any(x.checked) for x in loads_of(i)) for i in checked):
+            return None
+        if not guard and not checked and load.tensor not in self.lanes.written and all(map(self._is_same, load.index)):
+            return self._once(load, place)
+        chunks = self._chunks(place, load.index)
+        if chunks is None:
+            return None
+        local = self.read[load, guard] = self._local(load.tensor, place, " = {}" if guard or checked else "")
+        self._move(chunks, local, store=False, tests=(*self._tests(guard), *self._checks(load, place)))
+        return local
+
+    def _is_same(self, index: Expr) -> bool:
+        return self.lanes.is_same(index)
+
+    def _once(self, load: Load, place: Place) -> str | None:
+        if not load.index and "." in load.tensor:
+            return None  # it is a variable already
+        name = self._name(load.tensor, "once")
+        identifier = self.walk.names.of(name)
+        element = self.walk.element(load.tensor, place, tuple(self.lanes.first(i) for i in load.index))
+        self.walk.line(f"const {self.walk.dialect.storage_type(place.dtype)} {identifier} = {element};")
+        self.walk.scalar.places[name] = Place(identifier, place.dtype, ())
+        self.read[load, ()] = name
+        return name
+
+    def _tests(self, guard: Guard) -> tuple[str, ...]:
+        return tuple(self.walk.scalar.value(cond) for cond in guard)
+
+    def _checks(self, load: Load, place: Place) -> tuple[str, ...]:
+        """Tests of the indices that come from data."""
+        return tuple(
+            self.walk.scalar.in_range(load.tensor, d, place.shape[d], self.lanes.first(load.index[d]))
+            for d, is_checked in enumerate(load.checked) if is_checked
+        )  # fmt: skip
+
+    # memory ---------------------------------------------------------------------------------------------------------
+    def _chunks(self, place: Place, index: tuple[Expr, ...]) -> _Chunks | None:
+        """How the elements of all lanes are moved at once; None where they are no neighbours, or at no aligned place.
+
+        Buffers and rooms start at an aligned address, so that an element's offset tells how its address is aligned.
+        """
+        size, step, divisor = place.dtype.bytes, 0, 0
+        for i, stride in zip(index, place.strides, strict=True):
+            moved = self.lanes.step(i)
+            if moved is None:
+                return None
+            step += moved * stride
+            divisor = math.gcd(divisor, congruence(self.lanes.first(i), self.lanes.known).divisor * stride)
+        width = math.gcd(divisor * size, self.lanes.count * size, WIDEST_BYTES)
+        return _Chunks(place, index, width) if step == 1 and width > size else None
+
+    def _move(self, chunks: _Chunks, local: str, *, store: bool, tests: tuple[str, ...] = ()) -> None:
+        """Between memory and the local array."""
+        if tests:
+            with self.walk.block(f"if ({' && '.join(tests)})"):
+                self._move(chunks, local, store=store)
+            return
+        place, identifier = chunks.place, self.walk.scalar.places[local].identifier
+        word, each = self._word(chunks), chunks.bytes // place.dtype.bytes
+        for lane in range(0, self.lanes.count, each):
+            at = tuple(substitute(i, {self.loop.var: num(lane)}) for i in chunks.index)
+            far = f"&{place.identifier}[{self.walk.scalar.address(place, at)}]"
+            near = f"&{identifier}[{lane}]"
+            if store:
+                self.walk.line(f"*({word} *){far} = *(const {word} *){near};")
+            else:
+                self.walk.line(f"*({word} *){near} = *(const {word} *){far};")
+
+    def _word(self, chunks: _Chunks) -> str:
+        """The type of what moves at once. HIP: of elements, or LLVM would keep an array whose elements are written one
+        by one, and read in words, in memory."""
+        if self.walk.dialect.language is not Language.HIP:
+            return _WORDS[chunks.bytes]
+        dtype = chunks.place.dtype
+        return self.walk.scalar.helper(f"run{chunks.bytes // dtype.bytes}_{SHORT[dtype]}")
+
+    def _local(self, tensor: str, place: Place, initial: str) -> str:
+        """A local array of one element a lane; such arrays become registers."""
+        name = self._name(tensor, "wide")
+        identifier = self.walk.names.of(name)
+        type_ = self.walk.dialect.storage_type(place.dtype)
+        self.walk.line(f"__align__({WIDEST_BYTES}) {type_} {identifier}[{self.lanes.count}]{initial};")
+        self.walk.scalar.places[name] = Place(identifier, place.dtype, (self.lanes.count,))
+        return name
+
+    def _name(self, tensor: str, what: str) -> str:
+        count = 0
+        while (name := f"{tensor}.{what}{count}") in self.walk.scalar.places:
+            count += 1
+        return name
+
+    @staticmethod
+    def _is_packed(place: Place) -> bool:
+        """Whether several elements share a register."""
+        return place.dtype.bytes < 4 and bool(place.shape)
+
+
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == 0 and math.copysign(1, expr.value) > 0

@@ -1,0 +1,1 @@
+"""The compilation pipeline: expression and target → the best kernel. Start at `pipeline.py`."""

@@ -1,0 +1,45 @@
+"""BuildReport → one kernel as it is kept: the winner's binary with its expression, target, digest, plan and report."""
+
+from __future__ import annotations
+
+from roller_svc.compiler.serialize import estimate_json, kernel_digest, report_json
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.ir import canonical
+from roller_svc.ir.estimate import Estimate
+from roller_svc.ir.printer import text
+from roller_svc.ir.report import BuildReport, Plan
+from roller_svc.runtime.saved.serialization import SavedKernel
+
+MOST_SECONDS, MOST_UNCERTAINTY = 1e9, 1e3  # of estimates that anybody would save
+
+
+def kept(report: BuildReport) -> SavedKernel:
+    """What `save` writes; raises the winner's error where no plan came to a binary."""
+    winner = report.winner
+    if winner.error is not None:
+        raise winner.error
+    if winner.compiled is None:
+        raise InvariantError("the winner of a build has neither a binary nor an error")
+    return SavedKernel(
+        winner.compiled,
+        expression=text(report.program),
+        target=report.hardware.id,
+        digest=kernel_digest(winner.compiled),
+        estimate=estimate_json(winner.plan.estimate),
+        extra={"plan": canonical.to_json(winner.plan), "report": report_json(report)},
+    )
+
+
+def plan_of(saved: SavedKernel) -> Plan | None:
+    """The plan a kernel was made from; None where what was saved has none that this version reads."""
+    try:
+        plan = canonical.from_json(Plan, saved.extra.get("plan"))
+    except ArgumentError:
+        return None
+    return plan if plan.choices and all(_is_plausible(choice.estimate) for choice in plan.choices) else None
+
+
+def _is_plausible(estimate: Estimate) -> bool:
+    """Whether it can be summed up with others: a folder may come from anywhere."""
+    limits = ((estimate.seconds, MOST_SECONDS), (estimate.uncertainty, MOST_UNCERTAINTY))
+    return bool(estimate.stages) and all(0 < value < most for value, most in limits)

@@ -1,0 +1,1 @@
+"""Batches of estimates: many programs on many devices."""

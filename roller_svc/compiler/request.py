@@ -1,0 +1,180 @@
+"""What a caller says in plain values → BuildRequest, every option checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import TypeVar
+
+from roller_svc import hardware
+from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import kind_of, shown, tensor_types, whole_number
+from roller_svc.ir.constraints import TILE_FIELDS, KernelFamily
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.report import BuildRequest, RuntimeChoice, Select
+
+TOP_K_MOST = 100
+
+E = TypeVar("E", bound=Enum)
+
+
+def build_request(  # the options of a build, spelled out as docs/api.md has them
+    expression: object,
+    inputs: object,
+    *,
+    target: object = "local",
+    outputs: object = None,
+    top_k: object = 10,
+    select: object = "measure",
+    runtime: object = "auto",
+    allow_tf32: object = False,
+    hardware: object = None,
+    family: object = None,
+    tiles: object = None,
+    constants: object = None,
+) -> BuildRequest:
+    """The request, or an InputError that names the option at fault."""
+    request = BuildRequest(
+        expression=checked_expression(expression),
+        inputs=tensor_types(inputs),
+        target=checked_target(target),
+        outputs=checked_outputs(outputs),
+        top_k=checked_top_k(top_k),
+        select=one_of(Select, "select", select),
+        runtime=one_of(RuntimeChoice, "runtime", runtime),
+        allow_tf32=checked_flag("allow_tf32", allow_tf32),
+        hardware=checked_hardware(hardware),
+        family=None if family is None else one_of(KernelFamily, "family", family),
+        tiles=checked_tiles(tiles),
+        constants=checked_constants(constants, tensor_types(inputs)),
+    )
+    if request.runtime is RuntimeChoice.EMULATOR:
+        _check_emulable(spec_of(request))
+        return replace(request, select=Select.MODEL)  # its times say nothing of a GPU's
+    return request
+
+
+def request_json(request: BuildRequest) -> dict[str, object]:
+    """The request in plain values: build_request(**request_json(r)) == r."""
+    return {
+        "expression": request.expression,
+        "inputs": {name: {"dtype": t.dtype.value, "shape": list(t.shape)} for name, t in request.inputs},
+        "target": request.target,
+        "outputs": None if request.outputs is None else list(request.outputs),
+        "top_k": request.top_k,
+        "select": request.select.value,
+        "runtime": request.runtime.value,
+        "allow_tf32": request.allow_tf32,
+        "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
+        "family": None if request.family is None else request.family.value,
+        "tiles": dict(request.tiles),
+        "constants": list(request.constants),
+    }
+
+
+def spec_of(request: BuildRequest) -> HardwareSpec:
+    """The device a request means."""
+    return request.hardware or hardware.load(request.target)
+
+
+def checked_expression(value: object) -> str:
+    if not isinstance(value, str):
+        raise ArgumentError(f"expression must be text, not {kind_of(value)}", code="invalid-expression")
+    return value
+
+
+def checked_target(value: object) -> str:
+    if not isinstance(value, str):
+        raise ArgumentError(f"target must be a device's id, not {kind_of(value)}", code="invalid-option")
+    return value
+
+
+def checked_top_k(value: object) -> int:
+    number = whole_number(value)
+    if number is None or not 1 <= number <= TOP_K_MOST:
+        raise ArgumentError(
+            f"top_k must be a whole number from 1 to {TOP_K_MOST}, not {shown(value)}", code="invalid-option"
+        )
+    return number
+
+
+def checked_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be true or false, not {shown(value)}", code="invalid-option")
+    return value
+
+
+def checked_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """Names of inputs, in the inputs' order."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ArgumentError(f"constants must be a list of inputs' names, not {shown(value)}", code="invalid-option")
+    known, names = [name for name, _ in inputs], list(value)
+    for name in names:
+        if name not in known:
+            raise ArgumentError(
+                f"constants: there is no input {shown(name)}; inputs are {', '.join(known) or 'none'}",
+                code="invalid-option",
+            )
+    return tuple(name for name in known if name in names)
+
+
+def checked_tiles(value: object) -> tuple[tuple[str, int], ...]:
+    """{'split_k': 4} → (('split_k', 4),), by name."""
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
+        raise ArgumentError(
+            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {shown(value)}", code="invalid-option"
+        )
+    numbers = {field: whole_number(number) for field, number in value.items()}
+    for field, number in numbers.items():
+        if number is None or number < 0:
+            raise ArgumentError(
+                f"tiles: {field} must be a whole number, not {shown(value[field])}", code="invalid-option"
+            )
+    return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
+
+
+def checked_outputs(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ArgumentError(f"outputs must be a list of names, not {shown(value)}", code="invalid-option")
+    names = tuple(value)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ArgumentError("outputs must be one or more names", code="invalid-option")
+    if len(set(names)) < len(names):
+        raise ArgumentError("outputs names one tensor twice", code="invalid-option")
+    return names
+
+
+def checked_hardware(value: object) -> HardwareSpec | None:
+    """A spec itself, YAML text, or the spec as plain values."""
+    match value:
+        case None | HardwareSpec():
+            return value
+        case str():
+            return hardware.load_yaml(value, "hardware")
+        case Mapping():
+            return hardware.from_mapping(dict(value), "hardware")
+    raise ArgumentError(f"hardware must be a HardwareSpec or YAML text, not {kind_of(value)}", code="invalid-option")
+
+
+def one_of(kind: type[E], name: str, value: object) -> E:
+    """The member of an enum by its text."""
+    for member in kind:
+        if value is member or (isinstance(value, str) and value == member.value):
+            return member
+    known = ", ".join(repr(member.value) for member in kind)
+    raise ArgumentError(f"{name} must be one of {known}, not {shown(value)}", code="invalid-option")
+
+
+def _check_emulable(spec: HardwareSpec) -> None:
+    if spec.family not in (Family.CUDA, Family.AMD):
+        raise ArgumentError(
+            f"runtime='emulator' is for CUDA and HIP kernels; {spec.id} is no target of theirs",
+            code="emulator-unavailable",
+        )  # fmt: skip

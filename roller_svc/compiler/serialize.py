@@ -1,0 +1,289 @@
+"""Nouns → plain values for JSON: estimates, plans, launches, whole build reports."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from roller_svc import errors, toolchain
+from roller_svc.compiler.post_compile import revised_plan
+from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, Roof, Sensitivity, TraceStep
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
+from roller_svc.ir.printer import text
+from roller_svc.ir.report import Attempt, BuildReport, Plan
+from roller_svc.ir.rprogram import RProgram
+
+Json = dict[str, object]
+
+TRACE_STEPS = 500  # of a construction in a report
+LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact keeps all of it
+
+
+def kernel_digest(compiled: CompiledKernel) -> str:
+    """What names a kernel: the text, all that decided its binary, and the binary."""
+    content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary).hexdigest()}\n"
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def estimate_json(estimate: Estimate) -> Json:
+    return {
+        "seconds": estimate.seconds,
+        "bound": estimate.bound,
+        "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in estimate.stages],
+        "occupancy": estimate.occupancy,
+        "waves": estimate.waves,
+        "uncertainty": estimate.uncertainty,
+    }
+
+
+def sensitivity_json(found: Iterable[Sensitivity]) -> list[Json]:
+    """What a tenth more of each resource saves, as shares of the estimated seconds."""
+    return [{"resource": one.resource, "saved": one.saved} for one in found]
+
+
+def roofline_json(roofs: Iterable[Roof]) -> list[Json]:
+    """The least seconds that a program leaves to each level, with the bytes that it moves there or its operations."""
+    return [
+        {"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount}
+        for r in roofs
+    ]
+
+
+def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:
+    """{level: {axis: extent}} for the two levels that rTiles are built for."""
+    return {levels[0]: program.block.as_dict(), levels[1]: program.thread.as_dict()}
+
+
+def program_json(program: RProgram, levels: tuple[str, str]) -> Json:
+    return {
+        "unit": program.unit.name,
+        "tiles": tiles_json(program, levels),
+        "lanes": program.lanes,
+        "split_k": program.split_k,
+        "stages": program.stages,
+        "raster": program.raster,
+        "stream_k": program.stream_k,
+        "grid": program.grid,
+        "threads": program.threads,
+        "padding": program.padding,
+    }
+
+
+def choice_json(candidate: Candidate, levels: tuple[str, str]) -> Json:
+    return program_json(candidate.program, levels) | {"estimate": estimate_json(candidate.estimate)}
+
+
+def plan_json(plan: Plan, hardware: HardwareSpec) -> Json:
+    """An estimate as POST /v1/estimates has it: cost of the whole plan, tiles of its longest kernel, every kernel."""
+    levels = hardware.tile_levels
+    return estimate_json(plan.estimate) | {
+        "tiles": tiles_json(plan.main.program, levels),
+        "unit": plan.main.program.unit.name,
+        "kernels": [choice_json(choice, levels) for choice in plan.choices],
+    }
+
+
+def launch_json(launch: LaunchSpec) -> Json:
+    return {
+        "name": launch.name,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "shared_bytes": launch.shared_bytes,
+    }
+
+
+def resources_json(resources: Resources) -> Json:
+    return {
+        "registers_per_thread": resources.registers_per_thread,
+        "shared_bytes": resources.shared_bytes,
+        "spill_bytes": resources.spill_bytes,
+    }
+
+
+def measurement_json(measurement: Measurement | None) -> Json | None:
+    if measurement is None:
+        return None
+    return {
+        "median_s": measurement.median_s,
+        "min_s": measurement.min_s,
+        "samples": measurement.samples,
+        "device_name": measurement.device_name,
+        "max_abs_error": measurement.max_abs_error,
+    }
+
+
+def error_json(error: RollerError) -> Json:
+    """An error's facts: its class, and what that class has more."""
+    facts: Json = {"class": type(error).__name__, "code": error.code, "message": error.message}
+    match error:
+        case InputError():
+            facts |= {"line": error.line, "column": error.column, "end_column": error.end_column, "hint": error.hint}
+            if isinstance(error, NoCandidateError):
+                facts["rejections"] = dict(error.rejections)
+        case CompileError():
+            facts["log"] = error.log[:LOG_CHARACTERS]
+        case BuildError():
+            pass
+    return facts
+
+
+def error_of(facts: Mapping[str, Any]) -> RollerError:
+    """The error that error_json described. Raises ValueError, KeyError or TypeError where the facts are of none."""
+    kind = getattr(errors, str(facts["class"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, RollerError)):
+        raise ValueError(f"{facts['class']!r} is no class of errors")
+    message, code = str(facts["message"]), str(facts["code"])
+    if issubclass(kind, NoCandidateError):
+        rejections = {str(rule): int(count) for rule, count in facts["rejections"].items()}
+        found: RollerError = kind(message, rejections=rejections, hint=facts["hint"])
+    elif issubclass(kind, InputError):
+        found = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
+    elif issubclass(kind, CompileError):
+        found = kind(message, log=str(facts["log"]))
+    else:
+        found = kind(message)
+    found.code = code
+    return found
+
+
+def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
+    """`estimate` is what ranked the plan, `estimate_compiled` the same with the registers and shared memory that its
+    binary takes; None where there is no binary, or a CPU's."""
+    compiled = revised_plan(attempt.plan, attempt.groups, attempt.compiled, report.hardware)
+    return {
+        "plan": plan_json(attempt.plan, report.hardware),
+        "groups": grouping_json(attempt),
+        "estimate": estimate_json(attempt.plan.estimate),
+        "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
+        "measurement": measurement_json(attempt.measurement),
+        "error": None if attempt.error is None else error_json(attempt.error),
+        "compile_seconds": None if attempt.compiled is None else attempt.compiled.compile_seconds,
+        "resources": [] if attempt.compiled is None else [resources_json(r) for r in attempt.compiled.resources],
+    }
+
+
+def grouping_json(attempt: Attempt) -> list[Json]:
+    """Which statements the plan's kernels compute, by the tensors that these define, and as what."""
+    return [
+        {"name": group.name, "kind": group.kind.value, "as": reading(group, choice.program),
+         "computes": [statement.output for statement in group.statements]}
+        for group, choice in zip(attempt.groups, attempt.plan.choices, strict=True)
+    ]  # fmt: skip
+
+
+def reading(group: KernelGroup, program: RProgram) -> str:
+    """What a kernel takes its group for: its kind, but that a contraction may be a pair of them, on a CPU a
+    convolution, or one product of matrices for each image."""
+    space = program.space
+    if group.is_paired:
+        return "paired contraction"
+    if space.role(AxisRole.PIXEL):
+        along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
+        return f"convolution along {along}"
+    return "contraction by image" if space.axes != group.space.axes else group.kind.value
+
+
+def step_json(step: TraceStep) -> Json:
+    return {
+        "level": step.level,
+        "tile": dict(zip(step.names, step.extents, strict=True)),
+        "footprint_bytes": step.footprint_bytes,
+        "reuse": step.reuse,
+        "outcome": step.outcome,
+    }
+
+
+def construction_json(construction: Construction) -> Json:
+    return {
+        "programs": len(construction.programs),
+        "tiles_visited": construction.tiles_visited,
+        "rejections": dict(construction.rejections),
+        "refusals": list(construction.refusals),
+        "trace": [step_json(step) for step in construction.trace[:TRACE_STEPS]],
+        "trace_steps": len(construction.trace),
+    }
+
+
+def finite(value: object) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+    return value
+
+
+def report_json(report: BuildReport) -> Json:
+    """Everything a build did, for people and tools."""
+    facts: Json = finite(_report(report))
+    return facts
+
+
+def _report(report: BuildReport) -> Json:
+    hardware = report.hardware
+    return {
+        "expression": text(report.program),
+        "target": hardware.id,
+        "arch": str(hardware.arch),
+        "options": {
+            "top_k": report.request.top_k,
+            "select": report.request.select.value,
+            "runtime": report.request.runtime.value,
+            "allow_tf32": report.request.allow_tf32,
+            "family": report.request.family.value if report.request.family else None,
+            "tiles": dict(report.request.tiles),
+            "constants": list(report.request.constants),
+        },
+        "groups": [
+            {
+                "name": group.name,
+                "kind": group.kind.value,
+                "axes": [
+                    {"name": axis.name, "role": axis.role.value, "extent": axis.extent} for axis in group.space.axes
+                ],
+                "flops": group.space.flops,
+                "stored": [name for name, _ in group.stored],
+            }
+            for group in report.groups
+        ],
+        "constructions": [construction_json(construction) for construction in report.constructions],
+        "attempts": [attempt_json(attempt, report) for attempt in report.attempts],
+        "notes": list(report.notes),
+        "stage_seconds": dict(report.stage_seconds),
+    }
+
+
+def device_json(spec: HardwareSpec) -> Json:
+    """A device in short, and what compiles for it here."""
+    available = toolchain.availability(spec)
+    return {
+        "id": spec.id,
+        "name": spec.name,
+        "vendor": spec.vendor,
+        "family": spec.family.value,
+        "arch": str(spec.arch),
+        "cores": spec.num_cores,
+        "dram_bytes_per_s": spec.dram.bandwidth_bytes_per_s,
+        "compiles": available.ok,
+        "toolchain": available.reason,
+        "install": available.install,
+    }
+
+
+def kernel_json(compiled: CompiledKernel, facts: Mapping[str, object]) -> Json:
+    """A kernel as an Operation's response has it, less its links."""
+    return {
+        "digest": kernel_digest(compiled),
+        **facts,
+        "language": compiled.source.language.value,
+        "launches": [launch_json(launch) for launch in compiled.source.launches],
+        "resources": [resources_json(resources) for resources in compiled.resources],
+    }

@@ -1,0 +1,1 @@
+"""Parts that several kernel families share. They import no family."""

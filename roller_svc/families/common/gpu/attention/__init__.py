@@ -1,0 +1,1 @@
+"""Parts of attention kernels: mask, tile, KV loop, online softmax."""

@@ -1,0 +1,170 @@
+"""Mask, split keys → the steps over keys that a block makes, as expressions of where it stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller_svc.families.common.gpu.attention.mask import KeyBounds, negative
+from roller_svc.families.common.gpu.attention.tile import Room, TiledAttention
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import Steps
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, TILE, VISIT
+from roller_svc.families.common.view import View
+from roller_svc.ir.affine import Affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Expr, Select
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import (
+    add,
+    both,
+    ceil_div,
+    div,
+    equal,
+    greatest,
+    least,
+    less,
+    less_equal,
+    mod,
+    mul,
+    num,
+    ref,
+    sub,
+)
+from roller_svc.ir.schedule import AnyThread, Let, Loop, LoopKind, Node
+
+PART = "k.part"
+PASS, AGAIN = ".pass", ".again"
+FIRST, SEEN, LAST = ".first_step", ".seen_steps", ".last_step"
+
+
+@dataclass(frozen=True, slots=True)
+class KeySteps:
+    """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
+
+    tile: TiledAttention[Room]
+    rows: TileAxis
+    keys: TileAxis
+    bounds: KeyBounds
+
+    @property
+    def steps(self) -> int:
+        return ceil_div(self.keys.extent, self.tile.keys)
+
+    @property
+    def share(self) -> int:
+        """Of a block, where several share the keys."""
+        return ceil_div(self.steps, self.tile.parts)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether steps that the mask leaves out may have to be made after all."""
+        return bool(self.bounds.uppers) and self.bounds.beyond is not None
+
+    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
+        not the block's."""
+        begin: Expr = mul(ref(PART), num(self.share)) if self.tile.parts > 1 else num(0)
+        end: Expr = least(add(begin, num(self.share)), num(self.steps)) if self.tile.parts > 1 else num(self.steps)
+        first = begin
+        for lower in self.bounds.lowers:
+            first = greatest(first, div(greatest(self._least(lower), num(0)), self.tile.keys))
+        seen: Expr = ref(LAST)
+        for upper in self.bounds.uppers:
+            count = div(add(self._greatest(upper), num(self.tile.keys)), self.tile.keys)
+            seen = least(seen, greatest(count, ref(FIRST)))
+        return (Let(LAST, end, (Let(FIRST, first, (Let(SEEN, seen, nodes),)),)),)
+
+    @property
+    def seen(self) -> Steps:
+        return self._steps(ref(FIRST), ref(SEEN))
+
+    @property
+    def beyond(self) -> Steps:
+        return self._steps(ref(SEEN), ref(LAST))
+
+    def whole(self, step: Expr, exact: KeyBounds) -> Expr | None:
+        """Whether each of the block's rows keeps all keys of the step; None: all steps are so. `exact`: what keys the
+        mask keeps."""
+        keys = self.tile.keys
+        end = mul(add(step, num(1)), num(keys))
+        found: Expr | None = None
+        if self.keys.extent % keys:
+            found = less_equal(end, num(self.keys.extent))
+        for upper in exact.uppers:
+            found = both(less(sub(end, num(1)), add(self._least(upper), num(1))), found)
+        for lower in exact.lowers:
+            found = both(less_equal(self._greatest(lower), mul(step, num(keys))), found)
+        return found
+
+    def passes(self, counts_beyond: Expr, work: Callable[[Steps, Expr], tuple[Node, ...]],
+               threads: int | None = None) -> tuple[Node, ...]:  # fmt: skip
+        """The work on the steps that rows see; a second time on those that the mask leaves out, if some row has no
+        score that makes theirs vanish, which threads say by `counts_beyond`. Work is given the steps of a pass and how
+        many there were in passes before; `threads`: as `AnyThread` has them."""
+        seen, beyond = self.seen, self.beyond
+        if not self.comes_back:
+            return work(seen, num(0))
+        first = equal(ref(PASS), num(0))
+        begin = Select(first, seen.first, beyond.first, DType.INT32)
+        count = Select(first, seen.count, mul(ref(AGAIN), beyond.count), DType.INT32)
+        before = Select(first, num(0), seen.count, DType.INT32)
+        nodes = work(Steps(ref(".begin"), ref(".count"), self.share), ref(".before"))
+        nodes = (Let(".begin", begin, (Let(".count", count, (Let(".before", before, nodes),)),)),)
+        nodes = (AnyThread(AGAIN, counts_beyond, nodes, threads),)
+        return (Loop(PASS, 2, LoopKind.SERIAL, nodes),)
+
+    def blocks(self, view: View, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Blocks that share keys and values follow each other; of those under a mask, the ones with most keys first."""
+        tile = self.tile
+        count = ceil_div(view.m.extent, tile.m)
+        if self.bounds.uppers:
+            nodes = (Let("m.block", sub(num(count - 1), ref("m.turn")), nodes),)
+            nodes = (Loop("m.turn", count, LoopKind.BLOCK, nodes),)
+        else:
+            nodes = (Loop("m.block", count, LoopKind.BLOCK, nodes),)
+        nodes = (Loop("n.block", ceil_div(view.n.extent, tile.n), LoopKind.BLOCK, nodes),)
+        if tile.parts > 1:
+            nodes = (Loop(PART, tile.parts, LoopKind.BLOCK, nodes),)
+        for batch in reversed(view.batch):
+            nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
+        return nodes
+
+    def visits(self, view: View, blocks: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes for each tile of a block that computes several one after the other: tiles in the order of `blocks`,
+        block i those numbered i, i + blocks, ..."""
+        rows, columns = ceil_div(view.m.extent, self.tile.m), ceil_div(view.n.extent, self.tile.n)
+        loops = [(axis.name, axis.extent) for axis in view.batch] + [("n.block", columns), ("m.block", rows)]
+        tiles = stride = math.prod(extent for _, extent in loops)
+        for name, extent in loops:
+            stride //= extent
+            place = div(ref(TILE), stride)
+            nodes = (Let(name, place if stride * extent == tiles else mod(place, extent), nodes),)
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(blocks)), ref(BLOCK)), nodes),)
+        limit = div(sub(num(tiles - 1 + blocks), ref(BLOCK)), blocks)
+        return (Loop(VISIT, ceil_div(tiles, blocks), LoopKind.SERIAL, nodes, limit=limit),)
+
+    def _steps(self, first: Expr, last: Expr) -> Steps:
+        if self.tile.parts == 1 and not self.bounds.uppers and not self.bounds.lowers:
+            return Steps(num(0), num(self.steps), self.steps)
+        return Steps(first, sub(last, first), self.share)
+
+    def _least(self, bound: Affine) -> Expr:
+        return sub(num(0), self._greatest(negative(bound)))
+
+    def _greatest(self, bound: Affine) -> Expr:
+        """Of the bound, over the block's rows (`attention_mask.greatest`)."""
+        outermost = self.rows.members[0]
+        stride = self.rows.extent // outermost.extent
+        inner = {a.name: a.extent for a in self.rows.members[1:]}
+        begin = mul(ref("m.block"), num(self.tile.m))
+        last = least(add(begin, num(self.tile.m - 1)), num(self.rows.extent - 1))
+        total: Expr = num(bound.offset)
+        for name, c in bound.coeffs:
+            if name == outermost.name:
+                total = add(mul(div(last if c > 0 else begin, stride), num(c)), total)
+            elif name in inner:
+                total = add(num(max(0, c * (inner[name] - 1))), total)
+            else:
+                total = add(mul(ref(name), num(c)), total)
+        return total

@@ -1,0 +1,93 @@
+"""Mask of attention's scores → the first and the last key that any row of a block has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.ir.affine import Affine, slack
+from roller_svc.ir.attention import mask
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
+from roller_svc.ir.index import conjuncts
+
+# An exponential that far below its row's maximum is 0 in float32: 2 ** -150 is half of the least number there is.
+VANISHING = 150.0 * math.log(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBounds:
+    """Every row keeps no keys but those up to all of `uppers` and from all of `lowers` on, over rows' and batch axes.
+
+    `beyond`: what scores of other keys are, where that need not make them vanish: the rows' maxima must tell.
+    """
+
+    uppers: tuple[Affine, ...] = ()
+    lowers: tuple[Affine, ...] = ()
+    beyond: float | None = None
+
+
+def key_bounds(group: KernelGroup) -> KeyBounds:
+    """Of a group of kind ATTENTION."""
+    attention = group.attention
+    found = None if attention is None else mask(attention)
+    if attention is None or found is None or found.filled == math.inf or math.isnan(found.filled):
+        return KeyBounds()
+    ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
+    uppers, lowers, _ = _sides(found.cond, key.name)
+    if found.filled == -math.inf:
+        return KeyBounds(uppers, lowers)
+    return KeyBounds(uppers, (), found.filled)  # keys that may come back are the last ones
+
+
+def exact_bounds(group: KernelGroup) -> KeyBounds | None:
+    """All keys between these are kept, and no others; None where the mask says more than that."""
+    found = None if group.attention is None else mask(group.attention)
+    if found is None:
+        return KeyBounds()
+    ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
+    uppers, lowers, exact = _sides(found.cond, key.name)
+    return KeyBounds(uppers, lowers) if exact else None
+
+
+def _sides(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
+    """The greatest and the least keys that hold, and whether these are all that hold."""
+    uppers: list[Affine] = []
+    lowers: list[Affine] = []
+    exact = True
+    for condition in conjuncts(cond):
+        room = slack(condition)
+        pace = 0 if room is None else room.coeff(key)
+        if room is None or abs(pace) != 1:
+            exact = False
+            continue
+        rest = Affine(tuple((name, c) for name, c in room.coeffs if name != key), room.offset)
+        if pace == -1:
+            uppers.append(rest)
+        else:
+            lowers.append(negative(rest))
+    return tuple(uppers), tuple(lowers), exact
+
+
+def greatest(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
+    """Of a sum over axes, the greatest value for rows from `first` to `last`; other axes stand at 0."""
+    total = bound.offset
+    outermost, stride = rows.members[0], rows.extent // rows.members[0].extent
+    inner = {a.name: a.extent for a in rows.members[1:]}
+    for name, c in bound.coeffs:
+        if name == outermost.name:
+            total += c * ((last if c > 0 else first) // stride)
+        elif name in inner:
+            total += max(0, c * (inner[name] - 1))
+    return total
+
+
+def seen_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
+    """Keys from the one to before the other that rows from `first` to `last` look at where all batch axes are 0."""
+    begin = max([0, *(-greatest(negative(b), rows, first, last) for b in bounds.lowers)])
+    end = min([keys, *(greatest(b, rows, first, last) + 1 for b in bounds.uppers)])
+    return min(begin, keys), max(end, min(begin, keys))
+
+
+def negative(bound: Affine) -> Affine:
+    return Affine(tuple((name, -c) for name, c in bound.coeffs), -bound.offset)

@@ -1,0 +1,186 @@
+"""A warp's products of a step → weights of the values and what they change: the online softmax, in registers.
+
+Every lane has pieces of two rows of each fragment: lanes of a quad share rows and join their maxima (FlashAttention-2:
+Dao, arXiv:2307.08691, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+from roller_svc.families.common.gpu.attention.mask import VANISHING
+from roller_svc.families.common.gpu.attention.tile import Room, TiledAttention
+from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, row_of_word, word
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
+from roller_svc.families.common.view import decoded
+from roller_svc.ir.attention import Attention, unmasked
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import add, both, less, mul, num, ref
+from roller_svc.ir.program import Combine, identity
+from roller_svc.ir.schedule import Branch, Compute, Exp2, LaneReduce, Let, Loop, LoopKind, Node
+
+KEY_STEP = ".key_step"  # number of the step along all keys
+SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
+QUAD = 4  # lanes that share the rows of a fragment
+ROW = (AxisRef("m.fragment"), AxisRef(".half"))
+_F32 = DType.FLOAT32
+_MINUS_INFINITY = identity(Combine.MAX, _F32)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """`result`: where among the registers of results the word of a fragment is."""
+
+    attention: Attention
+    tile: TiledAttention[Room]
+    rows: TileAxis
+    keys: TileAxis
+    result: tuple[Expr, ...]
+
+    def weights(self, whole: Expr | None = None) -> tuple[Node, ...]:
+        """Scores become weights; maxima and sums follow. `whole`: whether no row leaves out any key of the step."""
+        return (*self._scored(whole), *self._raised(), *self._weighed())
+
+    def rescaled(self) -> Node:
+        """Results so far, below the new maxima."""
+        return self.over_results(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
+
+    def divided(self) -> tuple[Node, ...]:
+        """Results over the sums of exponentials, once lanes have joined these."""
+        share = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
+        inverse = self.each_row((Compute(TOTAL, ROW, share),))
+        return (inverse, self.over_results(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
+
+    def joined(self) -> Node:
+        """Sums of exponentials of whole rows, in each of their lanes."""
+        return self.each_row((LaneReduce(TOTAL, ROW, Combine.SUM, QUAD),))
+
+    def counts_beyond(self, filled: float) -> Expr:
+        """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
+
+        def of_row(row: int) -> Op:
+            maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
+            above = Op(OpKind.SUB, (maximum, Const(filled, _F32)), _F32)
+            vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
+            return Op(OpKind.LNOT, (vanish,), DType.INT8)
+
+        rows = map(of_row, range(2 * self.tile.row_fragments))
+        return reduce(lambda one, other: Op(OpKind.LOR, (one, other), DType.INT8), rows)
+
+    # each row of a lane ---------------------------------------------------------------------------------------------
+    def each_row(self, nodes: tuple[Node, ...]) -> Node:
+        """For both rows that a lane has of each fragment."""
+        halves = Loop(".half", 2, LoopKind.UNROLL, nodes)
+        return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, (halves,))
+
+    def placed_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes with the axes of the row as they are there."""
+        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), add(mul(ref("m.fragment"), num(ROWS)), row_of_word()))
+        place = add(mul(ref("m.block"), num(self.tile.m)), row)
+        return (Let("m.place", place, decoded(self.rows, ref("m.place"), nodes)),)
+
+    def _each_key(self, nodes: tuple[Node, ...]) -> Node:
+        pairs = Loop(".pair", 2, LoopKind.UNROLL, nodes)
+        return Loop("key.fragment", self.tile.key_fragments, LoopKind.UNROLL, (pairs,))
+
+    @property
+    def _score(self) -> tuple[Expr, ...]:
+        return (ref("m.fragment"), ref("key.fragment"), word())
+
+    # steps ----------------------------------------------------------------------------------------------------------
+    def _scored(self, whole: Expr | None) -> tuple[Node, ...]:
+        """Products become scores, of which the greatest is noted."""
+        start = Compute(PEAK, ROW, Load(MAXIMUM, ROW, _F32))
+        scored = self.each_row(self.placed_row((start, self._noted(self._value(self.attention.score)))))
+        if whole is None:
+            return (scored,)
+        plain = self._of_rows(self._placed_product(unmasked(self.attention)), None)
+        return (Branch(whole, (self.each_row(self.placed_row((start, self._noted(plain)))),), (scored,)),)
+
+    def _noted(self, value: Expr) -> Node:
+        """Scores of a row that are that value."""
+        (key,) = self.keys.members
+        score = Compute(SCORES, self._score, value)
+        here = Load(SCORES, self._score, _F32)
+        noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), here), _F32))
+        first = add(mul(ref(KEY_STEP), num(self.tile.keys)), mul(ref("k.warp"), num(self.tile.warp_keys)))
+        place = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
+        return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
+
+    def _placed_product(self, score: Expr) -> Expr:
+        """The score of what is in registers."""
+        product = self.attention.product.tensor
+
+        def change(node: Expr) -> Expr:
+            is_product = isinstance(node, Load) and node.tensor == product
+            return Load(SCORES, self._score, node.dtype) if is_product else node
+
+        return rewrite(score, change)
+
+    def _value(self, score: Expr) -> Expr:
+        """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
+        value = self._placed_product(score)
+        inside = less(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.keys else None
+        return self._of_rows(value, inside)
+
+    def _of_rows(self, value: Expr, inside: Expr | None) -> Expr:
+        reads = any(load.tensor != SCORES for load in loads_of(value))
+        if reads and self.rows.extent % self.tile.m:
+            inside = both(less(ref("m.place"), num(self.rows.extent)), inside)
+        return value if inside is None else Select(inside, value, identity(Combine.MAX, value.dtype), value.dtype)
+
+    def _raised(self) -> tuple[Node, ...]:
+        """Maxima of rows, joined; what is subtracted from exponents, in powers of two; what sums so far shrink by.
+
+        While a row has no score but minus infinity nothing is subtracted: its weights are 0, not NaN.
+        """
+        peak, old = Load(PEAK, ROW, _F32), Load(MAXIMUM, ROW, _F32)
+        unit = Const(self.attention.scale / math.log(2.0), _F32)
+        empty = Op(OpKind.EQ, (peak, _MINUS_INFINITY), DType.INT8)
+        shift = Select(empty, Const(0.0, _F32), _times(peak, unit), _F32)
+        total = Load(TOTAL, ROW, _F32)
+        return (
+            self.each_row((
+                LaneReduce(PEAK, ROW, Combine.MAX, QUAD),
+                Compute(SHIFT, ROW, shift),
+                Compute(RESCALE, ROW, Op(OpKind.SUB, (_times(old, unit), Load(SHIFT, ROW, _F32)), _F32)),
+                Exp2(RESCALE, ROW),
+                Compute(MAXIMUM, ROW, peak),
+                Compute(TOTAL, ROW, _times(total, Load(RESCALE, ROW, _F32))),
+            )),
+        )  # fmt: skip
+
+    def _weighed(self) -> tuple[Node, ...]:
+        """Scores become weights, which are added up lane by lane."""
+        unit = Const(self.attention.scale / math.log(2.0), _F32)
+        here = Load(SCORES, self._score, _F32)
+        exponent = Op(OpKind.SUB, (_times(here, unit), Load(SHIFT, ROW, _F32)), _F32)
+        each = self._each_key((
+            Compute(SCORES, self._score, exponent),
+            Exp2(SCORES, self._score),
+            Compute(TOTAL, ROW, here, Combine.SUM),
+        ))  # fmt: skip
+        return (self.each_row((each,)),)
+
+    def over_results(self, changed: Callable[[Load], Expr]) -> Node:
+        """All results of a lane, changed."""
+        change = Compute(ACC, self.result, changed(Load(ACC, self.result, _F32)))
+        pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
+        return self.each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
+
+
+def _times(a: Expr, b: Expr) -> Expr:
+    return Op(OpKind.MUL, (a, b), _F32)
+
+
+def cleared(softmax: Softmax) -> tuple[Node, ...]:
+    """Before the first key: results and sums 0, maxima minus infinity."""
+    zero = Const(0.0, _F32)
+    rows = softmax.each_row((Compute(MAXIMUM, ROW, _MINUS_INFINITY), Compute(TOTAL, ROW, zero)))
+    return (softmax.over_results(lambda _: zero), rows)

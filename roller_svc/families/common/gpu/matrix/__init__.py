@@ -1,0 +1,1 @@
+"""Parts of tensor-core kernels: fragments, staging, multistage pipeline, epilogue, stream-K."""

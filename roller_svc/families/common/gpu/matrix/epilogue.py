@@ -1,0 +1,213 @@
+"""Sums of a matrix contraction, in registers → outputs: through shared memory, so that memory is met in wide rows.
+
+Neighbouring sums of a matrix contraction → what its epilogue makes of them, stored in wide pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.analysis.operand import contiguous_run
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.staging import THREAD
+from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
+from roller_svc.families.common.view import View, decoded
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, walk
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import add, both, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.program import Combine, TensorExpr, identity
+from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.schedule.nest_statements import RowReads, converted, row_tensors, wrapped
+
+# Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
+UNROLLED_OPERATIONS = 256
+FUNCTION_OPERATIONS = 16  # of a function such as erf, once it is written out
+_PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """`m` and `n`: places come in whole multiples of these along both axes, beyond the end too."""
+
+    view: View
+    m: int
+    n: int
+
+    def nodes(self, total: Load, width: int) -> tuple[Node, ...]:
+        """The epilogue's statements at m.place and `width` places from n.place on, where they are inside.
+
+        `total` is the sum at the one that `.lane` counts.
+        """
+        view = self.view
+        lead = view.n.members[-1].name
+        lanes = Loop(".lane", width, LoopKind.VECTOR, ())
+        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref(".lane"))})
+        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
+        inside = both(inside_axis(view.m, self.m, "m.place"), inside_axis(view.n, self.n, "n.place"))
+        return (Branch(inside, nodes),) if inside is not None else nodes
+
+    def width(self, columns: int) -> int:
+        """Neighbours along n, a divisor of `columns`, that every store of the epilogue can take at once, up to 16 bytes
+        of the widest.
+
+        Beyond the innermost axis only the address of a store is sure to count on: what else is read at a place is not.
+        """
+        group, lead = self.view.group, self.view.n.members[-1]
+        types = dict(group.stored)
+        width = CHUNK_BYTES
+        for statement in group.statements:
+            if statement.output in types and statement is not group.row_reduction:
+                type_ = types[statement.output]
+                store = Load(statement.output, statement.index, type_.dtype)
+                width = min(width, contiguous_run(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
+        reads = RowReads(row_tensors(group), (), {})
+        moves = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
+        while columns % width or (moves and lead.extent % width):
+            width //= 2
+        return width
+
+    @property
+    def operations(self) -> int:
+        """Of one output point, its store counted as one."""
+        parts = (part for s in self.view.group.statements[1:] for part in walk(s.body))
+        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in parts if isinstance(p, Op))
+
+
+def inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
+    """Whether the place is on the axis; None where tiles end with it."""
+    return less(ref(place), num(axis.extent)) if axis.extent % tile else None
+
+
+SUMS, PART = ".sums", ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    view: View
+    tile: MmaTile
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Some rows of every warp at a time: sums to shared memory, then outputs in rows of it."""
+        tile, dtype = self.tile, self.view.dtype
+        together = tile.epilogue_fragments
+        rounds = tile.fragments[0] // together
+        stored = dict(self.view.group.stored)
+        reduction = self.view.group.row_reduction
+        nodes: tuple[Node, ...] = ()
+        for number in range(rounds):
+            nodes += (Barrier(),) if number else ()
+            nodes += (self._to_shared(number * together, together), Barrier())
+            if any(s.output in stored for s in self.view.group.statements if s is not reduction):
+                nodes += self._to_memory(number, together)
+            if reduction is not None:
+                nodes += self._reduced(reduction, number, together)
+        shape = (tile.warps[0] * together * tile.fragment.rows, tile.n)
+        pad = tile.epilogue_row_words - tile.n
+        return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, over=(SHARED_A, SHARED_B)),)
+
+    def _to_shared(self, first: int, count: int) -> Node:
+        """Some of the warp's rows into the shared tile."""
+        fragment = self.tile.fragment
+        row = add(mul(add(mul(ref("m.warp"), num(count)), ref(".i")), num(fragment.rows)), row_of_word(fragment))
+        column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(fragment.columns)))
+        column = add(column, column_of_word(fragment))
+        value = Load(ACC, (add(num(first), ref(".i")), ref("n.fragment"), word()), self.view.dtype)
+        inner = over_words((Compute(SUMS, (row, column), value),))
+        columns = Loop("n.fragment", self.tile.fragments[1], LoopKind.UNROLL, inner)
+        return Loop(".i", count, LoopKind.UNROLL, (columns,))
+
+    def _to_memory(self, number: int, count: int) -> tuple[Node, ...]:
+        """Every thread takes `width` neighbours of a row, threads along the row."""
+        tile = self.tile
+        width = self.outputs.width(self.columns)
+        rows, per_row = tile.warps[0] * count * tile.fragment.rows, self.columns // width
+        total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
+        nodes = self.outputs.nodes(total, width)
+        nodes = (Let("m.place", self._row_place(number, count), nodes),)
+        nodes = (Let("n.place", add(mul(ref("n.block"), num(self.columns)), ref(".element")), nodes),)
+        nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
+        nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
+        items = rows * per_row
+        if items % tile.threads:
+            nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+        nodes = (Let(".item", add(mul(ref(".round"), num(tile.threads)), ref(THREAD)), nodes),)
+        rounds = ceil_div(items, tile.threads)
+        unrolled = rounds * width * self.outputs.operations <= UNROLLED_OPERATIONS
+        kind = LoopKind.UNROLL if unrolled else LoopKind.SERIAL
+        return (Loop(".round", rounds, kind, nodes),)
+
+    def _row_place(self, number: int, count: int) -> Expr:
+        """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
+        of_warp = count * self.tile.fragment.rows
+        place = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), of_warp), num(self.tile.warp_m)))
+        return add(add(place, num(number * of_warp)), mod(ref(".row"), of_warp))
+
+    def _reduced(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
+        """A warp takes a row: each lane the columns that are its own, then the lanes join."""
+        tile, view = self.tile, self.view
+        rows, lanes, warps = tile.warps[0] * count * tile.fragment.rows, tile.fragment.lanes, math.prod(tile.warps)
+        combine = reduction.combine or Combine.SUM
+        some = less(ref(".row"), num(rows)) if rows % warps else None
+        inside_row = both(some, inside_axis(view.m, tile.m, "m.place"))
+        own = add(mul(ref(".column"), num(lanes)), ref(LANE))
+        inside = both(less(ref(".element"), num(tile.n)) if tile.n % lanes else None,
+                      both(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
+        storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
+        value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
+        nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
+        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), wrapped(storages, nodes)))
+        nodes = (Branch(inside, nodes),) if inside is not None else nodes
+        nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
+        nodes = (Let(".element", own, nodes),)
+        result = Load(PART, (), reduction.accumulator)
+        store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, converted(result, reduction)),)
+        store = decoded(view.m, ref("m.place"), store)
+        first: Expr = equal(ref(LANE), num(0))
+        first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
+        nodes = (
+            Compute(PART, (), identity(combine, reduction.accumulator)),
+            Loop(".column", ceil_div(tile.n, lanes), LoopKind.SERIAL, nodes),
+            LaneReduce(PART, (), combine, lanes),
+            Branch(first, store),
+        )
+        nodes = (Storage(PART, reduction.accumulator, (), Scope.REGISTER, nodes),)
+        nodes = (Let("m.place", self._row_place(number, count), nodes),)
+        row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), lanes))
+        return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
+
+    @property
+    def columns(self) -> int:
+        """Points of a row of the tile."""
+        return self.tile.n // self.view.group.space.sums
+
+    @property
+    def outputs(self) -> Outputs:
+        """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
+        place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
+        view = self.view.with_second(Load(SUMS, (ref(".row"), place), self.view.dtype))
+        return Outputs(view, self.tile.m, self.columns)
+
+
+# Lane l of mma.sync has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA,
+# fragment of D); of MFMA four rows from 4 (l / 16) on in column l % 16 (AMD Instinct MI200 ISA).
+def over_words(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """For each of the four words that a lane has of an instruction's results."""
+    return (Loop(".half", 2, LoopKind.UNROLL, (Loop(".pair", 2, LoopKind.VECTOR, nodes),)),)
+
+
+def word() -> Expr:
+    return add(mul(ref(".half"), num(2)), ref(".pair"))
+
+
+def row_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
+    if fragment.is_square:
+        return add(mul(div(ref(LANE), fragment.columns), num(LANE_SUMS)), word())
+    return add(div(ref(LANE), 4), mul(ref(".half"), num(fragment.rows // 2)))
+
+
+def column_of_word(fragment: Fragment = MMA_SYNC) -> Expr:
+    if fragment.is_square:
+        return mod(ref(LANE), fragment.columns)
+    return add(mul(mod(ref(LANE), 4), num(2)), ref(".pair"))

@@ -1,0 +1,211 @@
+"""An operand's tile of one step → nodes that bring it from memory into its shared room, by all threads of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.analysis.operand import Operand
+from roller_svc.errors import existing
+from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, StagedOperand
+from roller_svc.families.common.view import decoded
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+
+THREAD = ".thread"
+# Elements of a step that a thread holds in registers: wide loads leave them packed, single ones take an address each.
+MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How one operand comes into `room`, a shared tensor [stage, row, element of the row].
+
+    `axis` is m or n; its tile is number `{role}.block`. `tile`: extents of a block's tile along it and along k.
+    """
+
+    room: str
+    operand: Operand
+    staged: StagedOperand
+    load: LoadClass
+    axis: TileAxis
+    k: TileAxis
+    tile: tuple[int, int]
+    threads: int
+
+    @property
+    def is_async(self) -> bool:
+        return self.load.kind is LoadKind.ASYNC
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Held in registers while the step before is multiplied: what is gathered bit by bit takes too many."""
+        return not self.is_async and self._rounds * self._together <= MAX_PREFETCHED[self.load.kind]
+
+    @property
+    def fetched(self) -> str:
+        """Registers between memory and the room."""
+        return f"{self.room}.fetched"
+
+    @property
+    def _together(self) -> int:
+        """Elements that a thread handles at once: one copy, or one 16-byte store into the room."""
+        return self.load.elements if self.is_async else min(self.staged.chunk, self.staged.row)
+
+    @property
+    def _items(self) -> int:
+        return self.staged.rows * self.staged.row // self._together
+
+    @property
+    def _rounds(self) -> int:
+        return ceil_div(self._items, self.threads)
+
+    def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for what is held in registers, around the nodes that fetch and store it."""
+        if not self.is_prefetched:
+            return body
+        return (Storage(self.fetched, self._held, (self._rounds, self._together), Scope.REGISTER, body),)
+
+    def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """Begins to fill the slot, asynchronously."""
+        return self._each_item(self._copy(step, slot))
+
+    def fetches(self, step: Expr) -> tuple[Node, ...]:
+        """Loads into registers."""
+        return self._each_item(self._loads(step, ref(".round")))
+
+    def stores(self, slot: Expr) -> tuple[Node, ...]:
+        """What was fetched, into the slot."""
+        return self._each_item(self._into(slot, ref(".round")))
+
+    def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """From memory into the slot, one item after the other."""
+        body = Storage(self.fetched, self._held, (1, self._together), Scope.REGISTER,
+                       (*self._loads(step, num(0)), *self._into(slot, num(0))))  # fmt: skip
+        return self._each_item((body,), LoopKind.SERIAL)
+
+    # parts ----------------------------------------------------------------------------------------------------------
+    def _loads(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+        """Memory to registers; `held`: number of the item among those that there is room for."""
+        return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
+
+    def _copy(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        source = existing(self.operand.source, "source of what is copied")
+        guard = both(self._inside(), self.operand.guard)
+        copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
+        return self._placed(step, (copy,))
+
+    def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
+        value = _as(Load(self.fetched, (held, ref(".lane")), self._held), self.staged.dtype)
+        store = Compute(self.room, self._at(slot, ref(".lane")), value)
+        return (Loop(".lane", self._together, LoopKind.VECTOR, (store,)),)
+
+    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
+        """Where in the room element `lane` of an item goes."""
+        return (slot, ref(".row"), add(ref(".element"), lane))
+
+    def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
+        """All items of this thread, one a round."""
+        return (Loop(".round", self._rounds, kind, self._item(nodes)),)
+
+    def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
+        row, chunk = self._place()
+        nodes = (Let(".element", mul(chunk, num(self._together)), nodes),)
+        nodes = (Let(".row", row, nodes),)
+        if self._items % self.threads:
+            nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
+        return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
+
+    def _place(self) -> tuple[Expr, Expr]:
+        """Row of an item, and its number in the row."""
+        per_row = self.staged.row // self._together
+        if self.staged.along_k == self.operand.along_k:
+            return div(ref(".item"), per_row), mod(ref(".item"), per_row)
+        return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
+
+    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
+        element = ref(".element") if offset is None else add(ref(".element"), offset)
+        along_k, along = (element, ref(".row")) if self.staged.along_k else (ref(".row"), element)
+        nodes = decoded(self.k, ref(".k_place"), decoded(self.axis, ref(".place"), nodes))
+        block = ref(f"{self.axis.role.value}.block")
+        nodes = (Let(".place", add(mul(block, num(self.tile[0])), along), nodes),)
+        return self._along_k(step, along_k, nodes)
+
+    def _along_k(self, step: Expr, element: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes at that element of the step."""
+        return (Let(".k_place", add(mul(step, num(self.tile[1])), element), nodes),)
+
+    def _inside(self) -> Expr | None:
+        extent, depth = self.tile
+        return both(
+            less(ref(".k_place"), num(self.k.extent)) if self.k.extent % depth else None,
+            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
+        )
+
+    def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+        """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
+        lead = (self.k if self.staged.along_k else self.axis).members[-1]
+        value = self._value()
+        alike = lead.extent % self._together == 0
+        if alike:
+            value = _in_whole_words(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._together)
+        nodes: tuple[Node, ...] = (Compute(self.fetched, (held, ref(".lane")), value),)
+        if alike:
+            return self._placed(step, (Loop(".lane", self._together, LoopKind.UNROLL, nodes),))
+        return (Loop(".lane", self._together, LoopKind.UNROLL, self._placed(step, nodes, ref(".lane"))),)
+
+    def _vectors(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+        """Wide loads: within one the innermost axis just counts on, and no guard changes."""
+        width = self.load.elements
+        lead = (self.k if self.operand.along_k else self.axis).members[-1].name
+        value = substitute(self._value(), {lead: add(ref(lead), ref(".lane"))})
+        index = (held, add(mul(ref(".vector"), num(width)), ref(".lane")))
+        nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
+        nodes = self._placed(step, nodes, mul(ref(".vector"), num(width)))
+        return (Loop(".vector", self._together // width, LoopKind.UNROLL, nodes),)
+
+    @property
+    def _held(self) -> DType:
+        """What registers hold: elements as they are in memory, where they are not wider there than when staged."""
+        stored, staged = self.operand.stored, self.staged.dtype
+        return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
+
+    def _value(self) -> Expr:
+        """The factor inside of the tensor, 0 outside, as registers hold it."""
+        inside, source = self._inside(), self.operand.source
+        value = _as(self.operand.factor, self._held)
+        if source is not None and self._held is self.operand.stored:
+            inside, value = both(inside, self.operand.guard), source
+        return value if inside is None else Select(inside, value, _zero(self._held), self._held)
+
+
+def _as(value: Expr, dtype: DType) -> Expr:
+    return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
+
+
+def _in_whole_words(value: Expr, together: int) -> Expr:
+    """Divisions of `axis + .lane`, the axis a multiple of `together`, by another multiple: packed words and groups.
+
+    Written so that all lanes are seen to share the quotient: a word is loaded once.
+    """
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Op(kind=OpKind.FLOORDIV, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
+                return div(axis, by) if by > 0 and by % together == 0 else node
+            case Op(kind=OpKind.MOD, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
+                if by == together:
+                    return ref(".lane")
+                return add(mod(axis, by), ref(".lane")) if by > 0 and by % together == 0 else node
+            case _:
+                return node
+
+    return rewrite(value, change)
+
+
+def _zero(dtype: DType) -> Const:
+    return Const(0.0 if dtype.is_float else 0, dtype)

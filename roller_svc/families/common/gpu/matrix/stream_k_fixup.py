@@ -1,0 +1,126 @@
+"""Stream-K: blocks with an even share of all tiles' steps, and the launch that joins what they did in part.
+
+Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", PPoPP
+2023. There a block waits for the ones that share its tile; here they leave their sums in memory and a second launch
+adds them up, always in the same order: nothing spins, and results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from roller_svc.families.common.gpu.matrix.epilogue import (
+    Epilogue,
+    Outputs,
+    column_of_word,
+    over_words,
+    row_of_word,
+    word,
+)
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, Pipeline, Steps
+from roller_svc.families.common.gpu.matrix.staging import THREAD
+from roller_svc.families.common.gpu.matrix.stream_k import Stream, partial_tiles, stream
+from roller_svc.families.common.view import View
+from roller_svc.ir.expr import Expr, Load
+from roller_svc.ir.index import add, both, ceil_div, div, equal, greatest, least, less, mod, mul, num, ref, sub
+from roller_svc.ir.program import Combine
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+
+BLOCK, VISIT, TILE = ".stream", ".visit", ".tile"
+FIRST, LAST = num(0), num(1)  # which of a block's partial tiles
+JOINING_THREADS = 256
+TOTAL = ".total"
+
+
+def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogue) -> tuple[ScheduleTree, ScheduleTree]:
+    """The launch that multiplies and the one that joins."""
+    work = stream(program)
+    partial, _ = partial_tiles(name, program)
+    multiply = _multiply(partial, work, pipeline, epilogue)
+    join = joined(partial, work, epilogue.outputs)
+    return ScheduleTree(name, multiply), ScheduleTree(f"{name}_join", join)
+
+
+def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
+    """A block's share, tile by tile."""
+    begin = mul(ref(BLOCK), num(work.share))
+    end = least(add(begin, num(work.share)), num(work.tiles * work.steps))
+    start = mul(ref(TILE), num(work.steps))
+    first = greatest(sub(ref(".begin"), start), num(0))
+    last = least(sub(ref(".end"), start), num(work.steps))
+    whole = both(equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps)))
+    nodes: tuple[Node, ...] = (
+        Barrier(),  # the tile before may still be read
+        *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.steps)),
+        Barrier(),
+        Branch(whole, epilogue.nodes(), (_leave(partial, pipeline),)),
+    )
+    nodes = pipeline.accumulators(nodes)
+    nodes = (Let(".first", first, (Let(".last", last, nodes),)),)
+    nodes = tile_axes(epilogue.view, work, nodes)
+    nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
+    tiles = sub(add(div(sub(ref(".end"), num(1)), work.steps), num(1)), div(ref(".begin"), work.steps))
+    nodes = (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, limit=tiles),)
+    nodes = (Let(".begin", begin, (Let(".end", end, nodes),)),)
+    return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
+
+
+def tile_axes(view: View, work: Stream, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, with batch axes and tile numbers along m and n as they are at the tile."""
+    names = (*(axis.name for axis in view.batch), "m.block", "n.block")
+    stride = 1
+    for name, extent in reversed(list(zip(names, work.grid, strict=True))):
+        value = div(ref(TILE), stride)
+        stride *= extent
+        nodes = (Let(name, value if stride == work.tiles else mod(value, extent), nodes),)
+    return nodes
+
+
+def _leave(partial: str, pipeline: Pipeline) -> Node:
+    """A warp's sums into memory: the tile that the block began with is its first, any other its last."""
+    tile, fragment = pipeline.tile, pipeline.tile.fragment
+    row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(fragment.rows))), row_of_word(fragment))
+    column = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(fragment.columns)))
+    column = add(column, column_of_word(fragment))
+    part = equal(ref(".first"), num(0))
+    value = Load(ACC, (*FRAGMENT, word()), pipeline.dtype)
+    return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))
+
+
+def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
+    """Every tile that several blocks worked on: their sums added in the order of the blocks, then the epilogue.
+
+    The first of them ended with the tile, the others began with it.
+    """
+    view, width = outputs.view, outputs.width(outputs.n)
+    dtype = view.dtype
+    element = add(ref(".element"), ref(".lane"))
+    lane = (ref(".lane"),)
+
+    def part(block: Expr, which: Expr) -> Load:
+        return Load(partial, (block, which, ref(".row"), element), dtype)
+
+    rest = add(ref(".first_block"), add(ref(".part"), num(1)))
+    add_up = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(rest, FIRST), Combine.SUM),))
+    nodes: tuple[Node, ...] = (
+        Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(ref(".first_block"), LAST)),)),
+        Loop(".part", work.parts - 1, LoopKind.SERIAL, (add_up,), limit=sub(ref(".last_block"), ref(".first_block"))),
+        *outputs.nodes(Load(TOTAL, lane, dtype), width),
+    )
+    nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)
+    nodes = (Let("n.place", add(mul(ref("n.block"), num(outputs.n)), ref(".element")), nodes),)
+    nodes = (Let("m.place", add(mul(ref("m.block"), num(outputs.m)), ref(".row")), nodes),)
+    per_row = outputs.n // width
+    nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
+    nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
+    items = outputs.m * per_row
+    if items % JOINING_THREADS:
+        nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+    nodes = (Let(".item", add(mul(ref(".round"), num(JOINING_THREADS)), ref(THREAD)), nodes),)
+    nodes = (Loop(".round", ceil_div(items, JOINING_THREADS), LoopKind.SERIAL, nodes),)
+    nodes = (Branch(less(ref(".first_block"), ref(".last_block")), nodes),)
+    start = mul(ref(TILE), num(work.steps))
+    nodes = (Let(".last_block", div(add(start, num(work.steps - 1)), work.share), nodes),)
+    nodes = (Let(".first_block", div(start, work.share), nodes),)
+    nodes = tile_axes(view, work, nodes)
+    nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
+    return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)

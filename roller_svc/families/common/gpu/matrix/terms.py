@@ -1,0 +1,199 @@
+"""Terms that the families of matrix units share: how tiles walk through the last cache, what staging and results cost.
+
+Names follow §5 of the design notes on ROLLER, as those of `mma_contraction.py` do.
+
+One staged step of a block on a matrix unit: what it takes of each pipe of a core, and how long that makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, Feed, LoadKind, MmaTile
+from roller_svc.ir.dtype import DType
+from roller_svc.perf.common import Launch, load_latency_cycles, wave_rectangle
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS, Machine
+from roller_svc.perf.workload import ADDRESS_OPS, Operand, Problem, address_ops
+
+LEAK = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
+
+
+@dataclass(frozen=True, slots=True)
+class MmaBlock:
+    """What does not depend on how many stages there are: a block's tile, `tile.stages` being the fewest, and the
+    registers of its threads."""
+
+    tile: MmaTile
+    registers: int
+
+
+class Step(NamedTuple):
+    """One staged step of one block, in cycles of a core.
+
+    `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
+    core works. `chain`: what its warps need one after another, however empty the core is. `latency`: from the request
+    of a step's first byte to its arrival. `leak`: the share of the other pipes that adds to the longest.
+    """
+
+    warps: int
+    mma: float
+    shared: float
+    issue: float
+    port: float
+    last_cache: float
+    dram: float
+    chain: float
+    latency: float
+    leak: float = LEAK
+
+    def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
+        """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
+        the whole device over those that it had if all its cores held that many."""
+        total = blocks * self.warps
+        uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
+        memory = max(self.port, self.last_cache * working)
+        pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * working)
+        longest = max(pipes)
+        busy = blocks * (longest + self.leak * (sum(pipes) - longest))
+        # Little's law: `ahead` steps are on their way for each block
+        arriving = (self.latency + blocks * max(pipes[3:])) / ahead
+        return max(busy, self.chain, arriving)
+
+
+CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the last cache (A100 whitepaper: 5,120 bytes a clock, 80 ports)
+BARRIER_CYCLES = 30.0
+STEP_OPS = 12.0  # of a warp for one step of k: slots of the ring, waits, branches
+LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
+FLOAT8_SLOTS = 8.0  # one float8 to float16 by integer operations, as the generated helpers do it
+STORE_OPS = 2.0  # of a chunk that went through registers
+CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest passes through
+LEAST_STAGES = 2
+
+
+def at(tile: Tile, axis: int | None) -> int:
+    """The tile's extent on an axis that a space may lack."""
+    return 1 if axis is None else tile[axis]
+
+
+def columns(p: Problem, tile: Tile) -> int:
+    """Columns of sums in the tile: those of two sums at a point lie side by side."""
+    return at(tile, p.n) * p.space.sums
+
+
+def alone(p: Problem, step: Step, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
+    """Seconds that each resource would take for so many steps of the whole device if it worked alone."""
+    mach = p.machine
+    each = steps / mach.cores
+    return [
+        ("mma", mach.seconds(each * step.mma)),
+        ("shared", mach.seconds(each * step.shared)),
+        ("issue", mach.seconds(each * step.issue)),
+        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
+        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+    ]
+
+
+def tile_count(p: Problem, block: Tile) -> int:
+    """Tiles of the output."""
+    return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
+
+
+def operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:
+    """§5, t_dram: each wave reads its rectangle's rows of A and columns of B, less what the last cache still holds."""
+    grid_m, grid_n = (-(-p.extent(axis) // at(launch.block, axis)) for axis in (p.m, p.n))
+    batches = tile_count(p, launch.block) // (grid_m * grid_n)
+    a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
+    tall, wide = wave_rectangle(grid_m, grid_n, max(1, at_once // launch.split_k), launch.raster)
+    panel = a * tall / grid_m
+    a_bytes = _read_again(p.machine, a, grid_n / wide, panel + b * wide / grid_n)
+    b_bytes = _read_again(p.machine, b, grid_m / tall, panel + b)
+    return batches * (a_bytes + b_bytes)
+
+
+def latency_cycles(p: Problem, launch: Launch, dram_bytes: float, steps: int) -> float:
+    """Of one step's loads: the more of them no neighbour has asked for before, the nearer to that of DRAM."""
+    mach = p.machine
+    usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
+    last = mach.last_cache
+    if last is None or usual <= last.latency_cycles:
+        return usual
+    asked = launch.grid * steps * (p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block))
+    first = min(1.0, dram_bytes / asked)
+    return max(usual, last.latency_cycles + first * (mach.dram_latency_cycles - last.latency_cycles))
+
+
+def core_share(bytes_per_s: float, mach: Machine) -> float:
+    """Bytes a cycle that each core gets of a bandwidth that all of them share."""
+    return bytes_per_s / (mach.cores * mach.clock_hz)
+
+
+def last_cache_share(mach: Machine) -> float:
+    """The same of the last cache's, of DRAM's where there is none."""
+    last = mach.last_cache
+    return core_share(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach)
+
+
+def shared_latency_cycles(mach: Machine) -> float:
+    return mach.hw.block_level.latency_s * mach.clock_hz
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What bringing one operand's tile of a step costs: cycles of the core's memory pipe, issue slots of all warps."""
+
+    pipe: float
+    slots: float
+
+
+def fill(feed: Feed, elements: int, operand: Operand, mach: Machine) -> Fill:
+    """One request moves `load.elements` a lane; what is not copied past the registers is stored once more."""
+    warp = mach.hw.limits.warp_size
+    loads = elements / (feed.load.elements * warp)
+    width = feed.load.elements * feed.dtype.bytes * warp
+    plain = ADDRESS_OPS * max((len(t.access.dims) for t in operand.tensors), default=1)
+    decoding = max(0.0, operand.address_ops - plain)  # what is computed anew for each load of a fused axis
+    slots = loads * (LOAD_OPS[feed.load.kind] + decoding)
+    pipe = loads * max(1.0, width / mach.staged_bytes_per_cycle)
+    if not feed.is_async:
+        staged_bytes = elements * feed.dtype.bytes
+        converted = elements / warp * _convert_slots(feed)
+        packed = elements / warp if feed.load.kind is LoadKind.ELEMENT else 0.0
+        slots += converted + packed + STORE_OPS * staged_bytes / (CHUNK_BYTES * warp)
+        pipe += staged_bytes / mach.staged_bytes_per_cycle
+    return Fill(pipe, slots)
+
+
+def epilogue_slots(p: Problem, points: int) -> float:
+    """Issue slots of all lanes for so many results: the epilogue's operations, then reads and writes of memory, in
+    vectors where n is contiguous there."""
+    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.sums)
+    slots = points * flops
+    for tensor in p.rest.tensors:
+        together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
+        slots += points * (LOAD_OPS[LoadKind.VECTOR] + address_ops(tensor)) / together
+    return slots
+
+
+def epilogue_memory_cycles(p: Problem, launch: Launch) -> float:
+    """Of what one tile's results move of memory; a second launch has it where there is one."""
+    mach = p.machine
+    written = 0.0 if launch.workspace_bytes else p.rest.total_bytes / launch.grid
+    share = mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz)
+    return written / min(CORE_L2_BYTES_PER_CYCLE, share)
+
+
+def _read_again(mach: Machine, tensor_bytes: float, times: float, between_bytes: float) -> float:
+    """Bytes that DRAM delivers of a tensor read so many times, `between_bytes` having passed before each repetition."""
+    held = CACHE_SHARE * mach.last_cache.total_bytes / max(1.0, between_bytes) if mach.last_cache else 0.0
+    return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, held)))
+
+
+def _convert_slots(feed: Feed) -> float:
+    """Of one element on its way through registers."""
+    source = feed.operand.stored
+    if source is feed.dtype or feed.operand.source is None:
+        return 0.0  # as it is, or computed: the factor's own operations
+    return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5

@@ -1,0 +1,294 @@
+"""RProgram of a matrix unit → the tiles of its warps and what its block stages: what model and lowering agree on.
+
+What a warp multiplies at once on a matrix unit, and how much of it each lane holds.
+
+Families of units differ in this alone: `mma.sync` of NVIDIA's devices and MFMA of AMD's are one family of kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from roller_svc.analysis.operand import Operand, staged_dtype
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import axes_of
+from roller_svc.ir.group import AxisRole
+from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
+from roller_svc.ir.rprogram import RProgram
+
+REGISTER_BYTES, WAVE = 4, 64
+LANE_SUMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """`rows` x `columns` sums, four a lane, of products over `step_bytes` along k. `a_words`, `b_words`: of a lane.
+
+    `transposes`: operands that lie along m or n in shared memory are turned on their way into registers; else all lie
+    along k. `b_loads`: instructions that load a fragment of B. `row_skew_words`: between rows of sums in shared memory,
+    modulo the banks, so that lanes which store at once meet different ones.
+    """
+
+    rows: int
+    columns: int
+    step_bytes: int
+    lanes: int
+    a_words: int
+    b_words: int
+    transposes: bool
+    b_loads: float
+    row_skew_words: int
+
+    @property
+    def is_square(self) -> bool:
+        """Whether a lane's sums are one below the other, as those of 16 x 16 are, not in pairs side by side."""
+        return self.rows == self.columns
+
+
+# Of every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix brings two fragments of B. The eight
+# lanes of a quarter warp store pairs.
+MMA_SYNC = Fragment(
+    rows=16, columns=8, step_bytes=32, lanes=32, a_words=4, b_words=2, transposes=True, b_loads=0.5, row_skew_words=8
+)
+
+
+@lru_cache(maxsize=64)
+def fragment_of(unit: ComputeUnit) -> Fragment:
+    """The fragments that a unit whose instructions warps issue is given."""
+    if unit.kind is not UnitKind.MFMA:
+        return MMA_SYNC
+    # V_MFMA_*_16X16Xk: lane l has the l / 16-th quarter along k of row, or column, l % 16, and of the sums four rows of
+    # one column (AMD Instinct MI200 ISA, "Matrix Arithmetic Instructions"). Two rows of 16 lanes store at once, four
+    # rows of sums apart.
+    rows, columns, k = unit.shape
+    step_bytes = k * unit.in_dtype.bytes
+    words = rows * step_bytes // (REGISTER_BYTES * WAVE)
+    return Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_skew_words=4)
+
+
+def mfma_refusal(unit: ComputeUnit) -> str:
+    """Why MFMA instructions of that shape are not used; '' where they are."""
+    rows, columns, k = unit.shape
+    if (rows, columns) != (16, 16):
+        return f"instructions of {rows} x {columns}, kernels are made of 16 x 16"
+    held = rows * k * unit.in_dtype.bytes
+    return "" if held % (REGISTER_BYTES * WAVE) == 0 else f"lanes do not hold whole words of {rows} x {k} elements"
+
+
+CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
+WORD_BYTES = 4  # of an accumulator, and the narrowest asynchronous copy
+FIRST_ASYNC = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
+BANK_WORDS = 32
+ACCUMULATORS = LANE_SUMS
+ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # where only NVIDIA's units are meant
+# Words between rows of a 4-byte operand along m or n, modulo the banks: four rows of eight lanes then read words in
+# different banks.
+ROW_SKEW_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOperand:
+    """One operand's tile of one stage: `rows` x `row` elements of `dtype`, `pad` elements behind each row.
+
+    `along_k`: a row lies along k, else along m or n. `swizzled`: the 16-byte chunks of rows are permuted.
+    """
+
+    dtype: DType
+    along_k: bool
+    rows: int
+    row: int
+    pad: int
+    swizzled: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * (self.row + self.pad) * self.dtype.bytes
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return CHUNK_BYTES // self.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """Extents of a block's tile and of a warp's, and the staged operands. `n` and `warp_n` count columns of sums: where
+    there are two at a point, a tile's first half has the first of all its points, the other half the second."""
+
+    m: int
+    n: int
+    k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    a: StagedOperand
+    b: StagedOperand
+    fragment: Fragment = MMA_SYNC
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        return self.m // self.warp_m, self.n // self.warp_n
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.warps) * self.fragment.lanes
+
+    @property
+    def fragments(self) -> tuple[int, int]:
+        """Instructions of a warp along m and n in one step of k."""
+        return self.warp_m // self.fragment.rows, self.warp_n // self.fragment.columns
+
+    @property
+    def k_steps(self) -> int:
+        """Instructions along k in one staged step."""
+        return self.k * self.a.dtype.bytes // self.fragment.step_bytes
+
+    @property
+    def pipeline_bytes(self) -> int:
+        return self.stages * (self.a.bytes + self.b.bytes)
+
+    @property
+    def epilogue_row_words(self) -> int:
+        return self.n + (self.fragment.row_skew_words - self.n) % BANK_WORDS
+
+    @property
+    def epilogue_fragments(self) -> int:
+        """Rows of instructions that each warp hands to the epilogue at once: as many as the pipeline's memory holds."""
+        whole = self.fragments[0]
+        fitting = (q for q in range(whole, 0, -1) if whole % q == 0 and self._epilogue_bytes(q) <= self.pipeline_bytes)
+        return next(fitting, 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The epilogue takes the pipeline's memory once that is done: more only where not one row of it fits."""
+        return max(self.pipeline_bytes, self._epilogue_bytes(1))
+
+    def _epilogue_bytes(self, fragments: int) -> int:
+        return self.warps[0] * self.fragment.rows * fragments * self.epilogue_row_words * WORD_BYTES
+
+
+def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
+    """Of an rProgram on a unit that takes fragments, whose `thread` tile is a warp's."""
+    fragment = fragment_of(program.unit)
+    (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    block, warp, sums = program.block, program.thread, program.space.sums
+    columns = sums * block[n.name]
+    return MmaTile(
+        block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.stages,
+        staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
+        staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment), fragment,
+    )  # fmt: skip
+
+
+def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedOperand:
+    """How the tile `extent` x `k` lies: as in memory, but for what no instruction transposes: bytes on NVIDIA's
+    devices, anything on AMD's."""
+    along_k = operand.along_k or dtype.bytes == 1 or not fragment.transposes
+    rows, row = (extent, k) if along_k else (k, extent)
+    plain_words = not along_k and dtype.bytes == WORD_BYTES
+    return StagedOperand(dtype, along_k, rows, row, (ROW_SKEW_WORDS - row) % BANK_WORDS if plain_words else 0,
+                         swizzled=not plain_words)  # fmt: skip
+
+
+class LoadKind(Enum):
+    """How an operand's elements come from memory to the staged tile."""
+
+    ASYNC = "async"  # cp.async: past the registers, as many steps ahead as there are stages
+    VECTOR = "vector"  # wide loads into registers, converted there and stored a step later
+    ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
+
+
+@dataclass(frozen=True, slots=True)
+class LoadClass:
+    """`elements`: neighbours that one load brings, side by side in memory and in the staged tile."""
+
+    kind: LoadKind
+    elements: int
+
+
+def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
+    """How a tile of the operand is staged as `dtype` on that architecture."""
+    source, size = operand.stored, dtype.bytes
+    is_nvidia = arch.prefix == FIRST_ASYNC.prefix
+    lies_alike = operand.along_k or (size > 1 and is_nvidia)  # as `staged` lays it
+    if operand.source is None or not lies_alike:
+        return LoadClass(LoadKind.ELEMENT, 1)
+    same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
+    if same and is_nvidia and arch >= FIRST_ASYNC and operand.run * size >= WORD_BYTES:
+        return LoadClass(LoadKind.ASYNC, min(operand.run, CHUNK_BYTES // size))
+    together = min(operand.run, CHUNK_BYTES // max(size, source.bytes))
+    return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """How a unit's tiles of one operand are filled: from what, as which type, by which loads."""
+
+    operand: Operand
+    dtype: DType
+    load: LoadClass
+
+    @property
+    def is_async(self) -> bool:
+        return self.load.kind is LoadKind.ASYNC
+
+
+def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[Feed, Feed]:
+    """Those of a contraction's operands."""
+    types = [staged_dtype(unit, operand) for operand in operands]
+    a, b = (Feed(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))
+    return a, b
+
+
+# Registers beside the sums, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and 90, most of them near the limit
+# (root mean square of what is left where all loads are asynchronous: 17 registers): what every kernel has, for each
+# unrolled step of an instruction along k, for each word of fragments, of which some are loaded ahead, and for each
+# chunk of 16 bytes that a thread brings in one step, an address or what is on its way; a chunk that comes in several
+# copies takes more for each of them. What goes through registers, and copies with addresses of their own, are counted
+# so high that kernels of corpora that spilled on sm_75 and 80 are refused.
+BASE_REGISTERS = 20
+K_STEP_REGISTERS = 2
+FRAGMENT_SHARE = 1.3
+CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.ELEMENT: 8.0}
+COPY_REGISTERS = 1.25
+WALKED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
+
+
+def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
+    """What a thread holds: its share of the warp's tile, and what it brings."""
+    brought = sum([
+        -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
+        for feed, staged in ((a, tile.a), (b, tile.b))
+    ])  # fmt: skip
+    return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps) + brought)
+
+
+def chunk_registers(feed: Feed) -> float:
+    """Of one chunk of 16 bytes that a thread brings."""
+    more = chunk_copies(feed) - 1
+    each = WALKED_COPY_REGISTERS if is_walked(feed) else COPY_REGISTERS
+    return CHUNK_REGISTERS[feed.load.kind] + each * more
+
+
+MATRIX_AXES = 3  # of a batch of matrices
+
+
+def is_walked(feed: Feed) -> bool:
+    """Whether more axes move the operand than those of a batch of matrices: then a tile's axis is several of them."""
+    source = feed.operand.source
+    return source is not None and len({name for i in source.index for name in axes_of(i)}) > MATRIX_AXES
+
+
+def chunk_copies(feed: Feed) -> int:
+    """Asynchronous copies that bring it; what goes through registers is stored whole."""
+    return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
+
+
+def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:
+    """Of one thread, but for what it brings."""
+    sums = LANE_SUMS * fragments_m * fragments_n
+    words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
+    return sums + FRAGMENT_SHARE * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS

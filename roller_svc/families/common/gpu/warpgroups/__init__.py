@@ -1,0 +1,1 @@
+"""Parts of wgmma kernels: tile, TMA loads, producer, tile scheduler, mainloop, epilogue."""

@@ -1,0 +1,414 @@
+"""RProgram of warpgroups → what its blocks stage and hold: what model and lowering of the `wgmma` family agree on.
+
+A block has one to three warpgroups that multiply, its consumers, and one that only loads, its producer.
+
+A block of warpgroups, and one staged step of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from roller_svc.analysis.operand import Operand, staged_dtype
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.matrix.terms import Step
+from roller_svc.families.common.gpu.matrix.tile import (
+    BANK_WORDS,
+    ROW_SKEW_WORDS,
+    WORD_BYTES,
+    Feed,
+    LoadClass,
+    LoadKind,
+    load_class,
+)
+from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
+from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaFeed, TmaTile, tma_feed
+from roller_svc.ir.accumulation import matrix_sums
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
+from roller_svc.ir.hardware import Arch, ComputeUnit
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.rprogram import WARPGROUP, RProgram
+from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
+from roller_svc.ir.tensor_map import MapMode
+from roller_svc.perf.occupancy import BlockNeeds
+
+# wgmma of every operand type multiplies 64 rows by N columns over 32 bytes of k (PTX ISA, "Asynchronous Warpgroup Level
+# Matrix Multiply-Accumulate Operation").
+ROWS, STEP_BYTES = 64, 32
+MOST_COLUMNS = 256
+MOST_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
+ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
+ROOM_BYTES = ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
+TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
+BARRIER_BYTES = 8
+WARPS = WARPGROUP // 32
+EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the sums that a warp hands on at once
+CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
+MOST_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
+THREAD_REGISTERS = 255  # where it is not used
+CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilogue reads and computes
+ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
+MOST_PADDING = 1.5  # of k, for boxes in place of copies by threads
+
+
+class WgmmaLoad(Enum):
+    """How an operand's elements come from memory to the ring."""
+
+    TMA = "tma"  # boxes of a tensor, by one thread
+    IM2COL = "im2col"  # the same, pixels under a window
+    ASYNC = "async"  # cp.async of all threads of the producer
+    VECTOR = "vector"  # wide loads into their registers, converted there
+    ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
+
+    @property
+    def is_tma(self) -> bool:
+        return self in (WgmmaLoad.TMA, WgmmaLoad.IM2COL)
+
+    @property
+    def through_registers(self) -> bool:
+        return self in (WgmmaLoad.VECTOR, WgmmaLoad.ELEMENT)
+
+
+_BY_THREADS = {LoadKind.ASYNC: WgmmaLoad.ASYNC, LoadKind.VECTOR: WgmmaLoad.VECTOR, LoadKind.ELEMENT: WgmmaLoad.ELEMENT}
+# What a producer's thread holds: coordinates, of the one that asks for boxes; addresses; loads on their way as well.
+_PRODUCER_REGISTERS = {
+    WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120, WgmmaLoad.ELEMENT: 120,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaOperand:
+    """One operand's tile of one stage: `extent` (m or n of the block) x `k` elements.
+
+    `along_k`: rows of the ring lie along k (K-major), else along m or n. `atom_bytes`: of a row's part that is swizzled
+    as one; `[panels, rows, atom]` is the tile's shape in shared memory. `feed`: the boxes of TMA, or what threads load.
+    `parts`: tiles that are brought one by one and lie side by side along `extent`; boxes are those of one.
+    """
+
+    dtype: DType
+    along_k: bool
+    extent: int
+    k: int
+    atom_bytes: int
+    feed: TmaTile | LoadClass
+    parts: int = 1
+
+    @property
+    def load(self) -> WgmmaLoad:
+        if isinstance(self.feed, LoadClass):
+            return _BY_THREADS[self.feed.kind]
+        return WgmmaLoad.IM2COL if self.feed.mode is MapMode.IM2COL else WgmmaLoad.TMA
+
+    @property
+    def rows(self) -> int:
+        return self.extent if self.along_k else self.k
+
+    @property
+    def panels(self) -> int:
+        row = self.k if self.along_k else self.extent
+        return row * self.dtype.bytes // self.atom_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.extent * self.k * self.dtype.bytes
+
+    @property
+    def copies(self) -> int:
+        """Of TMA, for the tile."""
+        return 0 if isinstance(self.feed, LoadClass) else self.parts * self.feed.copies
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a producer's thread that brings it."""
+        return _PRODUCER_REGISTERS[self.load]
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k.
+
+    `n` and `group_n` count columns of sums. Where there are two `sums` at a point, the first half of a warpgroup's
+    columns has the first of all its points, the other half the second. `chain`: products along k that a sum may take in
+    before it is added up in registers of its own (ir/accumulation.py), a step's at most; None: all of them.
+    """
+
+    m: int
+    n: int
+    k: int
+    group_m: int
+    group_n: int
+    stages: int
+    cluster: tuple[int, int]
+    a: WgmmaOperand
+    b: WgmmaOperand
+    walk: Walk
+    sums: int = 1
+    chain: int | None = None
+
+    @property
+    def columns(self) -> int:
+        """Points of a row of the block's tile."""
+        return self.n // self.sums
+
+    @property
+    def group_columns(self) -> int:
+        """Points of a row of a warpgroup's tile."""
+        return self.group_n // self.sums
+
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Consumers along m and n."""
+        return self.m // self.group_m, self.n // self.group_n
+
+    @property
+    def consumers(self) -> int:
+        return math.prod(self.groups)
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def fragments(self) -> int:
+        """Instructions of a warpgroup along m in one step of the instruction along k."""
+        return self.group_m // ROWS
+
+    @property
+    def k_steps(self) -> int:
+        """Instructions along k in one staged step."""
+        return self.k * self.a.dtype.bytes // STEP_BYTES
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the sums of a step's products are added up in registers of their own."""
+        return self.chain is not None
+
+    @property
+    def results(self) -> int:
+        """Of a consumer's thread: registers of one set of sums."""
+        return self.group_m * self.group_n // WARPGROUP
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a consumer's thread that hold sums."""
+        return self.results * held_sums(self.chain)
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a producer's thread, in eights."""
+        return max(self.a.producer_registers, self.b.producer_registers)
+
+    @property
+    def consumer_registers(self) -> int:
+        """What is left to a consumer's thread of those that the block was launched with, in eights; with one consumer
+        nothing is handed over, and each thread has as many as it takes."""
+        if self.consumers == 1:
+            return THREAD_REGISTERS
+        left = launched_registers(self.threads) * self.threads - WARPGROUP * self.producer_registers
+        return min(MOST_REGISTERS, left // (WARPGROUP * self.consumers) // 8 * 8)
+
+    @property
+    def ring_bytes(self) -> int:
+        return room_bytes(self.stages * self.a.bytes) + room_bytes(self.stages * self.b.bytes)
+
+    @property
+    def epilogue_columns(self) -> int:
+        """Columns of a warp's sums that go through its room at once; the last of them may be fewer."""
+        return min(EPILOGUE_COLUMNS, self.group_n)
+
+    @property
+    def epilogue_row_words(self) -> int:
+        """From one row of a warp's room to the next: pairs of sums of four rows then lie in different banks."""
+        return self.epilogue_columns + (ROW_SKEW_WORDS - self.epilogue_columns) % BANK_WORDS
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """Rooms of all warps of the consumers."""
+        return WARPS * self.consumers * EPILOGUE_ROWS * self.epilogue_row_words * WORD_BYTES
+
+    @property
+    def barrier_bytes(self) -> int:
+        return barrier_bytes(self.stages)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.ring_bytes + self.epilogue_bytes + self.barrier_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaFeed:
+    """How tiles of one operand can be filled: by threads, and by TMA or why not."""
+
+    threads: Feed
+    tma: TmaFeed | None
+    refusal: str
+
+    @property
+    def dtype(self) -> DType:
+        return self.threads.dtype
+
+    @property
+    def along_k(self) -> bool:
+        """Whether rows of the ring lie along k: as in memory where the instruction reads both."""
+        return self.threads.operand.along_k or self.dtype.bytes != TRANSPOSABLE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaFeeds:
+    """Those of both operands, which agree on the walk of `k`; what they found is remembered. `second`: of what stands
+    for b in a second sum. `chain`: as `WgmmaTile` has it."""
+
+    a: WgmmaFeed
+    b: WgmmaFeed
+    k: TileAxis
+    second: WgmmaFeed | None = None
+    chain: int | None = None
+    _walks: dict[int, Walk] = field(default_factory=dict, compare=False)
+    _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
+
+    @property
+    def sums(self) -> int:
+        """At a point."""
+        return 1 if self.second is None else 2
+
+    @property
+    def sides(self) -> tuple[tuple[WgmmaFeed, ...], tuple[WgmmaFeed, ...]]:
+        """What is staged for a (side 0), and for b (1), one for each sum."""
+        return (self.a,), (self.b,) if self.second is None else (self.b, self.second)
+
+    def walk(self, depth: int) -> Walk:
+        """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
+        be one value at a time. What threads can copy without waiting is not padded much for that."""
+        known = self._walks.get(depth)
+        if known is None:
+            walks = [Walk.within(self.k, outer, depth) for outer in range(len(self.k.members))]
+            known_feeds = [feed for side in self.sides for feed in side]
+            feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
+            if all(feed.threads.is_async or feed.tma is None for feed in known_feeds):
+                walks = [walk for walk in walks if walk.steps <= MOST_PADDING * walks[0].steps]
+            known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
+        return known
+
+    def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
+             cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
+        """Of a block of m x n points in steps of k, and a warpgroup's m x n; InvariantError for steps longer than sums
+        may be."""
+        (m, n, k), (group_m, group_n), sums = block, group, self.sums
+        if self.chain is not None and k > self.chain:
+            raise InvariantError(f"sums of {self.a.dtype.value} take in {self.chain} products, not {k}")
+        a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.walk(k), sums,
+                         self.chain)  # fmt: skip
+
+    def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
+        """The tile of a (side 0) or b (1), `extent` points of m or n, by TMA where it comes in boxes."""
+        key = (side, extent, group, depth)
+        known = self._staged.get(key)
+        if known is None:
+            known = self._staged[key] = self._staged_anew(side, extent, group, depth)
+        return known
+
+    def boxes(self, side: int, extent: int, depth: int, panel: int) -> tuple[TmaTile, ...] | str:
+        """Of so many points of m or n, for each sum; or why one of them does not come in boxes."""
+        found: tuple[TmaTile, ...] = ()
+        for feed in self.sides[side]:
+            boxes = feed.refusal if feed.tma is None else feed.tma.tile(extent, self.walk(depth), panel)
+            if isinstance(boxes, str):
+                return boxes
+            found += (boxes,)
+        return found
+
+    def _staged_anew(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
+        feeds = self.sides[side]
+        feed, sums = feeds[0], len(feeds)
+        row, size = depth if feed.along_k else group, feed.dtype.bytes
+        atom = next(atom for atom in ATOMS if row * size % atom == 0)
+        each = extent if sums == 1 else group  # the columns of a warpgroup's sums take turns
+        found = self.boxes(side, each, depth, atom // size)
+        staged = (feed.dtype, feed.along_k, sums * extent, depth, atom)
+        if isinstance(found, str):
+            return WgmmaOperand(*staged, feed.threads.load)
+        return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
+
+    def shares(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
+        """Whether each of so many blocks can load its part of the tile for all of them."""
+        part, uneven = divmod(staged.extent // staged.parts, blocks)
+        atom = staged.atom_bytes // staged.dtype.bytes
+        if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.along_k else atom):
+            return False
+        return not isinstance(self.boxes(side, part, staged.k, atom), str)
+
+
+def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> WgmmaTile:
+    """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
+    m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    block, group = program.block, program.thread
+    feeds = wgmma_feeds(program.space, program.unit, factors, arch)
+    return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
+
+
+def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaFeeds:
+    """Those of a contraction's operands: a, b, and what stands for b in a second sum."""
+    (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
+    batch = space.role(AxisRole.BATCH)
+
+    def feed(operand: Operand, axis: TileAxis) -> WgmmaFeed:
+        dtype = staged_dtype(unit, operand)
+        return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
+
+    a, b, *second = factors
+    added = matrix_sums(unit, arch)
+    chain = None if added is None else added.chain
+    return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
+
+
+def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> WgmmaFeed:
+    turned = not operand.along_k and dtype.bytes != TRANSPOSABLE_BYTES
+    if turned:
+        by_tma = f"{dtype.value} along m or n must be turned"
+    load = LoadClass(LoadKind.ELEMENT, 1) if turned else load_class(operand, dtype, arch)
+    if load.kind is LoadKind.ASYNC and dtype is DType.FLOAT32:
+        # on its way to tf32 it must be rounded, which no copy by threads does
+        load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
+    threads = Feed(operand, dtype, load)
+    return WgmmaFeed(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaFeed(threads, by_tma, "")
+
+
+def held_sums(chain: int | None) -> int:
+    """How many a consumer holds of each of its results: where a step's are added up, those of all steps too."""
+    return 1 if chain is None else 2
+
+
+def launched_registers(threads: int) -> int:
+    """Of each thread of a block that has a core for itself, in eights."""
+    return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
+
+
+def room_bytes(size: int) -> int:
+    """What rooms of the ring take, each beginning as it must."""
+    return -(-size // ROOM_BYTES) * ROOM_BYTES
+
+
+def barrier_bytes(slots: int) -> int:
+    """What `full` and `empty` of so many slots take: two rooms, behind all that begin at larger multiples."""
+    return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaBlock:
+    """What does not depend on how blocks run: a block's tile, `tile.stages` being the fewest, and its step but for DRAM
+    and for what clusters share.
+
+    `moved`: bytes that a step asks of the last cache for A and for B. `latencies`: round trips of memory that a thread
+    of the producer makes one after another for a step; 0 where it need not wait. `needs`: with the fewest stages.
+    """
+
+    tile: WgmmaTile
+    step: Step
+    moved: tuple[float, float]
+    latencies: int
+    needs: BlockNeeds

@@ -1,0 +1,339 @@
+"""Units of a tile → dimensions of a tensor map in which the tile is a box, or a run of pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from roller_svc.families.common.gpu.warpgroups.tma_axis_groups import Address, Unit, Window
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.index import add, div, mul, num
+from roller_svc.ir.tensor_map import (
+    CORNER_BITS,
+    MAX_BOX,
+    MAX_ELEMENT_STRIDE,
+    MAX_PIXELS,
+    MAX_PLACES,
+    MAX_RANK,
+    MAX_STRIDE_BYTES,
+    OFFSET_BITS,
+    STRIDE_BYTES,
+    MapMode,
+)
+
+Terms = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MapDim:
+    """A dimension: `extent` elements, `stride` elements of memory apart; a box has `box` of them, `step` apart.
+
+    The coordinate is the sum of `terms` over units' values, + `offset`; where `beyond` is not 0, it is instead how many
+    times that many rows fit before the box's first. Of pixels: the corners, the sum that is a copy's offset, and the
+    most that this comes to.
+    """
+
+    extent: int
+    stride: int
+    terms: Terms = ()
+    offset: int = 0
+    box: int = 1
+    step: int = 1
+    beyond: int = 0
+    lower: int = 0
+    upper: int = 0
+    shift_terms: Terms = ()
+    shift_offset: int = 0
+    shift_most: int = 0
+
+    def coordinate(self, at: Mapping[str, Expr], position: Expr) -> Expr:
+        """`at`: values of units; `position`: of the box's first row."""
+        return div(position, self.beyond) if self.beyond else _sum(self.terms, self.offset, at)
+
+    def shift(self, at: Mapping[str, Expr]) -> Expr:
+        return _sum(self.shift_terms, self.shift_offset, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """The view begins `offset` elements into the tensor. `wraps`: no unit of the rows counts on beyond its extent."""
+
+    mode: MapMode
+    dims: tuple[MapDim, ...]
+    offset: int
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What a tile's copy moves: `count` positions of `rows`, of each `panel` neighbours along `inner`, at one place of
+    `still`. Units are listed outermost first. `exact_inner`, `exact_rows`: zeros must arrive for what is beyond the end
+    of that side, not only for what is beyond the tensor's."""
+
+    inner: tuple[Unit, ...]
+    rows: tuple[Unit, ...]
+    still: tuple[Unit, ...]
+    panel: int
+    count: int
+    element_bytes: int
+    exact_inner: bool
+    exact_rows: bool
+
+    @property
+    def aligned(self) -> int:
+        """Elements that strides are multiples of."""
+        return STRIDE_BYTES // self.element_bytes
+
+
+def _sum(terms: Terms, offset: int, at: Mapping[str, Expr]) -> Expr:
+    total: Expr = num(0)
+    for name, c in terms:
+        total = add(total, mul(at[name], num(c)))
+    return add(total, num(offset))
+
+
+def tiled(address: Address, sides: Sides) -> Boxed | str:
+    """Rows as a box: each unit whole but for the outermost that is in it."""
+    first = _innermost(address, sides)
+    if isinstance(first, str):
+        return first
+    cut = _cut(sides)
+    if isinstance(cut, str):
+        return cut
+    draft = _Draft(address, sides, first)
+    for unit, box in cut:
+        reason = draft.add_row(unit, box)
+        if reason:
+            return reason
+    for window in draft.windows:
+        draft.dims.append(_bounded(address, window, "", sides))
+    return draft.finished(MapMode.TILED)
+
+
+def _cut(sides: Sides) -> list[tuple[Unit, int]] | str:
+    """Units in a box of rows with how many of their values, innermost first."""
+    boxed: list[tuple[Unit, int]] = []
+    rest = sides.count
+    for unit in reversed(sides.rows):
+        if rest == 1:
+            break
+        if unit is sides.rows[0] or (rest <= unit.extent and unit.extent % rest == 0):
+            boxed.append((unit, rest))
+            rest = 1
+        elif rest % unit.extent == 0:
+            boxed.append((unit, unit.extent))
+            rest //= unit.extent
+        else:
+            return f"{sides.count} rows are no box: they cut axes of {', '.join(str(u.extent) for u in sides.rows)}"
+    if sides.exact_rows and sides.rows and (not boxed or boxed[-1][0] is not sides.rows[0]):
+        return "nothing bounds the last step's rows"
+    if not sides.rows:
+        boxed.append((Unit("", 1, sides.aligned, in_window=False), rest))
+    return boxed
+
+
+def im2col(address: Address, sides: Sides) -> Boxed | str:
+    """Rows as pixels, which go on from the end of one axis to the next value of the axis around it."""
+    first = _innermost(address, sides)
+    if isinstance(first, str):
+        return first
+    if len(sides.rows) < 2:
+        return "rows of one axis are no pixels"
+    if sides.count > MAX_PIXELS:
+        return f"{sides.count} rows are more than {MAX_PIXELS} pixels"
+    images = sides.rows[0]
+    alone = not images.in_window and images.stride > 0 and images.stride % sides.aligned == 0
+    draft = _Draft(address, sides, first)
+    for unit in reversed(sides.rows[1:] if alone else sides.rows):
+        reason = draft.add_pixels(unit)
+        if reason:
+            return reason
+    for window in draft.windows:
+        draft.dims.append(_pixels(address, window, "", 1, 1))
+    draft.placed.add(images.name)
+    draft.add_still()
+    total = math.prod(u.extent for u in sides.rows)
+    last = (
+        MapDim(images.extent, images.stride, ((images.name, 1),)) if alone else MapDim(1, sides.aligned, beyond=total)
+    )
+    draft.dims.append(last)
+    made = draft.finished(MapMode.IM2COL)
+    return made if isinstance(made, str) else replace(made, wraps=not alone)
+
+
+def _innermost(address: Address, sides: Sides) -> MapDim | str:
+    """The dimension of neighbours in memory."""
+    if not sides.inner:
+        return "rows have one element"
+    unit = sides.inner[-1]
+    if len(sides.inner) > 1 and (unit.extent % sides.panel or sides.exact_inner):
+        return f"rows of {unit.extent} elements are not cut by {sides.panel}"
+    window = address.window_of(unit)
+    if window is None:
+        return MapDim(unit.extent, 1, ((unit.name, 1),)) if unit.stride == 1 else "its rows have gaps"
+    if window.stride != 1 or window.index.coeff(unit.name) != 1 or not address.is_plain(unit):
+        return "its rows have gaps"
+    if sides.exact_inner and len(window.index.coeffs) > 1:
+        return "nothing bounds the last step's row"
+    return _bounded(address, window, unit.name, sides)
+
+
+def _bounded(address: Address, window: Window, unit: str, sides: Sides, box: int = 1) -> MapDim:
+    """A window as a dimension of a box, `unit` being its axis in the box."""
+    _, greatest = address.span(window.index)
+    high = min(window.high, greatest + 1)
+    step = window.index.coeff(unit) if unit else 1
+    return MapDim(high - window.low, window.stride, window.index.coeffs, window.index.offset - window.low, box,
+                  step)  # fmt: skip
+
+
+def _pixels(address: Address, window: Window, unit: str, extent: int, step: int) -> MapDim:
+    """A window as a dimension of pixels: `extent` of them, `step` apart; all else that moves it is the offset."""
+    least, greatest = address.span(window.index, unit)
+    lower, size = least - window.low, window.high - window.low
+    others = tuple((name, c) for name, c in window.index.coeffs if name != unit)
+    own = ((unit, step),) if unit else ()
+    return MapDim(
+        size, window.stride, own, lower, step=step, lower=lower, upper=lower + (extent - 1) * step + 1 - size,
+        shift_terms=others, shift_offset=window.index.offset - least, shift_most=greatest - least,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Dimensions found so far; `placed`: units that need no dimension any more."""
+
+    address: Address
+    sides: Sides
+    first: MapDim
+    dims: list[MapDim] = field(default_factory=list)
+    placed: set[str] = field(default_factory=set)
+    used: list[Window] = field(default_factory=list)
+    back: int = 0  # elements that negative strides reach before the address's offset
+
+    def __post_init__(self) -> None:
+        unit = self.sides.inner[-1]
+        self.placed.add(unit.name)
+        if (window := self.address.window_of(unit)) is not None:
+            self.used.append(window)
+
+    @property
+    def windows(self) -> list[Window]:
+        """Those that have no dimension yet."""
+        return [w for w in self.address.windows if w not in self.used]
+
+    def add_row(self, unit: Unit, box: int) -> str:
+        """A unit that is in the box; why it cannot be."""
+        self.placed.add(unit.name)
+        if not unit.in_window:
+            self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),) if unit.name else (), box=box))
+            return self._misaligned(unit.stride) or ("" if box <= MAX_BOX else f"a box of {box} rows is too large")
+        window = self._window(unit)
+        if isinstance(window, str):
+            return window
+        if self.sides.exact_rows and unit is self.sides.rows[0] and len(window.index.coeffs) > 1:
+            return "nothing bounds the last step's rows"
+        made = _bounded(self.address, window, unit.name, self.sides, box)
+        self.dims.append(made)
+        return "" if made.box * made.step <= MAX_BOX else f"a box of {made.box * made.step} rows is too large"
+
+    def add_pixels(self, unit: Unit) -> str:
+        """A unit that pixels walk; why they cannot."""
+        self.placed.add(unit.name)
+        if not unit.in_window:
+            self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),)))
+            return self._misaligned(unit.stride)
+        window = self._window(unit)
+        if isinstance(window, str):
+            return window
+        self.dims.append(_pixels(self.address, window, unit.name, unit.extent, window.index.coeff(unit.name)))
+        return ""
+
+    def _window(self, unit: Unit) -> Window | str:
+        window = self.address.window_of(unit)
+        if window is None or window in self.used or not self.address.is_plain(unit):
+            return "two axes of its rows move one dimension"
+        self.used.append(window)
+        if not 1 <= window.index.coeff(unit.name) <= MAX_ELEMENT_STRIDE:
+            return f"steps of {window.index.coeff(unit.name)} are not from 1 to {MAX_ELEMENT_STRIDE}"
+        return self._misaligned(window.stride) or window
+
+    def _misaligned(self, stride: int) -> str:
+        if stride <= 0:
+            return "its rows repeat or run backwards"
+        return "" if stride % self.sides.aligned == 0 else f"strides are no multiples of {STRIDE_BYTES} bytes"
+
+    def add_still(self) -> None:
+        """Of pixels, one more dimension, of which they walk one place: what moves the address and not them."""
+        rank = len(self.dims) + 3
+        found = self._still_dim()
+        if found is None or rank > MAX_RANK or found.extent > 1 << (CORNER_BITS[rank] - 1):
+            return
+        self._place(found)
+        self.dims.append(MapDim(found.extent, found.stride, upper=1 - found.extent, shift_terms=found.terms,
+                                shift_offset=found.offset, shift_most=found.extent - 1))  # fmt: skip
+
+    def _still_units(self) -> list[Unit]:
+        units = (*self.sides.inner, *self.sides.rows, *self.sides.still)
+        return [u for u in units if u.name not in self.placed and u.stride]
+
+    def _still_dim(self) -> MapDim | None:
+        """One dimension for all that moves the address and is not in the box, where strides allow it."""
+        units = [u for u in self._still_units() if u.stride % self.sides.aligned == 0]
+        if not units:
+            return None
+        stride = math.gcd(*(u.stride for u in units))
+        terms = tuple((u.name, u.stride // stride) for u in units)
+        reaches = [c * (u.extent - 1) for u, (_, c) in zip(units, terms, strict=True)]
+        return MapDim(1 + sum(map(abs, reaches)), stride, terms, -sum(min(0, reach) for reach in reaches))
+
+    def _place(self, still: MapDim) -> None:
+        self.placed |= {name for name, _ in still.terms}
+        self.back += still.offset * still.stride
+
+    def finished(self, mode: MapMode) -> Boxed | str:
+        if mode is MapMode.TILED and (still := self._still_dim()) is not None:
+            self.dims.append(still)
+            self._place(still)
+        first = self._first()
+        if isinstance(first, str):
+            return first
+        offset = self.address.offset + sum(w.low * w.stride for w in self.address.windows) - self.back
+        rest = offset % self.sides.aligned
+        if rest and self.sides.inner[-1].in_window:
+            return f"it begins at no multiple of {STRIDE_BYTES} bytes"
+        first = replace(first, extent=first.extent + rest, offset=first.offset + rest, box=self.sides.panel)
+        dims = (first, *self.dims)
+        return _unfit(dims, mode, self.sides) or Boxed(mode, dims, offset - rest)
+
+    def _first(self) -> MapDim | str:
+        """The innermost dimension, moved by what else has no dimension of its own."""
+        rest = self._still_units()
+        if not rest:
+            return self.first
+        closed = self.sides.inner[-1].extent % self.sides.panel == 0 and not self.sides.exact_inner
+        if not closed or self.sides.inner[-1].in_window or any(u.stride < 0 for u in rest):
+            return f"strides are no multiples of {STRIDE_BYTES} bytes, or there are more than {MAX_RANK} dimensions"
+        more = sum(u.stride * (u.extent - 1) for u in rest)
+        terms = (*self.first.terms, *((u.name, u.stride) for u in rest))
+        return replace(self.first, extent=self.first.extent + more, terms=terms)
+
+
+def _unfit(dims: tuple[MapDim, ...], mode: MapMode, sides: Sides) -> str:
+    """What the driver would refuse beyond what is seen before (ir/tensor_map.py has its rules)."""
+    rank = len(dims)
+    if rank > MAX_RANK:
+        return f"it has more than {MAX_RANK} dimensions"
+    if any(d.extent > MAX_PLACES or d.stride * sides.element_bytes >= MAX_STRIDE_BYTES for d in dims):
+        return "it is too large"
+    if any(d.stride % sides.aligned for d in dims[1:]):
+        return f"strides are no multiples of {STRIDE_BYTES} bytes"
+    if mode is MapMode.TILED:
+        return ""
+    limit = 1 << (CORNER_BITS[rank] - 1)
+    if not all(-limit <= c < limit for d in dims[1:-1] for c in (d.lower, d.upper)):
+        return f"corners of pixels are not from {-limit} to {limit - 1}"
+    if any(d.shift_most >= 1 << OFFSET_BITS[rank] for d in dims[1:-1]):
+        return f"offsets of pixels are not below {1 << OFFSET_BITS[rank]}"
+    return ""

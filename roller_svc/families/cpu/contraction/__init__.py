@@ -1,0 +1,1 @@
+"""GEMM on a CPU: packed panels and a register-blocked micro-kernel (BLIS)."""

@@ -1,0 +1,1 @@
+"""Direct convolution on a CPU: staged input patches, packed weights, the micro-kernel of GEMM."""

@@ -1,0 +1,199 @@
+"""The cost of a convolution on a CPU: staged windows, packed weights, a micro-kernel and its results, all summed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.families.common.cpu.memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moved_from, moving_s
+from roller_svc.families.cpu.contraction.cost import kernel_cycles, source_bandwidth
+from roller_svc.families.cpu.convolution.workload import ImageSpace
+from roller_svc.ir.group import AxisRole
+from roller_svc.perf.common import Costs, Launch
+from roller_svc.perf.machine import LOAD_PORTS
+from roller_svc.perf.workload import Problem
+
+PANELS_OF_L2 = 0.6  # what all panels may fill to be found there again
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What a task consists of. `calls`: of the micro-kernel, for a window and a panel; `window`: pixels of one;
+    `tile`: those of a register tile along the last slide."""
+
+    rows: int
+    vectors: int
+    calls: int
+    windows: int
+    panels: int
+    channels: int
+    steps: int
+    window: tuple[int, ...]
+    tile: int
+
+
+def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
+    """Cycles of the core with the most tasks, summed over what a task does."""
+    mach, costs = p.machine, p.machine.costs.convolution
+    sizes = _sizes(p, image, launch)
+    kernel = _kernel(p, image, sizes)
+    staging = sizes.windows * sizes.steps * _staging(p, image, sizes)
+    packing = sizes.steps * _packing(p, image, sizes)
+    results = sizes.windows * sizes.panels * _results(p, image, sizes)
+    update = _update(p, image, sizes)
+    waves = -(-launch.grid // mach.cores)
+    busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
+    parts = (kernel, update, staging + packing, results + costs.task_cycles)
+    moved = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
+    memory = moved * byte_seconds(mach, p.compulsory_bytes, launch.grid)
+    memory += sum(moving_s(p, t, launch.block, launch.grid) for t in p.touched.writes)
+    names = ("compute", "update", "packing", "task")
+    return Costs(
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
+        core_stage=None,
+        parts=(
+            *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
+            (moved_from(p, launch), memory),
+        ),
+        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
+        waves=waves,
+    )
+
+
+def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
+    lanes = p.machine.unit.shape[-1]
+    places = {axis.name: i for i, axis in enumerate(p.space.axes)}
+    names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
+    block, thread = (dict(zip(places, tile, strict=True)) for tile in (launch.block, launch.thread))
+    depth = image.depth if image.channels is None else min(image.depth, block[image.channels.name])
+    window = image.window(block, thread, depth, p.machine.hw.block_level.capacity_bytes)
+    pixels = math.prod(thread[name] for name in names)
+    filters = thread[image.filters.name]
+    extents = [min(w, p.extents[places[name]]) for name, w in zip(names, window, strict=True)]
+    tasks = [min(block[name], p.extents[places[name]]) for name in names]
+    return _Sizes(
+        rows=pixels if image.along_filters else filters,
+        vectors=(filters if image.along_filters else pixels) // lanes,
+        calls=math.prod(-(-e // thread[name]) for name, e in zip(names, extents, strict=True)),
+        windows=math.prod(-(-t // w) for t, w in zip(tasks, window, strict=True)),
+        panels=-(-min(block[image.filters.name], image.filters.extent) // filters),
+        channels=depth,
+        steps=-(-image.depth // depth),
+        window=tuple(extents),
+        tile=thread[names[-1]],
+    )  # fmt: skip
+
+
+def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+    """All calls of the micro-kernel."""
+    mach, costs = p.machine, p.machine.costs.convolution
+    depth = image.depth * image.taps
+    near, far = _streamed_bytes(p, image, s)
+    l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
+    arriving = near / l2 + far / l3
+    # lines that arrive take their turns at the load ports
+    row = max(kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.crowded * arriving)
+    if not image.along_filters and image.slides[-1].taps > 1:
+        row += costs.across_lines_cycles * s.vectors
+    inner = image.slides[-1].taps
+    row += costs.tap_loop_cycles / inner if inner > 1 else 0.0
+    row = max(row + costs.l2_exposed * arriving, near / (costs.l2_beside * l2) + far / l3)
+    return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
+
+
+def _streamed_bytes(p: Problem, image: ImageSpace, s: _Sizes) -> tuple[int, int]:
+    """What each step of the micro-kernel takes from the second cache, and from beyond: rows of a panel that L1 does not
+    hold, and tiles that lie apart, which come by once for each panel."""
+    caches, lanes = p.machine.caches, p.machine.unit.shape[-1]
+    filters, pixels = (s.vectors * lanes, s.rows) if image.along_filters else (s.rows, s.vectors * lanes)
+    row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_apart else 0
+    panel = s.channels * image.taps * row
+    if panel <= PANEL_OF_L1 * caches[-1].bytes_per_core:
+        return tile, 0
+    return (tile + row, 0) if panel * s.panels <= PANELS_OF_L2 * caches[-2].bytes_per_core else (tile, row)
+
+
+def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+    """Sums to and from their room, once a step."""
+    mach, lanes = p.machine, p.machine.unit.shape[-1]
+    vectors = s.windows * s.panels * s.calls * s.rows * s.vectors
+    moving = mach.costs.convolution.sum_cycles * vectors
+    if s.steps == 1:
+        return moving
+    held = vectors * lanes * p.elem_bytes
+    return s.steps * (2.0 * moving + 2 * held / (bandwidth_held_at(mach, held) / mach.clock_hz))
+
+
+def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+    costs = p.machine.costs.convolution
+    last, pixels = image.slides[-1], s.window[-1]
+    rows = math.prod(slide.reach(n) for slide, n in zip(image.slides[:-1], s.window[:-1], strict=True))
+    if image.channels_last:
+        rows *= last.reach(pixels)
+        return rows * (costs.row_cycles + _run_cycles(p, s.channels, costs.copy_cycles))
+    length = last.reach(pixels)
+    source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
+    moved = length * max(1, image.step) * p.elem_bytes / source
+    return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
+
+
+def _row_cycles(p: Problem, image: ImageSpace, s: _Sizes, length: int) -> float:
+    """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
+    overlaps the one before it."""
+    costs = p.machine.costs.convolution
+    apart = image.step * image.phases(image.slides[-1])
+    if apart not in (1, 2):
+        return (costs.gather_cycles + costs.quotient_cycles * _quotients(p, image)) * length
+    each = costs.copy_cycles if apart == 1 else costs.deal_cycles
+    if not image.tiles_apart:
+        return _run_cycles(p, length, each)
+    vectors, rest = divmod(s.tile, p.machine.unit.shape[-1])
+    return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
+
+
+def _quotients(p: Problem, image: ImageSpace) -> int:
+    """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
+    element's being found anew; a contraction packs all k of a panel with those found once."""
+    pixel = image.slides[-1].pixel.name
+    dims = [dim.dim for operand in (p.a, p.b) for tensor in operand.tensors for dim in tensor.dims]
+    return sum(dim.opaque and pixel in dict(dim.coeffs) for dim in dims)
+
+
+def _run_cycles(p: Problem, length: int, each: float) -> float:
+    lanes = p.machine.unit.shape[-1]
+    return each * (length // lanes) + p.machine.costs.convolution.element_cycles * min(length % lanes, 6)
+
+
+def _image_bytes(p: Problem) -> int:
+    return max(p.a.total_bytes, p.b.total_bytes)
+
+
+def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
+    filters = s.vectors * lanes if image.along_filters else s.rows
+    each = costs.gather_cycles
+    if image.weights_contiguous:
+        each = 2.0 / lanes
+    elif image.weights_along_k and image.along_filters and not image.channels_last:
+        each = costs.turn_cycles / lanes
+    count = s.panels * filters * s.channels * image.taps
+    source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
+    if any(operand.constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
+        return count * costs.weights_exposed * p.elem_bytes / source
+    return count * (each + p.elem_bytes / source)
+
+
+def _results(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+    """One window and panel: rows of neighbouring results, turned where vectors are of filters and results are not."""
+    lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
+    statements = max(1, len(p.rest.tensors))
+    filters = min(s.vectors * lanes if image.along_filters else s.rows, image.filters.extent)
+    pixels = math.prod(s.window)
+    if image.filters_last:
+        return pixels * (costs.row_cycles + _run_cycles(p, filters, costs.store_cycles * statements))
+    rows = pixels // s.window[-1] * filters
+    cycles = rows * _run_cycles(p, s.window[-1], costs.store_cycles * statements)
+    if not image.along_filters:
+        return cycles + rows * costs.row_cycles
+    blocks = pixels // s.window[-1] * -(-s.window[-1] // lanes) * s.vectors
+    return cycles + blocks * lanes * costs.turn_cycles + rows * 2.0

@@ -1,0 +1,187 @@
+"""ROLLER's rules for a convolution on a CPU: patches of pixels in registers, windows and weights in a core's caches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import padded
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, fills_waves, replaced, spatial_grid
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.families.cpu.contraction.cost import kernel_cycles
+from roller_svc.families.cpu.convolution.workload import ImageSpace
+from roller_svc.ir.group import AxisRole
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.workload import Problem
+
+VECTORS = (1, 2, 3, 4)
+MOST_ROWS = 28
+MAX_BASES = 3
+# A patch of a register tile: pixels along the last axis and along the one before it.
+ALONG, ACROSS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 20, 24, 28), (1, 2, 3, 4, 7)
+# Shares of caches: packed weights of a step, a panel of them, and sums that wait for the next step.
+WEIGHTS_OF_L2, PANEL_OF_L1, SUMS_OF_L3 = 0.5, 0.7, 0.4
+TASKS_PER_CORE = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuConvolution:
+    problem: Problem
+    image: ImageSpace
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    # register tiles -------------------------------------------------------------------------------------------------
+    def thread_stage(self, lanes: int) -> Stage:
+        """One vector and one row: what tiles there are is a short list, which `preferred` ranks."""
+        one = self._smallest
+        return Stage(
+            level=self.problem.machine.hw.thread_level.name,
+            names=axis_names(self.problem),
+            steps=tuple((extent,) for extent in one),
+            rank=tuple(range(len(one))),
+            look=lambda t: Look(self._registers(t), 1.0, self._register_rule(t)),
+            saturates=lambda t: False,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Least cycles for the whole problem, edges included, of all that registers hold."""
+        return sorted(self.register_tiles(), key=self._kernel_time)[:MAX_BASES] or list(grown.border)
+
+    def register_tiles(self) -> list[Tile]:
+        """All that registers hold."""
+        p, image = self.problem, self.image
+        width = p.machine.unit.shape[-1]
+        last, extent = self._pixels[-1], p.extents[self._pixels[-1]]
+        second = self._pixels[-2] if len(self._pixels) > 1 else None
+        across = [a for a in ACROSS if (second is None and a == 1) or (second is not None and a <= p.extents[second])]
+        if image.along_filters:
+            wide = [width * v for v in VECTORS if width * (v - 1) < image.filters.extent]
+            along = [a for a in ALONG if a <= extent]
+        else:
+            wide = [r for r in range(1, 15) if r <= image.filters.extent]
+            along = [width * v for v in VECTORS if width * (v - 1) < extent]
+        tiles = [
+            replaced(replaced(replaced(self._smallest, p.n, f), second, b), last, a)
+            for f, a, b in itertools.product(wide, along, across)
+        ]
+        return [t for t in tiles if not self._register_rule(t)]
+
+    @property
+    def _pixels(self) -> tuple[int, ...]:
+        """Positions of the axes of pixels."""
+        return tuple(i for i, a in enumerate(self.problem.space.axes) if a.role is AxisRole.PIXEL)
+
+    @property
+    def _smallest(self) -> Tile:
+        p = self.problem
+        one = tuple([1] * len(p.extents))
+        return replaced(one, p.n if self.image.along_filters else self._pixels[-1], p.machine.unit.shape[-1])
+
+    def _shape(self, thread: Tile) -> tuple[int, int]:
+        """(rows, vectors) of a register tile."""
+        p = self.problem
+        pixels, filters = math.prod(thread[i] for i in self._pixels), at(thread, p.n)
+        rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
+        return rows, -(-columns // p.machine.unit.shape[-1])
+
+    def _registers(self, thread: Tile) -> int:
+        """Accumulators, one row of vectors, one broadcast element."""
+        rows, vectors = self._shape(thread)
+        return rows * vectors + vectors + 1
+
+    def _register_rule(self, thread: Tile) -> str:
+        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
+        return "" if fits and self._shape(thread)[0] <= MOST_ROWS else "vector registers"
+
+    def _kernel_time(self, thread: Tile) -> tuple[float, int]:
+        p = self.problem
+        rows, vectors = self._shape(thread)
+        each, costs = kernel_cycles(p.machine, rows, vectors), p.machine.costs.convolution
+        calls = math.prod(-(-p.extents[i] // thread[i]) for i in (*self._pixels, *(() if p.n is None else (p.n,))))
+        cycles = calls * (self.image.depth * self.image.taps * each + costs.call_cycles)
+        return cycles, -rows * vectors
+
+    # tasks ----------------------------------------------------------------------------------------------------------
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        steps: list[Tile] = [(extent,) if i in p.reduced else (1,) for i, extent in enumerate(p.extents)]
+        if p.k is not None:
+            steps[p.k] = self._channel_steps(base)
+        if p.n is not None:
+            steps[p.n] = self._cuts(p.n, base, 3)
+        for i in self._pixels:
+            steps[i] = self._cuts(i, base, 3)
+        last = self._pixels[-1]
+        if self.image.slides[-1].tap is not None:  # a row is staged whole
+            steps[last] = (padded(p.extents[last], base.thread[last]),)
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=axis_names(self.problem),
+            steps=tuple(steps),
+            rank=tuple(range(len(p.extents))),
+            look=lambda t: self.look(t, base),
+            saturates=lambda t: True,
+        )
+
+    def look(self, block: Tile, base: Base) -> Look:
+        p = self.problem
+        too_large = self._capacity_rule(block, base)
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        points = math.prod(min(b, e) for b, e in zip(block, p.extents, strict=True))
+        return Look(p.touched.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
+
+    def _capacity_rule(self, block: Tile, base: Base) -> str:
+        p, mach = self.problem, self.problem.machine
+        depth = at(block, p.k) * self.image.taps
+        panels = at(block, p.n) > at(base.thread, p.n)
+        if panels and at(block, p.n) * depth * p.elem_bytes > WEIGHTS_OF_L2 * mach.hw.block_level.capacity_bytes:
+            return f"{mach.hw.block_level.name} weights"
+        pixels = math.prod(block[i] for i in self._pixels)
+        if at(block, p.k) < p.extent(p.k):
+            sums = pixels * at(block, p.n) * p.elem_bytes
+            if sums > SUMS_OF_L3 * mach.caches[0].total_bytes / mach.cores:
+                return f"{mach.caches[0].name} sums"
+        return ""
+
+    def _balance_rule(self, block: Tile) -> str:
+        """Whole waves of tasks: otherwise cores wait for the last one."""
+        cores = self.problem.machine.cores
+        tasks = spatial_grid(self.problem, block)
+        return "" if fills_waves(tasks, cores) else "execution unit"
+
+    def _channel_steps(self, base: Base) -> Tile:
+        """All channels, and as many as keep a panel in the first cache, or all panels in the second."""
+        p, mach = self.problem, self.problem.machine
+        depth, row = p.extent(p.k), self.image.taps * p.elem_bytes
+        panel = PANEL_OF_L1 * mach.caches[-1].bytes_per_core / (row * at(base.thread, p.n))
+        filters = padded(p.extent(p.n), at(base.thread, p.n))
+        weights = WEIGHTS_OF_L2 * mach.hw.block_level.capacity_bytes / (row * filters)
+        return tuple(sorted({depth} | {_even(depth, int(room)) for room in (panel, weights) if 1 <= room < depth}))
+
+    def _cuts(self, axis: int, base: Base, most: int) -> Tile:
+        """The axis whole, or in a few equal parts for the cores."""
+        p = self.problem
+        extent, unit = p.extents[axis], base.thread[axis]
+        parts = {1} if p.machine.cores == 1 else set()
+        parts |= {n * p.machine.cores for n in TASKS_PER_CORE} | {1, 2, 4}
+        sizes = {padded(-(-extent // n), unit) for n in parts if n == 1 or extent >= n * unit}
+        return tuple(sorted(sizes)[-most:])
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        return (PLAIN,)
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One row, one vector, one filter panel, one pixel, a channel at a time."""
+        p = self.problem
+        thread = self._smallest
+        block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
+        return [(block, Base(thread))]
+
+
+def _even(depth: int, room: int) -> int:
+    """Steps of about equal length, none longer than the room."""
+    return -(-depth // -(-depth // room))

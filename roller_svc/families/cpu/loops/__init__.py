@@ -1,0 +1,1 @@
+"""Elementwise programs, row and column reductions on a CPU: loop nests."""

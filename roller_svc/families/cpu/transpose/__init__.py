@@ -1,0 +1,1 @@
+"""Layout changes on a CPU: blocked transposes in registers."""

@@ -1,0 +1,465 @@
+"""One windowed reduction of a CPU's task: its planes staged, and the run of vectors over them.
+
+Reductions over windows and their rProgram → schedule tree for a CPU: staged planes, long runs of vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
+from roller_svc.families.cpu.contraction.packing import LINE_BYTES
+from roller_svc.families.cpu.window.workload import LINE, Dimension, Layout, Plane, PlaneSpace, WindowedSum, layout
+from roller_svc.ir.affine import affine
+from roller_svc.ir.expr import Const, Expr, Load, loads_of, rewrite, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.index import add, both, ceil_div, div, greatest, least, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.program import Combine, TensorType, identity
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Prefetch,
+    Routine,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
+from roller_svc.schedule.nest_statements import (
+    RowReads,
+    acc_name,
+    converted,
+    is_reduction,
+    local_name,
+    row_dtype,
+    row_tensors,
+    wrapped,
+)
+
+LANE, STEP = ".lane", ".step"
+UNROLLED = 200  # vector operations written out: more compile slowly and run no faster
+MAX_HINTS = 16  # of a line of a plane; longer ones are what the core's own prefetchers are good at
+UNROLLED_COPY = 256  # elements copied by statements written out
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is read, and how many elements on the next plane has the same place."""
+
+    source: Load
+    elements: int
+
+
+def ahead_of(source: Load, type_: TensorType, axis: str) -> Ahead | None:
+    elements = 0
+    for d, index in enumerate(source.index):
+        known = affine(index)
+        if known is None:
+            return None
+        elements += known.coeff(axis) * math.prod(type_.shape[d + 1 :])
+    return Ahead(source, elements) if elements > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSum:
+    """One reduction of a task."""
+
+    sum: WindowedSum
+    layout: Layout
+    lanes: int
+    registers: int  # vectors that a core has names for
+
+    @property
+    def _totals(self) -> str:
+        return f"{self.sum.statement.output}.totals"
+
+    def rooms(self) -> list[Storage]:
+        run = self.layout.rows * self.layout.run_steps * self.layout.width
+        found = [Storage(self._totals, self.sum.statement.accumulator, (run,), Scope.STACK, ())]
+        for plane in self.sum.planes:
+            found.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
+        return found
+
+    def at_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with the place of the first total of the line at hand known to them."""
+        place: Expr = num(0)
+        if len(self.layout.dims) > 1:
+            line, rows = ref(f"{self.layout.dims[-2].slide.axis}.line"), self.layout.rows
+            run = self.layout.run_steps * self.layout.width
+            place = add(mul(mod(line, rows), num(run)), mul(div(line, rows), num(self.layout.pitch)))
+        return (Let(f"{self._totals}.first", place, nodes),)
+
+    def result(self, lane: Expr) -> Load:
+        """The total of an output of the line at hand."""
+        return Load(self._totals, (add(ref(f"{self._totals}.first"), lane),), self.sum.statement.accumulator)
+
+    # staging --------------------------------------------------------------------------------------------------------
+    def filled(self) -> Iterator[Node]:
+        """Every plane's room with its margin: staging leaves that alone."""
+        for plane in self.sum.planes:
+            at = add(mul(ref(".line"), num(LINE)), ref(LANE))
+            vectors = Loop(LANE, LINE, LoopKind.VECTOR, (Compute(plane.name, (at,), plane.margin),))
+            yield Loop(".line", self.layout.elements // LINE, LoopKind.SERIAL, (vectors,))
+
+    def staged(self, following: tuple[Ahead | None, ...]) -> Iterator[Node]:
+        """All planes, with hints of where the next ones lie."""
+        for plane, ahead in zip(self.sum.planes, following, strict=True):
+            yield from self._staged(plane, ahead)
+
+    def _staged(self, plane: Plane, ahead: Ahead | None) -> tuple[Node, ...]:
+        if any(low == high for low, high in plane.inside):
+            return ()
+        nodes = self._staged_line(plane) if ahead is None else (*self._hints(plane, ahead), *self._staged_line(plane))
+        for dim, inside in list(zip(self.layout.dims, plane.inside, strict=True))[-2::-1]:
+            low, count, limit = _range(dim, inside)
+            here = f"{dim.slide.axis}.here"
+            nodes = (Let(here, add(low, ref(f"{here}.count")), nodes),)
+            nodes = (Loop(f"{here}.count", count, LoopKind.SERIAL, nodes, limit),)
+        return nodes
+
+    def _staged_line(self, plane: Plane) -> tuple[Node, ...]:
+        """One line of places, phase by phase."""
+        dim, inside = self.layout.dims[-1], plane.inside[-1]
+        low, count, limit = _range(dim, inside)
+        here = f"{dim.slide.axis}.here"
+        each = Let(here, add(low, ref(f"{here}.count")), (self._store(plane, ref(here)),))
+        one_by_one = (Loop(f"{here}.count", count, LoopKind.SERIAL, (each,), limit),)
+        if limit is None:
+            return tuple(self._phases(plane, low, count))
+        start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
+        whole = both(less_equal(num(inside[0]), start), less_equal(add(start, num(dim.places)), num(inside[1])))
+        if whole is None or inside[1] - inside[0] < dim.places:
+            return one_by_one
+        return (Branch(whole, tuple(self._phases(plane, num(0), dim.places)), one_by_one),)
+
+    def _phases(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
+        """Places from `low`, a constant, on, in vectors."""
+        dim = self.layout.dims[-1]
+        first = int(low.value) if isinstance(low, Const) else 0
+        for phase in range(dim.phases):
+            start = first + (phase - first) % dim.phases
+            if (elements := ceil_div(first + count - start, dim.phases)) > 0:
+                place = add(mul(ref(LANE), num(dim.phases)), num(start))
+                element = add(self.layout.element((*self._heres(), num(phase))), num(start // dim.phases))
+                store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, place))
+                yield Let(".element", element, tuple(along(elements, store)))
+
+    def _hints(self, plane: Plane, ahead: Ahead) -> Iterator[Node]:
+        """The same line of the next plane will be read."""
+        low, count, _ = _range(self.layout.dims[-1], plane.inside[-1])
+        step = LINE_BYTES // ahead.source.dtype.bytes
+        index = tuple(substitute(i, self._places(low)) for i in ahead.source.index)
+        for first in range(0, min(count, MAX_HINTS * step), step):
+            yield Prefetch(ahead.source.tensor, index, ahead.elements + first)
+
+    def _store(self, plane: Plane, place: Expr) -> Compute:
+        return Compute(plane.name, (self.layout.element((*self._heres(), place)),), self._value(plane, place))
+
+    def _heres(self) -> tuple[Expr, ...]:
+        return tuple(ref(f"{d.slide.axis}.here") for d in self.layout.dims[:-1])
+
+    def _value(self, plane: Plane, place: Expr) -> Expr:
+        """What lies at a place of the band at hand."""
+        return substitute(plane.value, self._places(place))
+
+    def _places(self, place: Expr) -> dict[str, Expr]:
+        places = {}
+        for dim, here in zip(self.layout.dims, (*self._heres(), place), strict=True):
+            start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
+            places[dim.slide.place] = add(start, here)
+        return places
+
+    # sums -----------------------------------------------------------------------------------------------------------
+    def run(self) -> tuple[Node, ...]:
+        """All totals of a run, some vectors of each of some lines at once."""
+        statement, width, rows = self.sum.statement, self.layout.width, self.layout.rows
+        acc, combine = acc_name(statement.output), statement.combine or Combine.SUM
+        start = Compute(acc, (ref(".row"), ref(LANE)), identity(combine, statement.accumulator))
+        done = Load(acc, (ref(".row"), ref(LANE)), statement.accumulator)
+        row = mul(ref(".row"), num(self.layout.run_steps * width))
+        at = add(add(row, mul(ref(STEP), num(width))), ref(LANE))
+        nodes = (self._each_row(start), *self._taps(), self._each_row(Compute(self._totals, (at,), done)))
+        rooms = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
+        for plane in self.sum.planes:
+            rooms.append(
+                Storage(f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), pinned=self._pins())
+            )
+        return (Loop(STEP, self.layout.run_steps, LoopKind.SERIAL, wrapped(rooms, nodes)),)
+
+    def _pins(self) -> bool:
+        """gcc folds loads of staged vectors back into operations, once for each row that they are joined to, most of
+        them across two lines of the cache: 5 x 5 taps of three rows take 0.72 of the time without (Zen 4)."""
+        vectors = ceil_div(self.layout.width, self.lanes)
+        held = (self.layout.rows + len(self.sum.planes)) * vectors + 1
+        return self.layout.rows > 1 and held <= self.registers
+
+    def _each_row(self, node: Node) -> Node:
+        vectors = Loop(LANE, self.layout.width, LoopKind.VECTOR, (node,))
+        return Loop(".row", self.layout.rows, LoopKind.UNROLL, (vectors,))
+
+    def _taps(self) -> tuple[Node, ...]:
+        """Loops over the taps, the ones along lines of staged elements inside: they share what is read.
+
+        Too much to write out stays a loop, from the outside in.
+        """
+        slides = self.sum.slides
+        vectors = ceil_div(self.layout.width, self.lanes)
+        inside = vectors * (self.layout.rows * slides[-2].taps if len(slides) > 1 else 1)
+        nodes = self._line_taps() if inside <= UNROLLED else self._looped_line_taps()
+        unrolled = inside if inside <= UNROLLED else vectors * self.layout.rows
+        for slide in (slides[-1], *reversed(slides[:-2])):
+            if slide.inner is not None:
+                unrolled *= slide.taps
+                kind = LoopKind.UNROLL if unrolled <= UNROLLED else LoopKind.SERIAL
+                nodes = (Loop(slide.inner, slide.taps, kind, nodes),)
+        return nodes
+
+    def _line_taps(self) -> tuple[Node, ...]:
+        """Staged lines one after the other, each joined to the outputs under whose taps it lies."""
+        dims = self.layout.dims
+        if len(dims) == 1:
+            return (*self._loads(()), self._join(num(0)))
+        dim, slide = dims[-2], dims[-2].slide
+        taps = [(r, i) for r in range(dim.rows) for i in range(slide.taps)]
+
+        def place(row_tap: tuple[int, int]) -> int:
+            return slide.stride * row_tap[0] + slide.dilation * row_tap[1] + slide.offset
+
+        nodes: list[Node] = []
+        for at, users in itertools.groupby(sorted(taps, key=place), key=place):
+            nodes += self._loads((num(at),))
+            for row, tap in users:
+                join: Node = self._join(num(row))
+                nodes.append(join if slide.inner is None else Let(slide.inner, num(tap), (join,)))
+        return tuple(nodes)
+
+    def _looped_line_taps(self) -> tuple[Node, ...]:
+        """One tap after the other in a loop."""
+        dim = self.layout.dims[-2]
+        nodes: list[Node] = []
+        for row in range(dim.rows):
+            tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
+            nodes += [*self._loads((add(dim.slide.tap(tap), num(row * dim.slide.stride)),)), self._join(num(row))]
+        return (Loop(dim.slide.inner or ".line", dim.slide.taps, LoopKind.SERIAL, tuple(nodes)),)
+
+    def _loads(self, line: tuple[Expr, ...]) -> Iterator[Node]:
+        """The vectors of every plane under a tap: `line` is the place along the last dimension but one."""
+        places: list[Expr] = []
+        for dim in self.layout.dims[:-2]:
+            tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
+            start = mul(ref(f"{dim.slide.axis}.line"), num(dim.slide.stride))
+            places.append(add(start, dim.slide.tap(tap)))
+        last = self.layout.dims[-1].slide
+        places += [*line, last.tap(ref(last.inner) if last.inner is not None else num(0))]
+        at = add(add(ref(".tap"), mul(ref(STEP), num(self.layout.width))), ref(LANE))
+        for plane in self.sum.planes:
+            load = Compute(f"{plane.name}.vectors", (ref(LANE),), Load(plane.name, (at,), plane.dtype))
+            vectors = Loop(LANE, self.layout.width, LoopKind.VECTOR, (load,))
+            yield Let(".tap", self.layout.element(tuple(places)), (vectors,))
+
+    def _join(self, row: Expr) -> Node:
+        names = {p.name for p in self.sum.planes}
+
+        def change(node: Expr) -> Expr:
+            if isinstance(node, Load) and node.tensor in names:
+                return Load(f"{node.tensor}.vectors", (ref(LANE),), node.dtype)
+            return node
+
+        statement = self.sum.statement
+        value = rewrite(self.sum.body, change)
+        join = Compute(acc_name(statement.output), (row, ref(LANE)), value, statement.combine or Combine.SUM)
+        return Loop(LANE, self.layout.width, LoopKind.VECTOR, (join,))
+
+
+def _range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | None]:
+    """(first place of a band that is inside, most places there are, how many where that differs by band)."""
+    slide, whole = dim.slide, dim.places
+    if dim.block >= slide.extent:
+        return num(inside[0]), inside[1] - inside[0], None
+    start = mul(ref(f"{slide.axis}.first"), num(slide.stride))
+    low = greatest(num(0), sub(num(inside[0]), start)) if inside[0] > 0 else num(0)
+    high = least(num(whole), sub(num(inside[1]), start))
+    return low, whole, sub(high, low)
+
+
+def over(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node:
+    """A loop over the outputs of a band."""
+    extent, ragged = dim.slide.extent, dim.slide.extent % dim.block
+    limit = sub(num(extent), ref(f"{dim.slide.axis}.first")) if ragged else None
+    return Loop(var, min(dim.block, extent), LoopKind.SERIAL, nodes, limit)
+
+
+def along(count: int, node: Compute) -> Iterator[Node]:
+    """The node for `count` lanes: a loop over pieces, and what is left."""
+    pieces = count // UNROLLED_COPY if count > UNROLLED_COPY else 0
+    if pieces:
+        lane = {LANE: add(mul(ref(".piece"), num(UNROLLED_COPY)), ref(LANE))}
+        yield Loop(".piece", pieces, LoopKind.SERIAL, (Loop(LANE, UNROLLED_COPY, LoopKind.VECTOR, (_at(node, lane),)),))
+    if rest := count - pieces * UNROLLED_COPY:
+        yield Loop(LANE, rest, LoopKind.VECTOR, (_at(node, {LANE: add(num(pieces * UNROLLED_COPY), ref(LANE))}),))
+
+
+def _at(node: Compute, values: dict[str, Expr]) -> Compute:
+    return Compute(node.tensor, tuple(substitute(i, values) for i in node.index), substitute(node.value, values))
+
+
+# Elements of a line of results below which it is walked one by one. Longer ones are vectors, though one that lies
+# across two that were stored a moment ago waits for both to reach the cache: others go on meanwhile. A loop of few
+# rounds takes more instructions, and more or less time by where its code lies (Zen 4: lines of 11).
+SHORTEST_VECTOR = 4
+
+
+def lower_window_cpu(
+    group: KernelGroup, program: RProgram, space: PlaneSpace, hw: HardwareSpec
+) -> tuple[ScheduleTree, ...]:
+    """One tree: parallel tasks over blocks of planes and bands of them; staging, sums, results plane by plane."""
+    return (ScheduleTree(group.name, _Windows(group, program, space, hw).tasks()),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    group: KernelGroup
+    program: RProgram
+    space: PlaneSpace
+    hw: HardwareSpec
+
+    def tasks(self) -> tuple[Node, ...]:
+        lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
+        sums = [StagedSum(s, self._layout(s), lanes, registers) for s in self.space.sums]
+        nodes = tuple(node for s in sums for node in s.filled())
+        nodes += self._each_plane(sums)
+        nodes = wrapped([room for s in sums for room in s.rooms()] + self._line_rooms(), nodes)
+        for axis in self.space.axes:
+            first = mul(ref(f"{axis.name}.task"), num(self.program.block[axis.name]))
+            nodes = (Let(f"{axis.name}.first", first, nodes),)
+        for axis in reversed(self.group.outer):
+            count = ceil_div(axis.extent, self.program.block[axis.name])
+            nodes = (Loop(f"{axis.name}.task", count, LoopKind.PARALLEL, nodes),)
+        return nodes
+
+    def _layout(self, of: WindowedSum) -> Layout:
+        axes = self.group.outer
+        block, thread = (tuple(t[a.name] for a in axes) for t in (self.program.block, self.program.thread))
+        return layout(self.space, of, block, thread)
+
+    def _each_plane(self, sums: list[StagedSum]) -> tuple[Node, ...]:
+        nodes = tuple(node for s in sums for node in s.staged(self._next_planes(s)))
+        nodes += self._each_run(sums)
+        # 16 registers: as a function of its own 5 x 5 taps ran a tenth slower (Skylake-SP, AVX2; on AVX-512 the same)
+        if self.hw.limits.max_registers_per_thread > SCARCE_REGISTERS:
+            nodes = (Routine("plane", nodes),)
+        for axis in reversed(self.space.leading):
+            tile = self.program.block[axis.name]
+            start = mul(ref(f"{axis.name}.task"), num(tile))
+            nodes = (Let(axis.name, add(start, ref(f"{axis.name}.step")), nodes),)
+            limit = sub(num(axis.extent), start) if axis.extent % tile else None
+            nodes = (Loop(f"{axis.name}.step", tile, LoopKind.SERIAL, nodes, limit),)
+        return nodes
+
+    def _each_run(self, sums: list[StagedSum]) -> tuple[Node, ...]:
+        nodes = (*self._prefetched_results(sums), *(node for s in sums for node in s.run()), *self._lines(sums))
+        for dim in reversed(sums[0].layout.dims[:-2]):
+            nodes = (over(dim, f"{dim.slide.axis}.line", nodes),)
+        return nodes
+
+    # memory ---------------------------------------------------------------------------------------------------------
+    def _is_far(self, type_: TensorType) -> bool:
+        """Whether a tensor comes from beyond the core's own caches."""
+        return type_.bytes > self.hw.block_level.capacity_bytes
+
+    def _next_planes(self, one: StagedSum) -> tuple[Ahead | None, ...]:
+        """For each plane of a sum how what it is staged from moves on to the task's next plane."""
+        types, moving = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
+        found: list[Ahead | None] = []
+        for plane in one.sum.planes:
+            loads = [x for x in loads_of(plane.value) if x.tensor in types and self._is_far(types[x.tensor])]
+            found.append(ahead_of(loads[0], types[loads[0].tensor], moving[-1].name) if loads and moving else None)
+        return tuple(found)
+
+    def _prefetched_results(self, sums: list[StagedSum]) -> Iterator[Node]:
+        """Hints that the lines of results of a run will be written, while it is computed."""
+        dims, stored = sums[0].layout.dims, dict(self.group.stored)
+        at: dict[str, Expr] = {a.name: ref(f"{a.name}.first") for a in self.space.axes}
+        for dim in dims[:-1]:
+            at[dim.slide.axis] = add(at[dim.slide.axis], ref(f"{dim.slide.axis}.line"))
+        for statement in self.group.statements:
+            if statement.output not in stored or not self._is_far(stored[statement.output]):
+                continue
+            step = LINE_BYTES // statement.type.dtype.bytes
+            index = tuple(substitute(i, at) for i in statement.index)
+            hints = tuple(
+                Prefetch(statement.output, index, ahead, for_write=True)
+                for ahead in range(0, min(dims[-1].block, MAX_HINTS * step), step)
+            )
+            yield from (over(dims[-2], f"{dims[-2].slide.axis}.line", hints),) if len(dims) > 1 else hints
+
+    # results --------------------------------------------------------------------------------------------------------
+    def _lines(self, sums: list[StagedSum]) -> tuple[Node, ...]:
+        """The statements at every output of the run, line by line."""
+        width = sums[0].layout.dims[-1]
+        tail = width.slide.extent % width.block
+        nodes = self._line(sums, width.block)
+        if tail:
+            start = ref(f"{width.slide.axis}.first")
+            whole = less_equal(add(start, num(width.block)), num(width.slide.extent))
+            nodes = (Branch(whole, nodes, self._line(sums, tail)),)
+        for one in sums:
+            nodes = one.at_line(nodes)
+        if len(sums[0].layout.dims) > 1:
+            rows = sums[0].layout.dims[-2]
+            nodes = (over(rows, f"{rows.slide.axis}.line", nodes),)
+        return nodes
+
+    def _line(self, sums: list[StagedSum], width: int) -> tuple[Node, ...]:
+        nodes: list[Node] = []
+        for node in self._statements(sums):
+            if width < SHORTEST_VECTOR:
+                nodes.append(Loop(LANE, width, LoopKind.SERIAL, (node,)))
+            else:
+                nodes += along(width, node)
+        return tuple(nodes)
+
+    def _statements(self, sums: list[StagedSum]) -> Iterator[Compute]:
+        results = {s.sum.statement.output: s.result(ref(LANE)) for s in sums}
+        rows = self._rows()
+        unkept = {name: total for name, total in results.items() if name not in rows}
+        at: dict[str, Expr] = {}
+        for axis in self.space.axes:
+            inside = ref(LANE) if axis is self.space.axes[-1] else ref(f"{axis.name}.line")
+            at[axis.name] = add(ref(f"{axis.name}.first"), inside)
+        reads = RowReads(rows, (ref(LANE),), at)
+        for statement in self.group.statements:
+            value = results[statement.output] if is_reduction(statement) else reads.apply(_put(statement.body, unkept))
+            value = converted(value, statement)
+            if statement.output in rows:
+                yield Compute(local_name(statement.output), (ref(LANE),), value)
+                value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
+            if statement.output not in self.group.locals:
+                yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
+
+    def _rows(self) -> frozenset[str]:
+        """What later statements read from a room of its own. Totals that are results as they stand have one already: a
+        vector across two that were stored a moment ago waits, 20 cycles a line of 11 on Zen 4."""
+        statements = (one.statement for one in self.space.sums)
+        return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
+
+    def _line_rooms(self) -> list[Storage]:
+        rows, width = self._rows(), self.space.axes[-1]
+        count = min(width.extent, self.program.block[width.name])
+        return [
+            Storage(local_name(s.output), row_dtype(s), (count,), Scope.STACK, ())
+            for s in self.group.statements if s.output in rows
+        ]  # fmt: skip
+
+
+def _put(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """The expression with values in place of what it reads of those tensors."""
+    return rewrite(expr, lambda node: values.get(node.tensor, node) if isinstance(node, Load) else node)

@@ -1,0 +1,420 @@
+"""Windowed reduction → planes staged in a CPU core's private memory: what is staged, and where each tap finds it.
+
+Depthwise convolutions, pooling, stencils: an index adds a tap to an outer axis, h*2 + kh*3. What lies under windows is
+copied into a plane with its padding filled in, split into phases so that for every tap neighbouring outputs read
+neighbouring elements, at one offset for all of them. A plane is then one long run of vectors, whatever its width.
+
+A staged plane's layout: phases, pitches, and the run of vectors that computes a block of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roller_svc.families.common.cpu.op_counts import Counts, work_of
+from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    rewrite,
+    walk,
+    with_children,
+)
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.index import add, div, mod, mul, num, ref
+from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+
+PLACE = ".place"  # what names of variables that are places end in
+
+
+MAX_STRIDE = 64  # a staged plane has one run of text for each phase of its stride
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """One dimension of a plane: the element under tap `i` of output `o` is stride * o + dilation * i.
+
+    Places count from the first element under any tap. `inner` is None where no window slides: one tap.
+    """
+
+    axis: str
+    extent: int
+    inner: str | None = None
+    taps: int = 1
+    stride: int = 1
+    dilation: int = 0
+
+    @property
+    def span(self) -> int:
+        """From the first tap's element to the last one's."""
+        return abs(self.dilation) * (self.taps - 1)
+
+    @property
+    def offset(self) -> int:
+        """What places are ahead of elements by: windows may lie backwards."""
+        return max(0, -self.dilation * (self.taps - 1))
+
+    @property
+    def place(self) -> str:
+        """Name of a variable that is a place."""
+        return self.axis + PLACE
+
+    def reach(self, outputs: int) -> int:
+        """Places under the windows of so many neighbouring outputs."""
+        return self.stride * (outputs - 1) + self.span + 1
+
+    def tap(self, tap: Expr) -> Expr:
+        """The place under a tap of output 0."""
+        return add(mul(tap, num(self.dilation)), num(self.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A part of a reduction's body that depends on windows only through places. `value` is over place variables.
+
+    Places inside of `inside`, half-open ranges, have that value, all others `margin`.
+    """
+
+    name: str
+    dtype: DType
+    value: Expr
+    margin: Const
+    inside: tuple[tuple[int, int], ...]
+
+    @property
+    def work(self) -> Counts:
+        """Operations on one element that is staged."""
+        return work_of(self.value, {name for name in axes_of(self.value) if name.endswith(PLACE)})
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedSum:
+    """A reduction: `body` loads planes by name, without indices."""
+
+    statement: TensorExpr
+    slides: tuple[Slide, ...]
+    planes: tuple[Plane, ...]
+    body: Expr
+
+    @property
+    def taps(self) -> int:
+        return math.prod(s.taps for s in self.slides)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSpace:
+    """`sums` in the order of the group's statements; `axes`: those of planes, the last outer ones, and `leading` the
+    outer axes before them."""
+
+    leading: tuple[Axis, ...]
+    axes: tuple[Axis, ...]
+    sums: tuple[WindowedSum, ...]
+
+    @property
+    def first(self) -> int:
+        """Position of the first axis of planes among the tile axes."""
+        return len(self.leading)
+
+
+def plane_space(group: KernelGroup) -> PlaneSpace | None:
+    """The reading of a group as reductions over windows and maps of their results; None where it is something else."""
+    if group.kind is not GroupKind.NEST or not group.outer:
+        return None
+    outer = {a.name: a.extent for a in group.outer}
+    written = {s.output for s in group.statements}
+    last = AxisRef(group.outer[-1].name)
+    pairs: list[tuple[TensorExpr, dict[str, Slide]]] = []
+    for statement in group.statements:
+        is_sum = statement.kind is StatementKind.REDUCE
+        inner = {a.name: a.extent for a in statement.axes if a.name not in outer}
+        wild = any(any(load.checked) for load in statement.reads) or (is_sum and written & set(statement.reads_tensors))
+        if is_sum != bool(inner) or wild or not statement.index or statement.index[-1] != last:
+            return None
+        if is_sum:
+            found = _slides(statement, outer, inner)
+            if found is None:
+                return None
+            pairs.append((statement, found))
+    first = min((i for i, a in enumerate(group.outer) for _, found in pairs if a.name in found), default=None)
+    if first is None:
+        return None
+    axes = group.outer[first:]
+    sums = [_windowed_sum(n, s, tuple(f.get(a.name, Slide(a.name, a.extent)) for a in axes))
+            for n, (s, f) in enumerate(pairs)]  # fmt: skip
+    read = tuple(s for s in sums if s is not None)
+    return PlaneSpace(group.outer[:first], axes, read) if len(read) == len(sums) else None
+
+
+def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]) -> dict[str, Slide] | None:
+    """Outer axis → the window that slides along it, all inner axes taken; None where they slide otherwise."""
+    found: dict[str, Slide] = {}
+    for known in _sums_of_axes(statement.body):
+        along = [(name, c) for name, c in known.coeffs if name in outer]
+        under = [(name, c) for name, c in known.coeffs if name in inner]
+        if not along or not under:
+            continue
+        if len(along) > 1 or len(under) > 1:
+            return None
+        (axis, step), (tap, spacing) = along[0], under[0]
+        unit = math.gcd(step, spacing) * (1 if step > 0 else -1)
+        slide = Slide(axis, outer[axis], tap, inner[tap], step // unit, spacing // unit)
+        if slide.stride > MAX_STRIDE:
+            return None
+        if found.setdefault(axis, slide) != slide:
+            return None
+    taps = [s.inner for s in found.values()]
+    return found if sorted(inner) == sorted(t for t in taps if t is not None) else None
+
+
+def _sums_of_axes(expr: Expr) -> Iterator[Affine]:
+    """The largest parts that are sums of axes."""
+    if not isinstance(expr, Load) and (known := affine(expr)) is not None:
+        yield known
+        return
+    for child in children(expr):
+        yield from _sums_of_axes(child)
+
+
+def _windowed_sum(number: int, statement: TensorExpr, slides: tuple[Slide, ...]) -> WindowedSum | None:
+    planes: dict[Expr, Plane] = {}
+    moving = {s.axis for s in slides} | {s.inner for s in slides if s.inner is not None}
+
+    def staged(expr: Expr) -> Expr:
+        if not axes_of(expr) & moving:
+            return expr
+        value = _placed(expr, slides)
+        if value is not None:
+            name = f".plane{number}_{len(planes)}"
+            plane = planes.setdefault(expr, _plane(name, value, slides))
+            return Load(plane.name, (), plane.dtype)
+        if isinstance(expr, Load | Select) or (isinstance(expr, Op) and expr.kind in (OpKind.LAND, OpKind.LOR)):
+            return expr
+        return with_children(expr, tuple(staged(child) for child in children(expr)))
+
+    body = staged(statement.body)
+    still = {s.axis for s in slides} & axes_of(body)
+    if still or not planes or any(p.dtype.is_float and p.dtype.bits > DType.FLOAT64.bits for p in planes.values()):
+        return None
+    return WindowedSum(statement, slides, tuple(planes.values()), body)
+
+
+def _placed(expr: Expr, slides: tuple[Slide, ...]) -> Expr | None:
+    """The expression over places; None where it depends on outputs or taps otherwise."""
+    known = None if isinstance(expr, Load) else affine(expr)
+    if known is not None:
+        return _placed_sum(expr, known, slides)
+    parts = [_placed(child, slides) for child in children(expr)]
+    whole = tuple(p for p in parts if p is not None)
+    if len(whole) != len(parts):
+        return None
+    return with_children(expr, whole) if whole else expr
+
+
+def _placed_sum(expr: Expr, known: Affine, slides: tuple[Slide, ...]) -> Expr | None:
+    rest = dict(known.coeffs)
+    moved: Expr = num(0)
+    offset = known.offset
+    for slide in slides:
+        step = rest.pop(slide.axis, 0)
+        spacing = rest.pop(slide.inner, 0) if slide.inner is not None else 0
+        times, left = divmod(step, slide.stride)
+        if left or spacing != times * slide.dilation:
+            return None
+        moved = add(moved, mul(ref(slide.place), num(times)))
+        offset -= times * slide.offset
+    if moved == num(0):
+        return expr
+    for name, c in rest.items():
+        moved = add(moved, mul(ref(name), num(c)))
+    moved = add(moved, num(offset))
+    return moved if expr.dtype is DType.INT32 else Cast(moved, expr.dtype)
+
+
+def _plane(name: str, value: Expr, slides: tuple[Slide, ...]) -> Plane:
+    """A plane whose guard, if it has one that is a box, becomes what is inside."""
+    dtype = value.dtype.compute
+    whole = tuple((0, s.reach(s.extent)) for s in slides)
+    zero = Const(0.0 if dtype.is_float else 0, dtype)
+    conds = {node.cond for node in walk(value) if isinstance(node, Select)}
+    if len(conds) == 1:
+        box = _box(conds.pop(), {s.place: i for i, s in enumerate(slides)}, whole)
+        margin = _constant(rewrite(value, lambda e: e.otherwise if isinstance(e, Select) else e), dtype)
+        if box is not None and margin is not None:
+            inside = rewrite(value, lambda e: e.then if isinstance(e, Select) else e)
+            return Plane(name, dtype, inside, margin, box)
+    return Plane(name, dtype, value, zero, whole)
+
+
+def _constant(expr: Expr, dtype: DType) -> Const | None:
+    """What a margin is, where that is plain: a constant, or zero divided or multiplied by one."""
+    match expr:
+        case Const(value=value):
+            return Const(float(value) if dtype.is_float else int(value), dtype)
+        case Cast(arg=Const(value=value)) if value == 0:
+            return _constant(expr.arg, dtype)
+        case Cast(arg=arg, dtype=target) if target.is_float and arg.dtype.is_float:
+            return _constant(arg, dtype)
+        case Op(kind=OpKind.DIV, args=(Const(value=a), Const(value=b))) if a == 0 and b > 0:
+            return _constant(expr.args[0], dtype)
+        case Op(kind=OpKind.MUL, args=(Const(value=a), Const(value=b))) if a == 0 and b > 0 and math.isfinite(b):
+            return _constant(expr.args[0], dtype)
+        case _:
+            return None
+
+
+Box = tuple[tuple[int, int], ...]
+
+
+def _box(cond: Expr, dims: Mapping[str, int], whole: Box) -> Box | None:
+    """Where a conjunction of bounds on single places holds; None where it is anything else."""
+    match cond:
+        case Op(kind=OpKind.LAND, args=(a, b)):
+            one, other = _box(a, dims, whole), _box(b, dims, whole)
+            if one is None or other is None:
+                return None
+            both = [(max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(one, other, strict=True)]
+            return tuple((low, max(low, high)) for low, high in both)
+        case Op(kind=OpKind.GT, args=(a, b)):
+            return _below(b, a, 0, dims, whole)
+        case Op(kind=OpKind.GE, args=(a, b)):
+            return _below(b, a, 1, dims, whole)
+        case Op(kind=OpKind.LT, args=(a, b)):
+            return _below(a, b, 0, dims, whole)
+        case Op(kind=OpKind.LE, args=(a, b)):
+            return _below(a, b, 1, dims, whole)
+        case _:
+            return None
+
+
+def _below(a: Expr, b: Expr, more: int, dims: Mapping[str, int], whole: Box) -> Box | None:
+    """Where a < b + more."""
+    left, right = affine(a), affine(b)
+    if left is None or right is None or a.dtype.is_float:
+        return None
+    coeffs = dict(right.coeffs)
+    for name, c in left.coeffs:
+        coeffs[name] = coeffs.get(name, 0) - c
+    known = [(name, c) for name, c in coeffs.items() if c]
+    slack = right.offset - left.offset + more  # sum of the terms + slack > 0
+    if len(known) != 1 or known[0][0] not in dims:
+        return None
+    (name, c), box = known[0], list(whole)
+    low, high = box[dims[name]]
+    if c > 0:  # place > -slack / c
+        low = max(low, -slack // c + 1)
+    else:  # place < slack / -c
+        high = min(high, -(-slack // -c))
+    box[dims[name]] = (low, max(low, high))
+    return tuple(box)
+
+
+Tile = tuple[int, ...]
+LINE = 64  # elements that rooms are whole multiples of
+# Phases that lie a multiple of so many elements apart (2 KiB of float32) meet in one or two of the 64 sets of L1, where
+# 16 of them crowd each other out of 8 ways: 5 x 5 taps with stride 2, phases of 4 KiB, took 1.5 to 1.9 times as long on
+# Zen 4.
+CROWDED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A slide under a tile of `block` outputs, `rows` of which are computed together.
+
+    Place p lies in phase p % phases at p // phases: output rows * q + r finds its tap at the same phase for all q, and
+    what several of the `rows` outputs read is one element.
+    """
+
+    slide: Slide
+    block: int
+    rows: int
+
+    @property
+    def phases(self) -> int:
+        return self.slide.stride * self.rows
+
+    @property
+    def steps(self) -> int:
+        return -(-self.block // self.rows)
+
+    @property
+    def size(self) -> int:
+        """Elements of one phase."""
+        return self.steps + (self.slide.stride * (self.rows - 1) + self.slide.span) // self.phases
+
+    @property
+    def places(self) -> int:
+        return self.slide.reach(self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the places of one sum's planes lie, and the run of outputs over its last two dimensions.
+
+    Outputs of `rows` neighbouring lines are computed together at each point of the run; points between the last output
+    of a line and the first of the next are computed for nothing.
+    """
+
+    dims: tuple[Dimension, ...]
+    width: int  # elements of a step of the run
+
+    @property
+    def rows(self) -> int:
+        return self.dims[-2].rows if len(self.dims) > 1 else 1
+
+    @property
+    def pitches(self) -> Tile:
+        return tuple(math.prod(d.size for d in self.dims[i + 1 :]) for i in range(len(self.dims)))
+
+    @property
+    def phase_elements(self) -> int:
+        """Of a phase's room."""
+        whole = -(-math.prod(d.size for d in self.dims) // LINE) * LINE
+        return whole + LINE if whole % CROWDED == 0 else whole
+
+    @property
+    def elements(self) -> int:
+        """Of the whole room; the last step of the run may read beyond the last phase."""
+        phases = math.prod(d.phases for d in self.dims)
+        return phases * self.phase_elements + -(-self.width // LINE) * LINE
+
+    @property
+    def pitch(self) -> int:
+        """Of lines of results, as of staged ones."""
+        return self.dims[-1].size
+
+    @property
+    def run_steps(self) -> int:
+        lines = self.dims[-2].steps if len(self.dims) > 1 else 1
+        return -(-((lines - 1) * self.pitch + self.dims[-1].block) // self.width)
+
+    def element(self, places: tuple[Expr, ...]) -> Expr:
+        """Where the element at these places lies in the room."""
+        phase, offset = num(0), num(0)
+        total: Expr = offset
+        number: Expr = phase
+        for dim, place, pitch in zip(self.dims, places, self.pitches, strict=True):
+            number = add(mul(number, num(dim.phases)), mod(place, dim.phases))
+            total = add(total, mul(div(place, dim.phases), num(pitch)))
+        return add(mul(number, num(self.phase_elements)), total)
+
+
+def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Layout:
+    """The layout of one sum's planes under an rProgram's tiles, in the order of the space's axes."""
+    first, last = space.first, len(space.axes) - 1
+    dims = []
+    for i, slide in enumerate(of.slides):
+        rows = thread[first + i] if i == last - 1 else 1
+        wanted = min(block[first + i], slide.extent)
+        dims.append(Dimension(slide, -(-wanted // rows) * rows if i == last - 1 else wanted, rows))
+    return Layout(tuple(dims), thread[first + last])

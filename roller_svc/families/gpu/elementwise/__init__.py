@@ -1,0 +1,1 @@
+"""Elementwise kernels on a GPU."""

@@ -1,0 +1,161 @@
+"""The cost of a map on a SIMT machine: element-wise programs, broadcasts, layout changes, gathers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
+from roller_svc.ir.hardware import Limits
+from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.machine import SCHEDULERS, register_words
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Problem
+
+BLOCK_CYCLES = 50.0  # a core starts one block after another
+BARRIER_CYCLES = 30.0
+THREAD_INSTRUCTIONS = 20.0  # where a thread stands, the edges of its tile, the way out
+STAGED_INSTRUCTIONS = 4.0  # to find where a vector comes from and goes to
+SECTORS_PER_CYCLE = 4  # of a core's first cache
+REGISTER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MapTile:
+    """A block's tile and a thread's."""
+
+    map: MapSpace
+    block: Tile
+    thread: Tile
+    width: int
+    staged: tuple[MapAccess, ...]
+
+    @classmethod
+    def of(cls, p: Problem, block: Tile, thread: Tile) -> MapTile:
+        if p.map is None:
+            raise InvariantError("the program is no map")
+        return cls(p.map, block, thread, p.map.vector(thread), p.map.staged(block))
+
+    @property
+    def direct(self) -> tuple[MapAccess, ...]:
+        """What threads read and write where it lies."""
+        return tuple([a for a in self.map.accesses if a not in self.staged]) if self.staged else self.map.accesses
+
+    def elements(self, access: MapAccess) -> int:
+        """Elements that a thread touches."""
+        points = 1
+        for i, step in enumerate(access.steps):
+            if step:
+                points *= min(self.thread[i], self.map.extents[i])
+        return points
+
+    def staged_bytes(self, access: MapAccess) -> int:
+        return math.prod([self.block[i] for i in access.index or ()]) * access.bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        total = 0
+        for access in self.staged:
+            row = self.block[access.tile_axes(self.map.row)[-1]]
+            pad = self.map.room(access, self.block, self.thread).pad
+            total += self.staged_bytes(access) // row * (row + pad)
+        return total
+
+
+def map_registers(p: Problem, tile: MapTile, limits: Limits) -> int:
+    """Registers of a thread: addresses, everything that it loads before it uses any, one vector of values."""
+    loaded = sum([tile.elements(a) * a.bytes for a in tile.direct if not a.access.is_output])
+    if tile.staged:
+        threads = math.prod([b // t for b, t in zip(tile.block, tile.thread, strict=True)])
+        loaded += sum([tile.staged_bytes(a) // threads for a in tile.staged])
+    values = 2 * tile.width * register_words(p.space.compute_dtype)
+    return overhead_registers(limits) + -(-loaded // REGISTER_BYTES) + values
+
+
+def simt_map(p: Problem, launch: Launch) -> Costs:
+    """Warps issue, caches and DRAM serve; the longest of them bounds."""
+    mach, hw = p.machine, p.machine.hw
+    tile = MapTile.of(p, launch.block, launch.thread)
+    needs = BlockNeeds(launch.threads, map_registers(p, tile, hw.limits), tile.shared_bytes)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    warps = -(-launch.threads // hw.limits.warp_size)
+    instructions, requests = _thread_work(p, tile, launch.threads)
+    chain = mach.dram_latency_cycles + THREAD_INSTRUCTIONS * SCHEDULERS
+    if tile.staged:
+        chain += BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
+
+    def block_cycles(blocks: float) -> float:
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
+
+    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
+    moved = launch.grid * p.touched.moved_bytes(clipped)
+    asked = launch.grid * p.touched.asked_bytes(clipped)
+    last = mach.last_cache
+    in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
+    return Costs(
+        core_s=mach.seconds(core_cycles),
+        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
+        parts=(
+            ("fma", p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s),
+            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
+            ("dram", _dram_bytes(p, moved) / streaming_bandwidth(mach, in_flight)),
+        ),
+        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
+        waves=waves,
+        needs=needs,
+    )
+
+
+def _loaded_bytes(tile: MapTile, threads: int) -> int:
+    """Bytes that a block asks for before it waits for any; a map that reads nothing stores as much at once."""
+    reads = [a for a in tile.map.accesses if not a.access.is_output] or tile.map.accesses
+    return sum([tile.staged_bytes(a) if a in tile.staged else tile.elements(a) * a.bytes * threads for a in reads])
+
+
+def _dram_bytes(p: Problem, moved: float) -> float:
+    """Blocks that run one after another find some of what they share, or of what their edges cut, in the last cache."""
+    whole = p.touched.moved_bytes(p.extents)
+    again = max(0.0, moved - whole)
+    return resident_bytes(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
+
+
+def _thread_work(p: Problem, tile: MapTile, threads: int) -> tuple[float, float]:
+    """Instructions of a thread, and cycles that a warp's accesses hold the core's cache and shared memory."""
+    points = math.prod(tile.thread)
+    instructions, cycles = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * points, 0.0
+    for access in tile.direct:
+        each = math.gcd(access.width, tile.width) if access.run == tile.map.row else 1
+        accesses = tile.elements(access) / each
+        # neighbours and elements of unrolled loops lie at constant distances where the index is a sum
+        address = DIVISION_OPS * len(access.access.dims) if access.is_opaque else ADDRESS_OPS / 2
+        instructions += accesses * (1.0 + address)
+        cycles += accesses * max(1.0, _sectors(tile, access, each) / SECTORS_PER_CYCLE)
+    for access in tile.staged:
+        width = math.gcd(access.width, tile.block[access.tile_axes(tile.map.row)[-1]])
+        loads = tile.staged_bytes(access) / (access.bytes * width * threads)
+        room = tile.map.room(access, tile.block, tile.thread)
+        line = REQUEST_THREADS * width * access.bytes / SECTOR_BYTES
+        instructions += loads * (STAGED_INSTRUCTIONS + 2.0 * width) + points
+        cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + room.write_cycles) + points * room.read_cycles
+    return instructions, cycles
+
+
+def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
+    """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
+    if access.is_opaque and access.run != tile.map.row:
+        return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
+    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
+    for i in reversed(tile.map.thread_order(tile.block)):
+        along = min(lanes, tile.block[i] // tile.thread[i])
+        if along < 2:
+            continue
+        step = access.steps[i] * access.bytes * (tile.width if i == tile.map.row else 1)
+        if 0 < step <= max(run, SECTOR_BYTES // 2):
+            run += step * (along - 1)
+        elif step:
+            count *= along
+        lanes //= along
+    return count * -(-run // SECTOR_BYTES)

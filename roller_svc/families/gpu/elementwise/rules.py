@@ -1,0 +1,117 @@
+"""ROLLER's rules for a map on a SIMT machine: whole vectors a thread, warps along the row, tiles to turn on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import Base, exceeds_grid, replaced
+from roller_svc.construct.scale_up import Grown, Look
+from roller_svc.families.common.gpu.elementwise_space import MapSpace
+from roller_svc.families.common.gpu.loop_rules import NestRules
+from roller_svc.families.gpu.elementwise.cost import MapTile, map_registers
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import block_registers
+
+BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
+MAX_VECTORS = 16
+MAX_WASTE_OF = 8  # of so many lanes, or so many vectors of a row, one may have nothing to do
+LINE_BYTES = 128  # what a warp's access is served in at once
+MAX_THREADS = 512
+MAX_BASES = 6
+FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
+
+
+@dataclass(frozen=True, slots=True)
+class SimtMap(NestRules):
+    map: MapSpace
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """From one vector to several."""
+        return sorted(grown.large, key=math.prod)[:MAX_BASES]
+
+    def look(self, block: Tile, base: Base) -> Look:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        threads = self._threads(block, base)
+        if threads > min(MAX_THREADS, limits.max_threads_per_block):
+            return self._measured(block, "threads per block")
+        tile = MapTile.of(p, block, base.thread)
+        if tile.shared_bytes > limits.shared_bytes_per_block:
+            return self._measured(block, "shared memory")
+        if block_registers(threads, map_registers(p, tile, limits), limits) > limits.registers_per_core:
+            return self._measured(block, "registers per core")
+        idle = -threads % limits.warp_size
+        if idle * MAX_WASTE_OF > threads:
+            return self._measured(block, "", "execution unit")
+        huge = exceeds_grid(p, block)
+        return self._measured(block, "", "grid size" if huge else "")
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One point a thread, a warp along the row."""
+        one = tuple([1] * len(self.problem.extents))
+        return [(replaced(one, self.map.row, self.problem.machine.hw.limits.warp_size), Base(one)), (one, Base(one))]
+
+    def _thread_steps(self, axis: int) -> Tile:
+        """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
+        p, m = self.problem, self.map
+        if axis == m.row:
+            least = math.gcd(m.width, 1 << (self._fair.bit_length() - 1))
+            narrowest = min([a.bytes for a in m.accesses])
+            most = max(1, BYTES_IN_FLIGHT // narrowest)
+            extent = p.extents[axis]
+            even = [s for s in powers(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
+            return tuple([s for s in even if s >= least]) or (even[-1],)
+        turned = any(a.run == axis for a in m.crossing)
+        return powers(min(4, p.extents[axis])) if turned else (1,)
+
+    @property
+    def _fair(self) -> int:
+        """Points of each thread when every scheduler of the device has one warp."""
+        machine = self.problem.machine
+        return max(1, self.problem.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
+
+    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+        row, epsilon = self.map.row, max(epsilon, FREE_PADDING)
+        along = self._line_steps(row, base.thread[row], epsilon)
+        if axis == row:
+            return along
+        most = max(1, MAX_THREADS * base.thread[row] // along[0])
+        steps = self._line_steps(axis, base.thread[axis], epsilon)
+        return tuple([s for s in steps if s <= most * base.thread[axis]]) or steps[:1]
+
+    def _line_steps(self, axis: int, unit: int, epsilon: float) -> Tile:
+        """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
+        extent = self.problem.extents[axis]
+        fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
+        lying = self.map.accesses if axis == self.map.row else self.map.crossing
+        along = [a.bytes for a in lying if a.run == axis]
+        if not along:
+            return fitting
+        warp = self.problem.machine.hw.limits.warp_size
+        line = LINE_BYTES // min(along) if self.map.crossing else warp * unit
+        return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
+
+    def _thread_rule(self, thread: Tile) -> str:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        points = math.prod(thread)
+        if points > max(self._fair, math.gcd(thread[self.map.row], self.map.width)):
+            return "parallelism"
+        if points // self.map.vector(thread) > MAX_VECTORS:
+            return "vectors per thread"
+        fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
+        return "" if fits or points == 1 else "registers per thread"
+
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
+
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self._thread_rule(thread))
+
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """Without reuse, the row."""
+        return (self.map.row,)

@@ -1,0 +1,251 @@
+"""Group of maps and its rProgram → schedule tree for a GPU: wide accesses, several in flight, tiles turned on the way.
+
+What lies along another axis than the result goes through shared memory: read along its own axis, used along the
+result's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from roller_svc.families.common.gpu.elementwise_space import LANES_ALONG, MapAccess, MapSpace, map_space
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.index import add, ceil_div, div, less, less_equal, mod, mul, num, ref
+from roller_svc.ir.program import StatementKind
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.schedule.nest_statements import (
+    RowReads,
+    converted,
+    local_name,
+    register,
+    row_dtype,
+    row_tensors,
+    wrapped,
+)
+
+THREAD, ITEM = ".thread", ".item"
+
+
+def is_map_group(group: KernelGroup) -> bool:
+    """Whether all statements are maps over the outer axes."""
+    names = {a.name for a in group.outer}
+    return bool(names) and all(
+        s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements
+    )
+
+
+def lower_map_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+    """One tree. A thread takes vectors of neighbours along the row; its next vector lies one round of threads on."""
+    return (ScheduleTree(group.name, _Map(group, program).blocks()),)
+
+
+@dataclass(frozen=True)
+class _Map:
+    group: KernelGroup
+    program: RProgram
+
+    @cached_property
+    def map(self) -> MapSpace:
+        return map_space(self.program.space)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.program.space.axes)
+
+    @cached_property
+    def block(self) -> dict[str, int]:
+        return self.program.block.as_dict()
+
+    @cached_property
+    def staged(self) -> tuple[MapAccess, ...]:
+        loads = [load for s in self.group.statements for load in s.reads]
+        staged = self.map.staged(self._tile(self.program.block))
+        return tuple(a for a in staged if any(self._is_of(load, a) for load in loads))
+
+    def _tile(self, tile: RTile) -> tuple[int, ...]:
+        return tuple(tile[name] for name in self.names)
+
+    @cached_property
+    def row(self) -> str:
+        return self.names[self.map.row]
+
+    @cached_property
+    def width(self) -> int:
+        return self.map.vector(self._tile(self.program.thread))
+
+    def threads(self, axis: str) -> int:
+        return self.block[axis] // self.program.thread[axis]
+
+    def blocks(self) -> tuple[Node, ...]:
+        nodes = self._points()
+        if self.staged:
+            staging = [node for access in self.staged for node in self._stage(access)]
+            nodes = wrapped([self._room(a) for a in self.staged], (*staging, Barrier(), *nodes))
+        order = [self.names[i] for i in self.map.thread_order(self._tile(self.program.block))]
+        thread: Expr = num(0)
+        for axis in order:
+            thread = add(mul(thread, num(self.threads(axis))), ref(f"{axis}.thread"))
+        nodes = (Let(THREAD, thread, nodes),)
+        for axis in reversed(order):
+            nodes = (Loop(f"{axis}.thread", self.threads(axis), LoopKind.THREAD, nodes),)
+        for axis_ in reversed(self.group.outer):
+            count = ceil_div(axis_.extent, self.block[axis_.name])
+            nodes = (Loop(f"{axis_.name}.block", count, LoopKind.BLOCK, nodes),)
+        return nodes
+
+    # points ---------------------------------------------------------------------------------------------------------
+    def _points(self) -> tuple[Node, ...]:
+        """All points of a thread: vectors along the row, and elements of the other axes."""
+        row, width = self.row, self.width
+        first = ref(f"{row}.first")
+        at = {a.name: ref(f"{a.name}.at") for a in self.group.outer}
+        here = {a.name: ref(f"{a.name}.here") for a in self.group.outer}
+
+        def point(lane: Expr | None) -> tuple[Node, ...]:
+            place = first if lane is None else add(first, lane)
+            local = ref(f"{row}.here") if lane is None else add(ref(f"{row}.here"), lane)
+            return self._statements({**at, row: place}, {**here, row: local}, lane)
+
+        nodes = self._neighbours(row, first, width, point)
+        rooms = [
+            register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
+            for s in self.group.statements if s.output in row_tensors(self.group)
+        ]  # fmt: skip
+        nodes = wrapped(rooms, nodes)
+        for axis in reversed(self.group.outer):
+            if axis.name != row and axis.extent % self.block[axis.name]:
+                nodes = (Branch(less(ref(f"{axis.name}.at"), num(axis.extent)), nodes),)
+        for axis in sorted(self.group.outer, key=lambda a: a.name != row):
+            step = width if axis.name == row else 1
+            nodes = self._elements(axis.name, step, "first" if axis.name == row else "at", nodes)
+        return nodes
+
+    def _elements(self, axis: str, step: int, name: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Loop over a thread's elements of an axis, `step` neighbours at a time, each a round of threads on."""
+        threads, count = self.threads(axis), self.program.thread[axis] // step
+        here = mul(ref(f"{axis}.thread"), num(step))
+        if count > 1:
+            here = add(mul(ref(f"{axis}.element"), num(threads * step)), here)
+        block = mul(ref(f"{axis}.block"), num(self.block[axis]))
+        if self.staged:
+            nodes = (Let(f"{axis}.{name}", add(block, ref(f"{axis}.here")), nodes),)
+            nodes = (Let(f"{axis}.here", here, nodes),)
+        else:
+            nodes = (Let(f"{axis}.{name}", add(block, here), nodes),)
+        return (Loop(f"{axis}.element", count, LoopKind.UNROLL, nodes),) if count > 1 else nodes
+
+    def _neighbours(
+        self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]
+    ) -> tuple[Node, ...]:
+        """`width` neighbours from `first` on, without those beyond the axis."""
+        extent = self._extent(axis)
+        if width == 1:
+            nodes = body(None)
+            return nodes if extent % self.block[axis] == 0 else (Branch(less(first, num(extent)), nodes),)
+        lane = ref(f"{axis}.lane")
+        whole = (Loop(lane.name, width, LoopKind.VECTOR, body(lane)),)
+        if extent % self.block[axis] == 0:
+            return whole
+        if extent % width == 0:
+            return (Branch(less(first, num(extent)), whole),)
+        each = (Branch(less(add(first, lane), num(extent)), body(lane)),)
+        rest = (Loop(lane.name, width, LoopKind.UNROLL, each),)
+        return (Branch(less_equal(add(first, num(width)), num(extent)), whole, rest),)
+
+    def _extent(self, axis: str) -> int:
+        return next(a.extent for a in self.group.outer if a.name == axis)
+
+    def _statements(self, at: dict[str, Expr], here: dict[str, Expr], lane: Expr | None) -> tuple[Node, ...]:
+        rows = row_tensors(self.group)
+        reads = RowReads(rows, () if lane is None else (lane,), at)
+        nodes: list[Node] = []
+        for statement in self.group.statements:
+            value = converted(reads.apply(self._from_rooms(statement.body, here)), statement)
+            if statement.output in rows:
+                nodes.append(Compute(local_name(statement.output), reads.index, value))
+                value = Load(local_name(statement.output), reads.index, row_dtype(statement))
+            if statement.output not in self.group.locals:
+                nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
+        return tuple(nodes)
+
+    def _from_rooms(self, body: Expr, here: dict[str, Expr]) -> Expr:
+        """Loads of staged tensors, from their tiles."""
+
+        def change(node: Expr) -> Expr:
+            if not isinstance(node, Load):
+                return node
+            staged = next((a for a in self.staged if self._is_of(node, a)), None)
+            return node if staged is None else Load(self._name(staged), self._place(staged, here), node.dtype)
+
+        return rewrite(body, change)
+
+    # staging --------------------------------------------------------------------------------------------------------
+    def _room(self, staged: MapAccess) -> Storage:
+        shape = tuple(self.block[axis] for axis in self._axes(staged))
+        pad = self.map.room(staged, self._tile(self.program.block), self._tile(self.program.thread)).pad
+        return Storage(self._name(staged), staged.access.dtype, shape, Scope.SHARED, (), pad)
+
+    def _stage(self, staged: MapAccess) -> tuple[Node, ...]:
+        """All threads load the tile, vectors along its own axis, a few lanes along each line."""
+        *others, axis = self._axes(staged)
+        width = math.gcd(staged.width, self.block[axis])
+        vectors = self.block[axis] // width
+        along = math.gcd(vectors, LANES_ALONG)
+        here: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
+        at = {name: add(mul(ref(f"{name}.block"), num(self.block[name])), place) for name, place in here.items()}
+
+        def element(lane: Expr | None) -> tuple[Node, ...]:
+            step = num(0) if lane is None else lane
+            load = self._load(staged, {**at, axis: add(at[axis], step)})
+            return (Compute(self._name(staged), self._place(staged, {**here, axis: add(here[axis], step)}), load),)
+
+        nodes = self._neighbours(axis, at[axis], width, element)
+        for name in others:
+            if self._extent(name) % self.block[name]:
+                nodes = (Branch(less(at[name], num(self._extent(name))), nodes),)
+        rest = div(ref(ITEM), along)
+        for name in reversed(others):
+            nodes = (Let(f"{name}.staged", mod(rest, self.block[name]), nodes),)
+            rest = div(rest, self.block[name])
+        vector = add(mul(rest, num(along)), mod(ref(ITEM), along))
+        nodes = (Let(f"{axis}.staged", mul(vector, num(width)), nodes),)
+        return self._dealt(math.prod(self.block[name] for name in others) * vectors, nodes)
+
+    def _dealt(self, items: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The items, one after the other to each thread."""
+        threads = self.program.threads
+        if items % threads:
+            nodes = (Branch(less(ref(ITEM), num(items)), nodes),)
+        nodes = (Let(ITEM, add(mul(ref(".round"), num(threads)), ref(THREAD)), nodes),)
+        return (Loop(".round", ceil_div(items, threads), LoopKind.UNROLL, nodes),)
+
+    def _axes(self, staged: MapAccess) -> tuple[str, ...]:
+        """The axes of a staged tile, the tensor's own last."""
+        return tuple(self.names[i] for i in staged.tile_axes(self.map.row))
+
+    def _place(self, staged: MapAccess, here: dict[str, Expr]) -> tuple[Expr, ...]:
+        """Where a staged element lies, its axes at those places of the block's tile."""
+        return tuple(here[axis] for axis in self._axes(staged))
+
+    def _load(self, staged: MapAccess, at: dict[str, Expr]) -> Load:
+        """The element in memory, its axes at those places."""
+        load = next(x for s in self.group.statements for x in s.reads if self._is_of(x, staged))
+        return replace(load, index=tuple(substitute(i, at) for i in load.index))
+
+    def _is_of(self, load: Load, staged: MapAccess) -> bool:
+        """Whether this is the way in which the tensor is staged."""
+        if load.tensor != staged.access.tensor or any(load.checked):
+            return False
+        if not all(isinstance(i, AxisRef | Const) for i in load.index):
+            return False
+        names = [i.name for i in load.index if isinstance(i, AxisRef) and self._extent(i.name) > 1]
+        return names == [self.names[i] for i in staged.index or ()]
+
+    def _name(self, staged: MapAccess) -> str:
+        """The room of the tile of one way to read a tensor."""
+        return ".".join((staged.access.tensor, "shared", *(self.names[i] for i in staged.index or ())))

@@ -1,0 +1,1 @@
+"""Attention on tensor cores by warps: `mma.sync` and MFMA."""

@@ -1,0 +1,193 @@
+"""The cost of attention as one kernel on a matrix unit: two products and the exponentials between them, step by step.
+
+A step is priced as one of a contraction (`mma_contraction.py`); beside the unit, shared memory and the schedulers, the
+function units that compute exponentials may bound it (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from roller_svc.families.common.gpu.attention.mask import seen_keys
+from roller_svc.families.common.gpu.attention.tile import (
+    Attended,
+    AttentionTile,
+    Room,
+    TiledAttention,
+    attended,
+    thread_registers,
+    tile_of,
+)
+from roller_svc.families.common.gpu.matrix.terms import (
+    BARRIER_CYCLES,
+    CORE_L2_BYTES_PER_CYCLE,
+    STEP_OPS,
+    Step,
+    at,
+    core_share,
+    epilogue_memory_cycles,
+    epilogue_slots,
+    fill,
+    last_cache_share,
+    shared_latency_cycles,
+    tile_count,
+)
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
+from roller_svc.families.gpu.mma_contraction.cost import MMA_LATENCY_CYCLES
+from roller_svc.families.gpu.wgmma_attention.workload import grouped_attention
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
+from roller_svc.perf.footprint import Footprints, Tile
+from roller_svc.perf.machine import SCHEDULERS, Machine
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.uncertainty import EXPOSED
+from roller_svc.perf.workload import Problem, problem
+
+WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
+ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
+EXPONENTIALS_PER_CYCLE = 16.0  # of a core (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
+# Assumed: of one load of fragments to the warp that waits for it. Its four matrices of 128 bytes take shared memory
+# four cycles (128 bytes a cycle), and its address and latency as many again where a few of them are under way at once.
+FRAGMENT_CYCLES = 8.0
+SAMPLED_BLOCKS = 64  # of a mask's blocks of rows, evenly: how many keys they see
+
+
+def attention_problem(
+    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
+) -> Problem:
+    """What the model knows of a group of kind ATTENTION on a unit before any tile is chosen."""
+    found = attended(group, unit, hw.arch)
+    p = problem(group.space, hw, unit, None, footprints)
+    ((features,),) = (group.space.role(AxisRole.INNER),)
+    rows = p.outer_points // p.extent(p.n)
+    grouped = grouped_attention(group, unit, hw.arch) if unit.kind is UnitKind.WGMMA else None
+    p = replace(p, attention=found, attention_groups=grouped)
+    seen = share_seen(p, found, 1)
+    both = features.extent + p.extent(p.n)
+    return replace(p, operations=round(2 * rows * p.extent(p.k) * both * seen))
+
+
+def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
+    """Waves of blocks, each a chain of steps over the keys that its rows see."""
+    mach, hw = p.machine, p.machine.hw
+    tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
+    needs = BlockNeeds(tile.threads, thread_registers(tile, found), tile.shared_bytes)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    steps = max(1.0, share_seen(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
+    dram_bytes = attended_bytes(p, launch, resident * mach.cores)
+    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    cost = _step(p, found, tile, launch.block)
+    step = cost.step._replace(dram=dram)
+    ahead = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
+    at_once = resident * mach.cores
+
+    def block_cycles(blocks: float) -> float:
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        return steps * step.cycles(blocks, ahead, working)
+
+    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    together = min(resident, -(-launch.grid // mach.cores))
+    edges = 2 * step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
+    cycles += edges * (1 + (waves - 1) / resident)
+    each = launch.grid * steps / mach.cores
+    parts = [
+        ("mma", mach.seconds(each * step.mma)),
+        ("exponentials", mach.seconds(each * cost.exponentials)),
+        ("shared", mach.seconds(each * step.shared)),
+        ("issue", mach.seconds(each * cost.issue)),
+        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
+        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+    ]
+    seconds = max(mach.seconds(cycles), *(s for _, s in parts))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
+    occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
+    return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
+
+
+def attention_block(p: Problem, found: Attended, block: Tile, warp: Tile, pipeline: tuple[int, int]) -> AttentionTile:
+    """The tile of those extents; `pipeline`: stages, and blocks that share the keys."""
+    features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
+    extents = (at(block, p.m), at(block, p.n), at(block, p.k), block[features])
+    return tile_of(extents, (at(warp, p.m), at(warp, p.k)), *pipeline, found)
+
+
+def share_seen(p: Problem, found: Attended, rows: int) -> float:
+    """Of all steps over keys, those that blocks of so many rows make under the mask."""
+    if not found.bounds.uppers and not found.bounds.lowers:
+        return 1.0
+    keys, axis = p.extent(p.k), p.space.role(AxisRole.M)[0]
+    count = -(-axis.extent // rows)
+    sampled = sorted({i * (count - 1) // max(1, SAMPLED_BLOCKS - 1) for i in range(SAMPLED_BLOCKS)})
+    total = 0
+    for i in sampled:
+        begin, end = seen_keys(found.bounds, axis, keys, i * rows, min(axis.extent, (i + 1) * rows) - 1)
+        total += end - begin
+    return total / (keys * len(sampled))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """`issue` and `exponentials` are of one step, in cycles; the slower of them is the `step`'s."""
+
+    step: Step
+    issue: float
+    exponentials: float
+
+
+def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cost:
+    mach = p.machine
+    k = fill(found.k, tile.keys * tile.features, p.b, mach)
+    v = fill(found.v, tile.keys * tile.n, p.b, mach)
+    warps = tile.row_warps * tile.key_warps
+    size = tile.q.dtype.bytes
+    read = warps * tile.warp_keys * (tile.features + tile.n) * size
+    read += 0 if tile.holds_queries else warps * tile.warp_m * tile.features * size
+    products = tile.row_fragments * (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps)
+    instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
+    weighing = weighing_slots(tile, found)
+    loads = (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps) / 2
+    loads += 0 if tile.holds_queries else tile.row_fragments * tile.feature_steps
+    issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
+    exponentials = tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
+    moved = p.b.moved_bytes(block)
+    chain = max(products * instruction, (tile.feature_steps + tile.key_steps) * MMA_LATENCY_CYCLES) + weighing
+    chain += loads * FRAGMENT_CYCLES + (k.slots + v.slots) / warps
+    step = Step(
+        warps=warps,
+        mma=tile.m * tile.keys * (tile.features + tile.n) / mach.fma_per_cycle,
+        shared=read / mach.staged_bytes_per_cycle + k.pipe + v.pipe,
+        issue=max(issue, exponentials),
+        port=moved / CORE_L2_BYTES_PER_CYCLE,
+        last_cache=moved / last_cache_share(mach),
+        dram=0.0,
+        chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
+    )
+    return _Cost(step, issue, exponentials)
+
+
+def weighing_slots(tile: TiledAttention[Room], found: Attended) -> float:
+    """Of a warp, from products to weights, and for the results so far."""
+    scores = tile.row_fragments * tile.key_fragments * 4
+    results = tile.row_fragments * tile.fragments * 4
+    return scores * (WEIGHT_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
+
+
+def attended_bytes(p: Problem, launch: Launch, at_once: int) -> float:
+    """Keys and values once for every wave of blocks that share them, less what the last cache still holds."""
+    grid_m = -(-p.extent(p.m) // at(launch.block, p.m))
+    batches = max(1, tile_count(p, launch.block) // (grid_m * -(-p.extent(p.n) // at(launch.block, p.n))))
+    shared = p.b.total_bytes // batches
+    times = math.ceil(grid_m * launch.split_k / at_once)
+    return p.a.total_bytes + batches * resident_bytes(p.machine, shared, times)
+
+
+def _epilogue_cycles(p: Problem, launch: Launch, tile: AttentionTile) -> float:
+    mach: Machine = p.machine
+    points = tile.m * tile.n
+    through = 0.0 if tile.pieces > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
+    slots = epilogue_slots(p, points)
+    return through + slots / (mach.hw.limits.warp_size * SCHEDULERS) + epilogue_memory_cycles(p, launch)

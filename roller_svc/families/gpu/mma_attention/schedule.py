@@ -1,0 +1,298 @@
+"""Attention and its rProgram → schedule tree for matrix units that a warp drives (`mma.sync`).
+
+FlashAttention-2 (Dao, arXiv:2307.08691): a block has rows of queries and goes over the keys step by step. A warp
+multiplies its queries by a step's keys; the products stay in registers, become weights there, and are the first factor
+of the second product, with the step's values. Keys and values are staged in shared memory some steps ahead.
+
+Where blocks, or warps, share the keys of a row (flash-decoding: Dao, Haziza, Massa and Sizov 2023), each leaves its
+results, maxima and sums in memory for a second launch to join.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.attention.kv_loop import PART, KeySteps
+from roller_svc.families.common.gpu.attention.softmax import (
+    KEY_STEP,
+    MAXIMUM,
+    PEAK,
+    QUAD,
+    RESCALE,
+    ROW,
+    SCORES,
+    SHIFT,
+    TOTAL,
+    Softmax,
+    cleared,
+)
+from roller_svc.families.common.gpu.attention.tile import AttentionTile, attended, attention_tile, partial_results
+from roller_svc.families.common.gpu.matrix.epilogue import Epilogue, column_of_word, word
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+    ACC,
+    LANE,
+    LANES,
+    SHARED_A,
+    SHARED_B,
+    SLOT,
+    A,
+    B,
+    Ring,
+    Steps,
+    a_fragment,
+    b_fragments,
+)
+from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
+from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
+from roller_svc.families.common.view import View, decoded
+from roller_svc.ir.attention import Attention
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Load, substitute
+from roller_svc.ir.group import AxisRole, Factors, KernelGroup
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.index import add, both, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    CommitCopies,
+    Compute,
+    Let,
+    LoadMatrix,
+    Loop,
+    LoopKind,
+    Mma,
+    Node,
+    PackFragment,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
+from roller_svc.schedule.nest_statements import register, wrapped
+
+VALUES = ".v_shared"
+WEIGHTS = ".weights"  # a fragment
+PAIR = 2 * COLUMNS  # columns that one load of fragments brings
+_F32 = DType.FLOAT32
+RESULT = (ref("m.fragment"), ref("n.fragment"), word())
+
+
+def lower_attention_mma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+    """A block computes block.m rows and block.n columns of the result, a warp thread.m of the rows."""
+    if group.attention is None:
+        raise InvariantError(f"{group.name} is no attention")
+    kernel = _Kernel.of(group, group.attention, program, arch)
+    return (ScheduleTree(group.name, kernel.nodes()),)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowStaging(Staging):
+    """Where threads fill whole rows, a thread's items are a fixed number of rows apart: one address serves them all."""
+
+    def _place(self) -> tuple[Expr, Expr]:
+        per_row = self.staged.row // self._together
+        if self.staged.along_k != self.operand.along_k or self.threads % per_row:
+            return Staging._place(self)
+        row = add(mul(ref(".round"), num(self.threads // per_row)), div(ref(THREAD), per_row))
+        return row, mod(ref(THREAD), per_row)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyStaging(_RowStaging):
+    """Keys: steps go along their rows, not along what the product sums over."""
+
+    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        return (Let("k.block", step, Staging._placed(self, num(0), nodes, offset)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    view: View
+    attention: Attention
+    tile: AttentionTile
+    steps: KeySteps
+    softmax: Softmax
+    q: Staging
+    ring: Ring
+
+    @classmethod
+    def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
+        space = program.space
+        (m,), (n,), (keys,), (features,) = (
+            space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
+        )
+        found = attended(group, program.unit, arch)
+        tile = attention_tile(program, found)
+        of_q, of_k, of_v = (tile.m, tile.features), (tile.keys, tile.features), (tile.n, tile.keys)
+        q = _RowStaging(SHARED_A, found.q.operand, tile.q, found.q.load, m, features, of_q, tile.threads)
+        k = _KeyStaging(SHARED_B, found.k.operand, tile.k, found.k.load, keys, features, of_k, tile.threads)
+        v = _RowStaging(VALUES, found.v.operand, tile.v, found.v.load, n, keys, of_v, tile.threads)
+        view = View(
+            group, space.role(AxisRole.BATCH), m, n, keys, Factors(attention.q, attention.v), space.compute_dtype
+        )
+        steps = KeySteps(tile, m, keys, found.bounds)
+        return cls(
+            view, attention, tile, steps, Softmax(attention, tile, m, keys, RESULT), q, Ring(tile.stages, (k, v))
+        )
+
+    # the launch -----------------------------------------------------------------------------------------------------
+    def nodes(self) -> tuple[Node, ...]:
+        """All blocks."""
+        tile, rows = self.tile, self.tile.row_fragments
+        storages = [
+            register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, 2),
+            register(TOTAL, _F32, rows, 2),
+        ]  # fmt: skip
+        nodes = wrapped(storages, (*cleared(self.softmax), *self._weighed_sums(), *self._left()))
+        return self.steps.blocks(self.view, self.steps.around(self._threads(nodes)))
+
+    def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        warp = add(mul(ref("m.warp"), num(self.tile.key_warps)), ref("k.warp"))
+        nodes = (Let("n.warp", num(0), nodes),)
+        nodes = (Let(THREAD, add(mul(warp, num(LANES)), ref(LANE)), nodes),)
+        for var, extent in ((LANE, LANES), ("k.warp", self.tile.key_warps), ("m.warp", self.tile.row_warps)):
+            nodes = (Loop(var, extent, LoopKind.THREAD, nodes),)
+        return nodes
+
+    # keys and values ------------------------------------------------------------------------------------------------
+    def _weighed_sums(self) -> tuple[Node, ...]:
+        """Results, maxima and sums over all keys."""
+        tile, steps = self.tile, self.steps
+        load = self.q.copies(num(0), num(0)) if self.q.is_async else self.q.moves(num(0), num(0))
+        nodes: tuple[Node, ...] = (*load, CommitCopies())
+        counts = self.softmax.counts_beyond(steps.bounds.beyond or 0.0)
+        nodes += steps.passes(counts, lambda seen, _: self._pass(seen))
+        nodes += (AwaitCopies(0),)  # of queries, where there was no key to be multiplied with
+        kept = tile.feature_steps if tile.holds_queries else 1
+        nodes = (Storage(A, DType.UINT32, (kept, tile.row_fragments, 4), Scope.REGISTER, nodes),)
+        nodes = self.ring.rooms(nodes)
+        return Ring(1, (self.q,)).rooms(nodes)
+
+    def _pass(self, steps: Steps) -> tuple[Node, ...]:
+        work = (Let(KEY_STEP, steps.number, self._step()),)
+        return (*self.ring.begun(steps), *self._held(), self.ring.stepped(steps, work))
+
+    def _held(self) -> tuple[Node, ...]:
+        """Queries into registers, once all of the block's are there."""
+        if not self.tile.holds_queries:
+            return ()
+        nodes: tuple[Node, ...] = (AwaitCopies(self.ring.ahead if self.ring.is_async else 0), Barrier())
+        for step in range(self.tile.feature_steps):
+            nodes += self._queries(num(step), num(step))
+        return nodes
+
+    def _queries(self, step: Expr, kept: Expr) -> tuple[Node, ...]:
+        row = add(mul(ref("m.warp"), num(self.tile.warp_m)), mul(ref("m.fragment"), num(ROWS)))
+        fragments = a_fragment(self.tile.q, row, step, (kept, ref("m.fragment")))
+        load = Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, fragments)
+        return (Let(SLOT, num(0), (load,)),)
+
+    def _step(self) -> tuple[Node, ...]:
+        """Of a warp, for its keys."""
+        tile, rows = self.tile, self.tile.row_fragments
+        storages = [
+            register(SCORES, _F32, rows, tile.key_fragments, 4),
+            *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
+            register(B, DType.UINT32, 2, 2), register(WEIGHTS, DType.UINT32, rows, 4),
+        ]  # fmt: skip
+        return wrapped(storages, (*self._products(), *self.softmax.weights(), self.softmax.rescaled(), *self._mixed()))
+
+    def _products(self) -> tuple[Node, ...]:
+        """Queries times keys, features step by step."""
+        tile = self.tile
+        zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
+        clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
+        clear = Loop("key.fragment", tile.key_fragments, LoopKind.UNROLL, (clear,))
+        nodes: tuple[Node, ...] = (self._over_rows((clear,)),)
+        pair = mul(ref(".pair"), num(2))
+        column = add(mul(ref("k.warp"), num(tile.warp_keys)), mul(ref(".pair"), num(PAIR)))
+        for step in range(tile.feature_steps):
+            kept = num(step if tile.holds_queries else 0)
+            if not tile.holds_queries:
+                nodes += self._queries(num(step), kept)
+            keys = b_fragments(tile.k, column, num(step), (num(0),), 2)
+            a = (A, (kept, ref("m.fragment")), tile.q.dtype)
+            two = tuple(self._product((SCORES, add(pair, num(i))), a, num(i)) for i in range(2))
+            nodes += (Loop(".pair", tile.key_fragments // 2, LoopKind.UNROLL, (*keys, self._over_rows(two))),)
+        return nodes
+
+    def _mixed(self) -> tuple[Node, ...]:
+        """Weights times values: a warp's scores of 16 keys lie as the first factor of a product does."""
+        tile = self.tile
+        nodes: tuple[Node, ...] = ()
+        pair = mul(ref(".pair"), num(2))
+        for step in range(tile.key_steps):
+            index = (ref("m.fragment"),)
+            packed = tuple(
+                PackFragment(WEIGHTS, (*index, num(w)), self._weight(2 * step + w // 2, w % 2), tile.q.dtype)
+                for w in range(4)
+            )
+            nodes += (self._over_rows(packed),)
+            along = add(mul(ref("k.warp"), num(tile.key_steps)), num(step))
+            values = _from(VALUES, b_fragments(tile.v, mul(ref(".pair"), num(PAIR)), along, (num(0),), 2))
+            a = (WEIGHTS, index, tile.q.dtype)
+            two = tuple(self._product((ACC, add(pair, num(i))), a, num(i)) for i in range(2))
+            nodes += (Loop(".pair", tile.fragments // 2, LoopKind.UNROLL, (*values, self._over_rows(two))),)
+        return nodes
+
+    def _weight(self, fragment: int, half: int) -> Load:
+        return Load(SCORES, (ref("m.fragment"), num(fragment), num(2 * half)), _F32)
+
+    def _product(self, to: tuple[str, Expr], a: tuple[str, tuple[Expr, ...], DType], b: Expr) -> Mma:
+        return Mma(to[0], (ref("m.fragment"), to[1]), *a, B, (b,), self.tile.k.dtype)
+
+    def _over_rows(self, nodes: tuple[Node, ...]) -> Node:
+        return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, nodes)
+
+    # results --------------------------------------------------------------------------------------------------------
+    def _left(self) -> tuple[Node, ...]:
+        """Sums of rows, and what becomes of them."""
+        if self.tile.pieces > 1:
+            return (self.softmax.joined(), *self._pieces())
+        divided = (self.softmax.joined(), *self.softmax.divided())
+        return (*divided, Barrier(), *Epilogue(self.view, self.tile.result).nodes())
+
+    def _pieces(self) -> tuple[Node, ...]:
+        """A warp's part of the sums over keys, into memory."""
+        (results, _), (maxima, _), (totals, _) = partial_results(self.view.group, self.tile)
+        part: Expr = ref("k.warp")
+        if self.tile.parts > 1:
+            part = add(mul(ref(PART), num(self.tile.key_warps)), part)
+        total, rows = self.attention.total, self.view.m
+        ends = tuple(
+            Compute(name, (part, *total.index), Load(room, ROW, _F32))
+            for name, room in ((maxima, MAXIMUM), (totals, TOTAL))
+        )
+        columns = equal(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
+        first = both(equal(mod(ref(LANE), QUAD), num(0)), columns)
+        nodes: tuple[Node, ...] = (self._piece_of_row((results, part)), Branch(first, ends))
+        if rows.extent % self.tile.m:
+            nodes = (Branch(less(ref("m.place"), num(rows.extent)), nodes),)
+        return (self.softmax.each_row(self.softmax.placed_row(nodes)),)
+
+    def _piece_of_row(self, to: tuple[str, Expr]) -> Node:
+        """Results of a row, two neighbours at once where they are neighbours in memory."""
+        tile, n, mixed = self.tile, self.view.n, self.view.group.statements[0]
+        lead = n.members[-1]
+        together = lead.extent % 2 == 0
+        index = tuple(substitute(i, {lead.name: add(ref(lead.name), ref(".pair"))}) for i in mixed.index)
+        value = Load(ACC, (ref("m.fragment"), ref("n.fragment"), word()), _F32)
+        nodes: tuple[Node, ...] = (Compute(to[0], (to[1], *(index if together else mixed.index)), value),)
+        column = mul(mod(ref(LANE), QUAD), num(2)) if together else column_of_word()
+        column = add(mul(ref("n.block"), num(tile.n)), add(mul(ref("n.fragment"), num(COLUMNS)), column))
+        if together:
+            nodes = (Loop(".pair", 2, LoopKind.VECTOR, nodes),)
+        nodes = decoded(n, ref("n.place"), nodes)
+        if n.extent % tile.n:
+            nodes = (Branch(less(ref("n.place"), num(n.extent)), nodes),)
+        nodes = (Let("n.place", column, nodes),)
+        if not together:
+            nodes = (Loop(".pair", 2, LoopKind.UNROLL, nodes),)
+        return Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes)
+
+
+def _from(room: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Fragments of the values' room."""
+    return tuple(replace(node, source=room) if isinstance(node, LoadMatrix) else node for node in loads)

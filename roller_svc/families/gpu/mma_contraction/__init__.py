@@ -1,0 +1,1 @@
+"""GEMM on tensor cores by warps: `mma.sync` and MFMA."""

@@ -1,0 +1,171 @@
+"""The cost of a contraction on a matrix unit that warps drive: stages of shared memory, fragments, an epilogue.
+
+Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one staged step, is the longest of what the
+unit, shared memory, the schedulers, the last cache and DRAM need for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.matrix.terms import (
+    BARRIER_CYCLES,
+    CORE_L2_BYTES_PER_CYCLE,
+    LEAST_STAGES,
+    STEP_OPS,
+    MmaBlock,
+    Step,
+    alone,
+    at,
+    columns,
+    core_share,
+    epilogue_memory_cycles,
+    epilogue_slots,
+    fill,
+    last_cache_share,
+    latency_cycles,
+    operand_bytes,
+    shared_latency_cycles,
+    tile_count,
+)
+from roller_svc.families.common.gpu.matrix.tile import Feed, MmaTile, fragment_of, staged, thread_registers
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import UnitKind
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.uncertainty import EXPOSED
+from roller_svc.perf.workload import Problem
+
+# A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
+# Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
+MMA_LATENCY_CYCLES = 33.0
+CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Programming Guide, throughput table)
+
+
+def mma_contraction(p: Problem, launch: Launch) -> Costs:
+    """Waves of blocks, each a chain of staged steps between the fill of its stages and its epilogue."""
+    mach, hw = p.machine, p.machine.hw
+    block = mma_block(p, launch.block, launch.thread)
+    tile = replace(block.tile, stages=launch.stages)
+    needs = BlockNeeds(tile.threads, block.registers, tile.shared_bytes)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    steps = block_steps(p, launch)
+    dram_bytes = operand_bytes(p, launch, resident * mach.cores)
+    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    step = block_step(p, launch.block, launch.thread)
+    step = step._replace(dram=dram, latency=latency_cycles(p, launch, dram_bytes, steps))
+    ahead = steps_ahead(p, launch.stages)
+    at_once = resident * mach.cores
+
+    def block_cycles(blocks: float) -> float:
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        return steps * step.cycles(blocks, ahead, working)
+
+    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    together = min(resident, -(-launch.grid // mach.cores))
+    edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
+    # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
+    runs = tile_count(p, launch.block) / launch.grid if launch.stream_k else float(waves - 1)
+    cycles += edges * (1 + runs / resident)
+    parts = alone(p, step, launch.grid * steps, dram_bytes)
+    seconds = max(mach.seconds(cycles), *(s for _, s in parts))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
+    occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
+    return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
+
+
+def mma_block(p: Problem, block: Tile, warp: Tile) -> MmaBlock:
+    """What a block stages and its warps hold; remembered."""
+    known = p.mma_blocks.get((block, warp))
+    if known is None:
+        (a, b), fragment = _feeds(p), fragment_of(p.machine.unit)
+        m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
+        tile = MmaTile(
+            m, n, k, at(warp, p.m), columns(p, warp), LEAST_STAGES,
+            staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
+        )  # fmt: skip
+        known = p.mma_blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
+    return known
+
+
+def steps_ahead(p: Problem, stages: int) -> int:
+    """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
+    return stages - 1 if all(feed.is_async for feed in _feeds(p)) else 1
+
+
+def block_steps(p: Problem, launch: Launch) -> int:
+    """Staged steps of one block."""
+    k = at(launch.block, p.k)
+    if launch.stream_k:
+        return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.stream_k)
+    return -(-p.extent(p.k) // (launch.split_k * k))
+
+
+def block_step(p: Problem, block: Tile, warp: Tile) -> Step:
+    """t_mma, t_smem, t_issue and t_l2 of one block, remembered; DRAM, which depends on how blocks follow each other,
+    left out."""
+    known = p.mma_steps.get((block, warp))
+    if known is None:
+        known = p.mma_steps[block, warp] = _block_step(p, block, mma_block(p, block, warp).tile)
+    return known
+
+
+def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
+    mach = p.machine
+    a, b = _feeds(p)
+    fill_a = fill(a, tile.m * tile.k, p.a, mach)
+    fill_b = fill(b, tile.n * tile.k, p.b, mach)
+    fragments = math.prod(tile.fragments)
+    fragment, size = tile.fragment, a.dtype.bytes
+    # §5, t_smem: fragments are read once for each warp that shares them
+    reads = tile.m * tile.n * tile.k * size * (1 / tile.warp_m + 1 / tile.warp_n)
+    instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
+    moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+    chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
+    return Step(
+        warps=math.prod(tile.warps),
+        mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
+        shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
+        issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
+        port=moved / CORE_L2_BYTES_PER_CYCLE,
+        last_cache=moved / last_cache_share(mach),
+        dram=0.0,
+        chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
+    )
+
+
+def _fragment_slots(p: Problem, tile: MmaTile) -> float:
+    """Issue slots of all warps for one step: instructions of the unit, fragment loads, roundings to tf32."""
+    m, n = tile.fragments
+    unit, fragment = p.machine.unit, tile.fragment
+    pieces = fragment.rows * fragment.columns * (fragment.step_bytes // tile.a.dtype.bytes) / math.prod(unit.shape)
+    slots = m * n * max(1.0, pieces) + STEP_OPS
+    # ldmatrix brings four matrices; 4-byte elements that lie along m or n come word by word
+    slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
+    a, b = _feeds(p)
+    if unit.kind is UnitKind.MFMA:  # takes float32 as it is
+        return math.prod(tile.warps) * tile.k_steps * slots
+    slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
+    return math.prod(tile.warps) * tile.k_steps * slots
+
+
+def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile) -> float:
+    """Sums through shared memory, then reads and writes of memory."""
+    mach = p.machine
+    points = tile.m * tile.n
+    through = 2 * points * 4 / mach.staged_bytes_per_cycle
+    through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
+    issued = epilogue_slots(p, points // p.space.sums) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
+    return through + issued + epilogue_memory_cycles(p, launch)
+
+
+def _feeds(p: Problem) -> tuple[Feed, Feed]:
+    if p.feeds is None:
+        raise InvariantError("a matrix unit's problem was prepared without its factors")
+    return p.feeds

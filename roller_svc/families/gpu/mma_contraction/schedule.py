@@ -1,0 +1,134 @@
+"""Contraction group and its rProgram → schedule trees for matrix units that a warp drives (`mma.sync`, MFMA).
+
+A block stages tiles of both operands in shared memory, several steps ahead; its warps load fragments from there and
+multiply; the sums go through shared memory once more so that the epilogue reads and writes memory in wide rows.
+
+Two operands that are staged alike → nodes that bring a tile of each into one room, side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.operand import Operand, operands, second_operand
+from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.families.common.gpu.matrix.epilogue import Epilogue
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, Pipeline, Steps
+from roller_svc.families.common.gpu.matrix.staging import Staging
+from roller_svc.families.common.gpu.matrix.stream_k_fixup import streamed
+from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedOperand, load_class, mma_tile, staged
+from roller_svc.families.common.view import View
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.index import add, ceil_div, num
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
+from roller_svc.perf.occupancy import blocks_per_core
+
+
+@dataclass(frozen=True, slots=True)
+class PairedStaging(Staging):
+    """`operand` fills the first half of the room's rows (of each row, where those lie along n), `second` the other.
+    `tile`: of one of them; `half`: how it lies."""
+
+    second: Operand
+    half: StagedOperand
+
+    def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for what is held in registers, around the nodes that fetch and store it."""
+        if not self.is_prefetched:
+            return body
+        for part in self._parts:
+            body = part.registers(body)
+        return body
+
+    def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """Begins to fill the slot, asynchronously."""
+        return tuple(node for part in self._parts for node in part.copies(step, slot))
+
+    def fetches(self, step: Expr) -> tuple[Node, ...]:
+        """Loads into registers."""
+        return tuple(node for part in self._parts for node in part.fetches(step))
+
+    def stores(self, slot: Expr) -> tuple[Node, ...]:
+        """What was fetched, into the slot."""
+        return tuple(node for part in self._parts for node in part.stores(slot))
+
+    def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """From memory into the slot, one item after the other."""
+        return tuple(node for part in self._parts for node in part.moves(step, slot))
+
+    @property
+    def _parts(self) -> tuple[_Half, _Half]:
+        first, second = (
+            _Half(self.room, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, begins)
+            for operand, begins in ((self.operand, 0), (self.second, self.tile[0]))
+        )
+        return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class _Half(Staging):
+    """`begins`: where along m or n in the room its tile does."""
+
+    begins: int
+
+    @property
+    def fetched(self) -> str:
+        """Registers between memory and the room."""
+        return f"{self.room}.fetched.{self.begins}"
+
+    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
+        slot, row, element = Staging._at(self, slot, lane)
+        if self.staged.along_k:
+            return slot, add(row, num(self.begins)), element
+        return slot, row, add(element, num(self.begins))
+
+
+def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    """A block computes block.m x block.n of the output, a warp thread.m x thread.n of that. One tree, or two where
+    the steps of all tiles are streamed."""
+    view, arch = View.of(group, program), hw.arch
+    a, b = operands(group)
+    tile = mma_tile(program, a, b)
+    pipeline = Pipeline(
+        view.dtype, tile,
+        Staging(SHARED_A, a, tile.a, load_class(a, tile.a.dtype, arch), view.m, view.k, (tile.m, tile.k), tile.threads),
+        _right_staging(group, program, tile, hw),
+    )  # fmt: skip
+    epilogue = Epilogue(view, tile)
+    if program.stream_k:
+        multiplying, joining = streamed(group.name, program, pipeline, epilogue)
+        return replace(multiplying, resident=_resident(group, program, hw)), joining
+    steps = ceil_div(view.k.extent, tile.k)
+    nodes = (*pipeline.run(Steps(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
+    nodes = tile_blocks(view, (tile.m, epilogue.columns), pipeline.threads(pipeline.accumulators(nodes)))
+    return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_resident(group, program, hw)),)
+
+
+def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> Staging:
+    """Of b, or of what stands for it in both sums of a pair."""
+    view, (_, b), second = View.of(group, program), operands(group), second_operand(group)
+    load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
+    if second is None:
+        return Staging(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
+    extents = (tile.n // program.space.sums, tile.k)
+    half = staged(b, dtype, *extents, tile.fragment)
+    return PairedStaging(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
+
+
+def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+    """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
+    wave of a SIMD, all 512 of it: there as many as the model counts on."""
+    needs = planned_needs(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
+    return 1 if needs is None else blocks_per_core(needs, hw)
+
+
+def tile_blocks(view: View, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A block for each tile of each batch."""
+    for axis, extent in ((view.n, tile[1]), (view.m, tile[0])):
+        nodes = (Loop(f"{axis.role.value}.block", ceil_div(axis.extent, extent), LoopKind.BLOCK, nodes),)
+    for batch in reversed(view.batch):
+        nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
+    return nodes

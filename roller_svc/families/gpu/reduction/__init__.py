@@ -1,0 +1,1 @@
+"""Row and column reductions on a GPU."""

@@ -1,0 +1,348 @@
+"""Reducing group and its rProgram → which rows a thread works on, and which part of each.
+
+A row is one outer point with all inner points behind it. `lanes` threads share a row. Where memory runs along the row
+they are neighbours; where it runs along an outer axis the neighbours are rows, and lanes stand a row of threads apart.
+
+Index expressions over axes → over loop variables, divisions of what is walked in runs taken apart.
+
+An axis walked as run * chunk + place has the same axis / 8 at eight places: taken apart, the load behind it is one.
+
+How lanes walk a row: `run` neighbours of the last axis make up a chunk, chunks are dealt to the lanes in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from roller_svc.analysis.intervals import bounds
+from roller_svc.analysis.linear import Linear, expression, linear, span
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, children, loads_of, with_children
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.index import add, both, ceil_div, div, least, less, mod, mul, num, ref
+from roller_svc.ir.program import Axis, TensorExpr
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
+from roller_svc.schedule.nest_statements import inner_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """Where axes stand: `at` over loop variables, of which those in `places` go from 0 to their extents."""
+
+    extents: Mapping[str, int]  # of the axes
+    at: Mapping[str, Expr]
+    places: Mapping[str, int]
+
+    def apply(self, expr: Expr) -> Expr:
+        """The expression with every axis replaced."""
+        match expr:
+            case AxisRef(name=name):
+                return self.at.get(name, expr)
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
+                if self._is_exact(x):
+                    return _typed(_divided(kind, linear(self.apply(x)), by, self.places), expr)
+            case _:
+                pass
+        operands = children(expr)
+        return with_children(expr, tuple(self.apply(x) for x in operands)) if operands else expr
+
+    def _is_exact(self, expr: Expr) -> bool:
+        """Whether it is arithmetic of axes alone that stays within its type."""
+        if expr.dtype.is_float or not expr.dtype.is_signed or expr.dtype.bits < 32 or loads_of(expr):
+            return False
+        return not bounds(expr, self.extents).wraps
+
+
+def alike(cond: Expr, place: str, run: int) -> bool:
+    """Whether a condition holds in all places of a run or in none, `place` going from 0 to `run` - 1."""
+    if place not in axes_of(cond):
+        return True
+    if not (isinstance(cond, Op) and cond.kind is OpKind.LT and isinstance(cond.args[1], Const)):
+        return False
+    terms = linear(cond.args[0])
+    own = terms.pop(AxisRef(place), 0)
+    return (
+        own == 1
+        and all(c % run == 0 for c in (int(cond.args[1].value), *terms.values()))
+        and not any(place in axes_of(term) for term in terms if term is not None)
+    )
+
+
+def _typed(value: Expr, like: Expr) -> Expr:
+    return value if value.dtype is like.dtype else Cast(value, like.dtype, implicit=True)
+
+
+def _divided(kind: OpKind, terms: Linear, by: int, places: Mapping[str, int]) -> Expr:
+    """floor(x / by) or x mod by: multiples of `by` leave the division, and so does what is too small to matter."""
+    whole: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
+    rest: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
+    low: Linear = {t: c for t, c in rest.items() if t is None or (isinstance(t, AxisRef) and t.name in places)}
+    high: Linear = {t: c for t, c in rest.items() if t not in low}
+    unit = math.gcd(by, *high.values())
+    fits = _within(low, unit, places)
+    if not fits:
+        low, high, unit = {}, rest, 1
+    scaled = expression({t: c // unit for t, c in high.items()})
+    if kind is OpKind.FLOORDIV:
+        return add(expression(whole), div(scaled, by // unit))
+    return add(mul(mod(scaled, by // unit), num(unit)), expression(low))
+
+
+def _within(low: Linear, unit: int, places: Mapping[str, int]) -> bool:
+    first, last = span(low, places)
+    return first >= 0 and last < unit
+
+
+LANE, POINT = ".lane", ".point"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRows:
+    """`along`: whether lanes of a row are neighbouring threads. `warp`: threads that shuffles reach."""
+
+    group: KernelGroup
+    program: RProgram
+    warp: int
+
+    @property
+    def lanes(self) -> int:
+        return self.program.lanes
+
+    @property
+    def points(self) -> int:
+        """Threads of a block that work on the same part of different rows."""
+        return self.program.threads // self.lanes
+
+    @property
+    def along(self) -> bool:
+        return self.program.space.vector_axis not in {a.name for a in self.group.outer}
+
+    @property
+    def vector(self) -> str | None:
+        """The outer axis of which a thread has neighbouring points."""
+        for axis in self.group.outer:
+            width = self.program.thread[axis.name]
+            if axis.name == self.program.space.vector_axis and width > 1 and axis.extent % width == 0:
+                return axis.name
+        return None
+
+    @property
+    def several(self) -> tuple[Axis, ...]:
+        """Outer axes of which a thread has several points, the one of neighbours last."""
+        wide = [a for a in self.group.outer if self.program.thread[a.name] > 1]
+        return tuple(sorted(wide, key=lambda a: a.name == self.vector))
+
+    @property
+    def elements(self) -> tuple[AxisRef, ...]:
+        """Which of the thread's rows this one is."""
+        return tuple(ref(_element(a)) for a in self.several)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.program.thread[a.name] for a in self.several)
+
+    @property
+    def flat_element(self) -> Expr:
+        flat: Expr = num(0)
+        for var, extent in zip(self.elements, self.shape, strict=True):
+            flat = add(mul(flat, num(extent)), var)
+        return flat
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    # loops ----------------------------------------------------------------------------------------------------------
+    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes of one thread in the loops over blocks and threads, below the Lets that say where it stands."""
+        for axis in reversed(self.group.outer):
+            nodes = (Let(_first(axis), self._first_of(axis), nodes),)
+        threads = [(_thread(a), self._threads(a)) for a in self._by_speed()]
+        point: Expr = num(0)
+        for var, extent in threads:
+            point = add(mul(point, num(extent)), ref(var))
+        nodes = (Let(POINT, point, nodes),)
+        order = [*threads, (LANE, self.lanes)] if self.along else [(LANE, self.lanes), *threads]
+        for var, extent in reversed(order):
+            nodes = (Loop(var, extent, LoopKind.THREAD, nodes),)
+        for axis in reversed(self.group.outer):
+            blocks = ceil_div(axis.extent, self.program.block[axis.name])
+            nodes = (Loop(f"{axis.name}.block", blocks, LoopKind.BLOCK, nodes),)
+        return nodes
+
+    def each(self, nodes: tuple[Node, ...], *, guarded: bool = False, vector: bool = True) -> tuple[Node, ...]:
+        """The nodes for each of the thread's rows; `guarded`: only for those that exist. `vector`: neighbouring rows
+        are lanes of a vector loop, for which the nodes are a straight line."""
+        for axis in reversed(self.several):
+            kind = LoopKind.VECTOR if vector and axis.name == self.vector else LoopKind.UNROLL
+            if guarded and axis.name != self.vector:
+                nodes = _branch(self._inside(axis), nodes)
+            nodes = (Loop(_element(axis), self.program.thread[axis.name], kind, nodes),)
+            if guarded and axis.name == self.vector:
+                nodes = _branch(self._inside(axis), nodes)
+        if guarded:
+            inside: Expr | None = None
+            for axis in self.group.outer:
+                inside = both(inside, None if axis in self.several else self._inside(axis))
+            nodes = _branch(inside, nodes)
+        return nodes
+
+    # places ---------------------------------------------------------------------------------------------------------
+    @property
+    def read_at(self) -> dict[str, Expr]:
+        """Where the outer axes stand. Beyond the edge the last row is read again: lanes must meet."""
+        return {a.name: self._at(a, clamped=self._is_ragged(a)) for a in self.group.outer}
+
+    @property
+    def write_at(self) -> dict[str, Expr]:
+        return {a.name: self._at(a, clamped=False) for a in self.group.outer}
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Variables of loops over a thread's rows."""
+        return {_element(a): self.program.thread[a.name] for a in self.several}
+
+    def _at(self, axis: Axis, *, clamped: bool) -> Expr:
+        first, unit = ref(_first(axis)), self._unit(axis)
+        if unit > 1:
+            chunk = least(first, num(axis.extent // unit - 1)) if clamped else first
+            return add(mul(chunk, num(unit)), ref(_element(axis)))
+        place: Expr = first
+        if axis in self.several:
+            place = add(first, mul(ref(_element(axis)), num(self._threads(axis))))
+        return least(place, num(axis.extent - 1)) if clamped else place
+
+    def _inside(self, axis: Axis) -> Expr | None:
+        if not self._is_ragged(axis):
+            return None
+        if (unit := self._unit(axis)) > 1:
+            return less(ref(_first(axis)), num(axis.extent // unit))
+        return less(self._at(axis, clamped=False), num(axis.extent))
+
+    def _first_of(self, axis: Axis) -> Expr:
+        """The thread's first place; of neighbours: the number of its run."""
+        block = self.program.block[axis.name] // self._unit(axis)
+        return add(mul(ref(f"{axis.name}.block"), num(block)), ref(_thread(axis)))
+
+    def _unit(self, axis: Axis) -> int:
+        return self.program.thread[axis.name] if axis.name == self.vector else 1
+
+    def _is_ragged(self, axis: Axis) -> bool:
+        return axis.extent % self.program.block[axis.name] != 0
+
+    def _threads(self, axis: Axis) -> int:
+        return self.program.block[axis.name] // self.program.thread[axis.name]
+
+    def _by_speed(self) -> list[Axis]:
+        """Outer axes, the one that neighbouring threads walk last."""
+        return sorted(self.group.outer, key=lambda a: a.name == self.program.space.vector_axis)
+
+
+def _branch(cond: Expr | None, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    return nodes if cond is None else (Branch(cond, nodes),)
+
+
+def _element(axis: Axis) -> str:
+    return f"{axis.name}.element"
+
+
+def _first(axis: Axis) -> str:
+    return f"{axis.name}.first"
+
+
+def _thread(axis: Axis) -> str:
+    return f"{axis.name}.thread"
+
+
+# Rounds that stand in a line: no row of more is held, for there are no registers for it.
+MAX_TOGETHER = 128
+CHUNK, PLACE, ROUND, STEP, TURN = ".chunk", ".place", ".round", ".step", ".turn"
+
+
+@dataclass(frozen=True, slots=True)
+class RowWalk:
+    """`together`: rounds, one chunk a lane each, that are in flight at once."""
+
+    axes: tuple[Axis, ...]
+    run: int
+    lanes: int
+    together: int
+
+    @property
+    def chunks(self) -> int:
+        return math.prod(a.extent for a in self.axes) // self.run
+
+    @property
+    def rounds(self) -> int:
+        return ceil_div(self.chunks, self.lanes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the row is in flight at once."""
+        return self.together >= self.rounds
+
+    @property
+    def steps_like(self) -> tuple[int, ...]:
+        """Equal for walks that visit the same places of a row."""
+        return (self.run, *(a.extent for a in self.axes))
+
+    @property
+    def at(self) -> dict[str, Expr]:
+        """Where the axes stand in a chunk. The variables are named after positions: what one statement calls k another
+        may call j, and both read the same row."""
+        places: dict[str, Expr] = {a.name: ref(_position(i)) for i, a in enumerate(self.axes)}
+        if self.run > 1:
+            last = self.axes[-1].name
+            places[last] = add(mul(places[last], num(self.run)), ref(PLACE))
+        return places
+
+    def visited(self, visit: Callable[[], tuple[Node, ...]]) -> tuple[Node, ...]:
+        """All of a lane's chunks: steps of several rounds, then those left, the last of them perhaps not for all."""
+        whole = self.chunks // self.lanes
+        steps = whole // self.together if whole > self.together else 0
+        nodes: list[Node] = []
+        if steps:
+            first = mul(ref(STEP), num(self.together))
+            nodes.append(Loop(STEP, steps, LoopKind.SERIAL, self._rounds(first, self.together, visit())))
+        done = steps * self.together
+        if whole > done:
+            nodes += self._rounds(num(done), whole - done, visit())
+        if self.rounds > whole:
+            chunk = add(num(whole * self.lanes), ref(LANE))
+            last = Branch(less(ref(CHUNK), num(self.chunks)), self._positions(visit()))
+            nodes.append(Let(ROUND, num(whole), (Let(CHUNK, chunk, (last,)),)))
+        return tuple(nodes)
+
+    def _rounds(self, first: Expr, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        chunk = ref(ROUND) if self.lanes == 1 else add(mul(ref(ROUND), num(self.lanes)), ref(LANE))
+        nodes = (Let(CHUNK, chunk, self._positions(nodes)),)
+        return (Loop(TURN, count, LoopKind.UNROLL, (Let(ROUND, add(first, ref(TURN)), nodes),)),)
+
+    def _positions(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        stride = 1
+        for i in range(len(self.axes) - 1, -1, -1):
+            extent = self.axes[i].extent // (self.run if i == len(self.axes) - 1 else 1)
+            place = div(ref(CHUNK), stride)
+            nodes = (Let(_position(i), place if i == 0 else mod(place, extent), nodes),)
+            stride *= extent
+        return nodes
+
+
+def row_walk(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) -> RowWalk | None:
+    """The walk of a statement's inner axes; None where it has none."""
+    axes = inner_axes(statement, outer)
+    if not axes:
+        return None
+    (inner,) = program.space.role(AxisRole.INNER)
+    # the axis whose neighbours are neighbours in memory goes last
+    axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
+    run = program.thread[inner.name]
+    run = run if axes[-1].extent % run == 0 else 1
+    together = ceil_div(program.block[inner.name], program.lanes * run)
+    return RowWalk(axes, run, program.lanes, max(1, min(together, MAX_TOGETHER)))
+
+
+def _position(axis: int) -> str:
+    return f".k{axis}"

@@ -1,0 +1,1 @@
+"""Loop nests with data-dependent writes, and single points, on a GPU."""

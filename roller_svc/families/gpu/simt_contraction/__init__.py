@@ -1,0 +1,1 @@
+"""GEMM on the FMA units of a GPU (SIMT)."""

@@ -1,0 +1,227 @@
+"""The cost of a contraction on a SIMT machine: staged tiles, some steps ahead of the one that is multiplied."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.families.gpu.simt_contraction.workload import (
+    BARRIER_CYCLES,
+    SimtFeed,
+    Staged,
+    Step,
+    ThreadRegisters,
+    neighbours,
+    staged_row,
+)
+from roller_svc.ir.program import Axis
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves, wave_rectangle
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import register_words
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.workload import DIVISION_OPS, Operand, Problem
+
+STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
+# Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
+# registers the load, its address and for each store into shared memory itself and, as often as not, a conversion. A
+# guard is comparisons and a choice; places on fused axes are added up. Compilers add some for wide addresses, which
+# LEAK covers.
+COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
+MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cores have no lanes but the multiply-adders
+# Registers of a thread beside its tile: the least (loop counters, where its columns are), for each factor that is
+# copied or held, for each copy that it begins in one step, for each element that it holds (twice that, where places
+# are found by divisions).
+LEAST_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
+DIVIDING = 10.0  # where rows of a factor are found by divisions
+REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
+
+
+def simt_contraction(p: Problem, launch: Launch) -> Costs:
+    """ROLLER §5 of the design notes: waves of blocks, each a chain of staged steps."""
+    mach, hw = p.machine, p.machine.hw
+    needs = block_needs(p, launch)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    step = block_step(p, launch.block, launch.thread, launch.threads)
+    steps = block_steps(p, launch)
+    warps, ahead = -(-launch.threads // hw.limits.warp_size), steps_ahead(p, launch.block, launch.stages)
+
+    def block_cycles(blocks: float) -> float:
+        return steps * step.cycles(blocks, warps, ahead)
+
+    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
+    # blocks that share a core drift apart: but for one wave's, first loads and results hide behind the other blocks
+    core_cycles += edges * (1 + (waves - 1) / resident)
+    l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.rest.total_bytes
+    dram_bytes = _dram_bytes(p, launch, resident)
+    last = mach.last_cache
+    is_busy = resident * step.busy >= step.cycles(resident, warps, ahead)
+    return Costs(
+        core_s=mach.seconds(core_cycles),
+        core_stage="compute" if is_busy else "latency",
+        parts=(
+            ("shared", mach.seconds(launch.grid * steps * step.shared / mach.cores)),
+            (last.name if last else "cache", l2_bytes / (last.bytes_per_s if last else math.inf)),
+            ("dram", dram_bytes / mach.dram.bandwidth_bytes_per_s),
+        ),
+        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
+        waves=waves,
+        needs=needs,
+        loads=steps,
+    )
+
+
+def block_steps(p: Problem, launch: Launch) -> int:
+    """Staged steps of one block."""
+    depth = -(-p.extent(p.k) // launch.split_k)
+    return -(-depth // _at(launch.block, p.k))
+
+
+def steps_ahead(p: Problem, block: Tile, stages: int) -> int:
+    """How many steps before its use a tile is asked for: what goes through registers, one at most."""
+    if p.simt is None:
+        return min(stages - 1, 1)
+    copied = p.simt.a.is_async(_at(block, p.m)) and p.simt.b.is_async(_at(block, p.n))
+    return stages - 1 if copied else min(stages - 1, 1)
+
+
+# what a block takes ------------------------------------------------------------------------------------------------
+def block_needs(p: Problem, launch: Launch) -> BlockNeeds:
+    bm, bn, bk = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
+    registers = thread_registers(p, _at(launch.thread, p.m), _at(launch.thread, p.n))
+    stages = min(launch.stages, block_steps(p, launch))
+    needed = registers.of(bm * bk / launch.threads, bn * bk / launch.threads)
+    return BlockNeeds(launch.threads, needed, stages * stage_bytes(p, launch.block))
+
+
+def thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+    """Of a thread with that tile; remembered."""
+    known = p.simt_registers.get((thread_m, thread_n))
+    if known is None:
+        known = p.simt_registers[thread_m, thread_n] = _thread_registers(p, thread_m, thread_n)
+    return known
+
+
+def _thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+    """What a thread cannot do without: accumulators, two columns and rows of operands, overhead, and what is staged.
+
+    ROLLER §3.3 counts m·n + m + n; of the operands those of the next row are loaded while one is multiplied. Fitted to
+    154 kernels that NVRTC 13 compiled, each with ever tighter bounds: where it has more registers, it takes some of
+    them, where it has fewer, it spills. A thread that is a core's own (warp_size 1) has its loads done by others.
+    """
+    words, limits = register_words(p.space.compute_dtype), p.machine.hw.limits
+    operands = thread_m + thread_n
+    if limits.warp_size == 1:
+        nothing = Staged(0.0, 0.0, 1)
+        return ThreadRegisters(
+            (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
+        )  # fmt: skip
+    a, b = (_staged(feed, words) for feed in ((p.simt.a, p.simt.b) if p.simt else (None, None)))
+    overhead = min(float(overhead_registers(limits)), LEAST_OVERHEAD + a.fixed + b.fixed)
+    divided = sum(DIVIDING for feed in ((p.simt.a, p.simt.b) if p.simt else ()) if feed.divided)
+    return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
+
+
+def _staged(feed: SimtFeed | None, words: int) -> Staged:
+    if feed is None:
+        return Staged(HOLDING, EACH_HELD * words, 1)
+    at_once = feed.width(feed.operand.run, feed.operand.run, None)
+    if feed.is_async(feed.operand.run):
+        return Staged(COPYING, EACH_COPY / at_once, at_once)
+    return Staged(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
+
+
+def stage_bytes(p: Problem, block: Tile) -> int:
+    """Shared memory of one stage: As[bk][bm + padding] and Bs[bk][bn + padding] in the compute type."""
+    rows = staged_row_bytes(_at(block, p.m), p) + staged_row_bytes(_at(block, p.n), p)
+    return _at(block, p.k) * rows
+
+
+def staged_row_bytes(elements: int, p: Problem) -> int:
+    """One row of a staged tile with its padding; memory without banks needs none."""
+    banked = p.machine.hw.block_level.banks > 1
+    return (staged_row(elements, p.elem_bytes) if banked else elements) * p.elem_bytes
+
+
+# time -------------------------------------------------------------------------------------------------------------
+def block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
+    """Of a block with that tile of so many threads with theirs; remembered."""
+    known = p.simt_steps.get((block, thread, threads))
+    if known is None:
+        known = p.simt_steps[block, thread, threads] = _block_step(p, block, thread, threads)
+    return known
+
+
+def _block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
+    mach = p.machine
+    bm, bn, bk = (_at(block, axis) for axis in (p.m, p.n, p.k))
+    tm, tn = _at(thread, p.m), _at(thread, p.n)
+    warp = mach.hw.limits.warp_size
+    warps = -(-threads // warp)
+    groups = [neighbours(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
+    read = sum(t * REQUESTS[g > 1] for t, g in zip((tm, tn), groups, strict=True))
+    inner = p.simt.inner_member(bk) if p.simt else None
+    staging = _staging_ops(p, p.simt.a if p.simt else None, p.a, (bm, bk, threads), inner)
+    staging += _staging_ops(p, p.simt.b if p.simt else None, p.b, (bn, bk, threads), inner)
+    issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
+    in_flight = -(-(bm + bn) * bk // threads)
+    multiplied = MULTIPLIED * staging if warp > 1 else 0.0
+    return Step(
+        fma=(bm * bn * bk + multiplied) / mach.fma_per_cycle,
+        shared=(warps * bk * read * warp + (bm + bn) * bk) * p.elem_bytes / mach.staged_bytes_per_cycle,
+        issue=issue if warp > 1 else 0.0,
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + 4.0 * in_flight,
+        turn=BARRIER_CYCLES + mach.hw.block_level.latency_s * mach.clock_hz + STORE_CYCLES * in_flight,
+    )
+
+
+def _staging_ops(
+    p: Problem, feed: SimtFeed | None, operand: Operand, tile: tuple[int, int, int], inner: Axis | None
+) -> float:
+    """Instructions of all threads for one factor in one step; `tile`: its columns and rows, the block's threads."""
+    columns, rows, threads = tile
+    elements = columns * rows
+    if feed is None or feed.operand.source is None:
+        return elements * (LOAD_OPS + STORE_OPS + operand.address_ops)
+    width = feed.width(columns, rows, inner)
+    if feed.is_async(columns):
+        each = COPY_OPS
+    else:
+        each = LOAD_OPS + STORE_OPS * (width if feed.operand.along_k else 1)
+    if feed.operand.guard is not None:
+        each += GUARD_OPS
+    if inner is not None or not feed.divided:
+        return elements / width * each
+    # a thread takes many columns of few rows, and takes apart each row that it meets
+    met = max(1.0, min(rows * p.machine.hw.limits.warp_size, elements) / threads)
+    divisions = threads * met * DIVISION_OPS * (len(feed.reduced.members) - 1)
+    return elements / width * (each + PLACE_OPS) + divisions
+
+
+def _step_bytes(p: Problem, launch: Launch) -> float:
+    """Bytes that one step of a block asks of the last cache, in whole transactions."""
+    return p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block)
+
+
+def _epilogue_cycles(p: Problem, launch: Launch) -> float:
+    """Stores of one block, and the epilogue's reads: neighbours along n by one instruction, with its addresses."""
+    words = register_words(p.space.compute_dtype)
+    wide = 1
+    if p.n is not None and p.machine.hw.limits.warp_size > 1:
+        lead = p.space.axes[p.n].members[-1].extent
+        wide = math.gcd(lead, neighbours(_at(launch.thread, p.n), p.elem_bytes))
+    per_point = len(p.rest.tensors) * (2.0 / wide + words) + p.rest.address_ops / wide
+    points = _at(launch.block, p.m) * _at(launch.block, p.n)
+    return points * per_point / (p.machine.hw.limits.warp_size * p.machine.issue_per_cycle)
+
+
+def _dram_bytes(p: Problem, launch: Launch, resident: int) -> float:
+    """Compulsory traffic, and what concurrent blocks do not share through the last cache (§5, t_dram)."""
+    grid_m, grid_n = (-(-p.extent(axis) // _at(launch.block, axis)) for axis in (p.m, p.n))
+    tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
+    a = resident_bytes(p.machine, p.a.total_bytes, grid_n / wide)
+    b = resident_bytes(p.machine, p.b.total_bytes, grid_m / tall)
+    return p.rest.total_bytes + a + b
+
+
+def _at(tile: Tile, axis: int | None) -> int:
+    return 1 if axis is None else tile[axis]

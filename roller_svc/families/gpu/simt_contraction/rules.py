@@ -1,0 +1,237 @@
+"""ROLLER's rules for a contraction on a SIMT machine: register tiles of threads, staged tiles of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, exceeds_grid, replaced, steps_along
+from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.families.gpu.simt_contraction.cost import (
+    block_step,
+    stage_bytes,
+    staged_row_bytes,
+    steps_ahead,
+    thread_registers,
+)
+from roller_svc.families.gpu.simt_contraction.workload import ThreadRegisters
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
+from roller_svc.perf.workload import Problem
+
+MAX_THREAD_TILE = 16
+MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
+K_STEPS = (8, 16, 32)
+SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
+MAX_BASES = 3
+# Of warps of 64: four of them in a block leave the largest thread tiles no block that fits a narrow axis.
+WIDE_WARP, WIDE_BASES = 64, 6
+TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
+MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
+LEAST_STAGED = 4  # elements of each factor in a step that one thread stages, as a rule at least
+MAX_STAGES = 4
+LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle one, about twice
+
+
+@dataclass(frozen=True, slots=True)
+class SimtContraction:
+    problem: Problem
+
+    def lane_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    def thread_stage(self, lanes: int) -> Stage:
+        p = self.problem
+        steps = steps_along(self.problem, {
+            axis: powers(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
+        })  # fmt: skip
+        return Stage(
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(self.problem),
+            steps=steps,
+            rank=tuple(range(len(steps))),
+            look=self._thread_look,
+            saturates=self._feeds_the_unit,
+        )
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
+        p = self.problem
+        most = WIDE_BASES if p.machine.hw.limits.warp_size >= WIDE_WARP else MAX_BASES
+        tiles = [*grown.large, *grown.border][:most]
+        rows, columns = p.extent(p.m), p.extent(p.n)
+        if rows * columns < p.machine.cores * SMALL_BLOCK**2 or min(rows, columns) < SMALL_BLOCK:
+            one = tuple([1] * len(p.extents))
+            for side in (4, 2):
+                m, n = min(side, powers(rows)[-1]), min(side, powers(columns)[-1])
+                tiles.append(replaced(replaced(one, p.m, m), p.n, n))
+            tiles = tiles[:2] + tiles[-2:]
+        return [t for t in dict.fromkeys(tiles) if not self._register_rule(t)]
+
+    def block_stage(self, base: Base, epsilon: float) -> Stage:
+        p = self.problem
+        axes = {p.k: self._k_steps()} if p.k is not None else {}
+        for axis in (p.m, p.n):
+            if axis is not None:
+                unit = base.thread[axis]
+                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS // 4)]
+                enough = [s for s in fitting if s >= self._least_count() * unit]
+                axes[axis] = tuple(enough or fitting[-1:] or [unit])
+        block = self._block(base)
+        return Stage(
+            level=p.machine.hw.block_level.name,
+            names=axis_names(self.problem),
+            steps=steps_along(self.problem, axes),
+            rank=tuple(range(len(p.extents))),
+            look=block.look,
+            saturates=block.saturates,
+        )
+
+    def look(self, block: Tile, base: Base) -> Look:
+        return self._block(base).look(block)
+
+    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+        """Buffers that keep memory ahead of the multiplications, as far as they cost no resident block."""
+        p, limits = self.problem, self.problem.machine.hw.limits
+        if limits.warp_size == 1:
+            return (PLAIN,)
+        threads = math.prod(block[i] // base.thread[i] for i in p.spatial)
+        step = block_step(p, block, base.thread, threads)
+        depth = -(-p.extent(p.k) // split_k)
+        steps = -(-depth // at(block, p.k))
+        staged = stage_bytes(p, block)
+        registers = thread_registers(p, at(base.thread, p.m), at(base.thread, p.n))
+        needed = registers.of(*(at(block, side) * at(block, p.k) / threads for side in (p.m, p.n)))
+        resident = blocks_per_core(BlockNeeds(threads, needed, min(2, steps) * staged), p.machine.hw)
+        room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
+        fitting = min(room, limits.shared_bytes_per_block) // staged
+        wanted = 1 + math.ceil(LOADED_LATENCY * step.latency / step.busy)
+        most = 1 + steps_ahead(p, block, MAX_STAGES)
+        stages = max(1, min(max(2, wanted), most, fitting, steps))
+        return (Pipeline(stages, self._raster(block, resident)),)
+
+    def _raster(self, block: Tile, resident: int) -> int:
+        """Rows of blocks that make those at work at once about square in what they read (§5, t_dram), where all that
+        they would read otherwise does not stay in the last cache."""
+        p, cache = self.problem, self.problem.machine.last_cache
+        rows, columns = (-(-p.extent(i) // at(block, i)) for i in (p.m, p.n))
+        at_once = p.machine.cores * resident
+        if cache is None or rows == 1 or at_once >= rows * columns or p.b.total_bytes <= cache.total_bytes // 2:
+            return 1
+        tall = math.isqrt(max(1, at_once * at(block, p.n) // at(block, p.m)))
+        return min(rows, 1 << (tall.bit_length() - 1))
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One point a thread, a warp of threads along n, then along m."""
+        p = self.problem
+        one = tuple([1] * len(p.extents))
+        warp = p.machine.hw.limits.warp_size
+        k = K_STEPS[0] if p.k is not None else 1
+        small = replaced(one, p.k, k)
+        return [(replaced(small, axis, warp), Base(one)) for axis in (p.n, p.m) if axis is not None]
+
+    def _thread_look(self, thread: Tile) -> Look:
+        """Bytes in registers; bytes read from the staged tile for one multiply-add."""
+        m, n, size = at(thread, self.problem.m), at(thread, self.problem.n), self.problem.elem_bytes
+        return Look((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
+
+    def _register_rule(self, thread: Tile) -> str:
+        p = self.problem
+        registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED, LEAST_STAGED)
+        if registers > p.machine.hw.limits.max_registers_per_thread:
+            return "registers per thread"
+        epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
+        return "epilogue" if at(thread, p.m) * at(thread, p.n) * epilogue > MAX_EPILOGUE else ""
+
+    def _feeds_the_unit(self, thread: Tile) -> bool:
+        """Multiply-adds take as long as reading their operands from the staged tile."""
+        mach = self.problem.machine
+        m, n = at(thread, self.problem.m), at(thread, self.problem.n)
+        operands = (m + n) * self.problem.elem_bytes / mach.staged_bytes_per_cycle
+        return m * n / mach.fma_per_cycle >= 0.95 * operands
+
+    def _block(self, base: Base) -> _Block:
+        limits = self.problem.machine.hw.limits
+        most, rule = min(
+            (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
+            (MAX_THREADS, "barrier cost"),
+        )
+        m, n = at(base.thread, self.problem.m), at(base.thread, self.problem.n)
+        return _Block(self.problem, m, n, most, rule, thread_registers(self.problem, m, n))
+
+    def _least_count(self) -> int:
+        """Threads along m and along n from which growth starts: a quarter warp, where blocks hold several warps."""
+        return 4 if self.problem.machine.hw.limits.max_threads_per_block >= 64 else 1
+
+    def _k_steps(self) -> Tile:
+        """Second alignment: a step along k is at least one transaction of the narrowest factor."""
+        p = self.problem
+        narrow = min((t.elem_bytes for t in (*p.a.tensors, *p.b.tensors)), default=4)
+        least = min(K_STEPS[-1], max(K_STEPS[0], p.machine.dram.transaction_bytes // (4 * narrow)))
+        depth = p.extent(p.k)
+        steps = [k for k in K_STEPS if k >= least and k <= max(least, depth)]
+        return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads, named `thread_rule`."""
+
+    problem: Problem
+    thread_m: int
+    thread_n: int
+    most_threads: int
+    thread_rule: str
+    registers: ThreadRegisters
+    _rows: dict[int, int] = field(default_factory=dict, compare=False)
+
+    def look(self, block: Tile) -> Look:
+        """Staged bytes with bank padding, bytes loaded from outside for one multiply-add, broken rules."""
+        p = self.problem
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        staged = k * (self._row(m) + self._row(n))
+        threads = (m // self.thread_m) * (n // self.thread_n)
+        too_large = self._capacity_rule(threads, staged)
+        misaligned = "" if too_large else self._alignment_rule(block, threads, k / threads)
+        traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
+        return Look(staged, traffic, too_large, misaligned)
+
+    def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
+        if threads > self.most_threads:
+            return self.thread_rule
+        fits = staged_bytes <= self.problem.machine.hw.limits.shared_bytes_per_block
+        return "" if fits else "shared memory"
+
+    def _alignment_rule(self, block: Tile, threads: int, each: float) -> str:
+        """What a thread stages, `each` of a row or column of the block, shrinks as blocks grow along m and n, and grows
+        with the step along k."""
+        limits = self.problem.machine.hw.limits
+        if threads % limits.warp_size:
+            return "execution unit"
+        registers = self.registers.of(at(block, self.problem.m) * each, at(block, self.problem.n) * each)
+        if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
+            return "registers per thread"
+        if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:
+            return "registers per core"
+        if exceeds_grid(self.problem, block):
+            return "grid size"
+        return ""
+
+    def _row(self, elements: int) -> int:
+        known = self._rows.get(elements)
+        if known is None:
+            known = self._rows[elements] = staged_row_bytes(elements, self.problem)
+        return known
+
+    def saturates(self, block: Tile) -> bool:
+        """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
+        p, mach = self.problem, self.problem.machine
+        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:
+            return False
+        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
+        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth

@@ -1,0 +1,267 @@
+"""Contraction group and its rProgram → schedule tree for a GPU's scalar lanes: shared and register tiles (`simt`).
+
+A block stages tiles of both factors in shared memory, some steps ahead of the one that its threads multiply, with one
+barrier a step. A thread's tile is made of groups of neighbours, as many as 16 bytes hold, so that it reads, and where
+the output allows writes, each group at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.analysis.operand import operands
+from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.families.common.view import View, decoded
+from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, Staging
+from roller_svc.families.gpu.simt_contraction.workload import neighbours, simt_feeds
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
+from roller_svc.ir.group import KernelGroup, TileAxis
+from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.program import Combine
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    CommitCopies,
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    ScheduleTree,
+    Scope,
+    Storage,
+)
+from roller_svc.perf.occupancy import blocks_per_core
+
+SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
+# Statements that a compiler is asked to unroll at once, and that then stand in a line: 16 KiB of instructions.
+MAX_UNROLLED, MAX_IN_LINE = 512, 1024
+# Passes over the rows of a step that stay a loop. LLVM moves products of a straight line behind the branch that follows
+# it, where they are used next, but not what they read from shared memory, all of which then waits in registers.
+PASSES = {Family.AMD: 2}
+
+
+def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
+    view = View.of(group, program)
+    feeds = simt_feeds(program.space, operands(group), hw.arch)
+    rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
+    steps = ReductionSteps(view.k, rows, feeds.inner_member(rows))
+    stagings = tuple(
+        Staging(room, feed, axis, program.block[axis.name], steps, program.threads, warp, types)
+        for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
+    )
+    kernel = _Kernel(view, program, steps, stagings, warp, PASSES.get(hw.family, 1))
+    needs = planned_needs(group, program, hw)
+    resident = 1 if needs is None else blocks_per_core(needs, hw)
+    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    view: View
+    program: RProgram
+    steps: ReductionSteps
+    stagings: tuple[Staging, ...]
+    warp: int  # threads
+    passes: int
+
+    def _block(self, axis: TileAxis) -> int:
+        return self.program.block[axis.name]
+
+    def _thread(self, axis: TileAxis) -> int:
+        return self.program.thread[axis.name]
+
+    def _threads(self, axis: TileAxis) -> int:
+        return self._block(axis) // self._thread(axis)
+
+    def _group(self, axis: TileAxis) -> int:
+        """Neighbours in a thread's tile: as many as one access moves."""
+        return neighbours(self._thread(axis), self.view.dtype.bytes)
+
+    @property
+    def _buffers(self) -> int:
+        return min(self.program.stages, self.steps.count)
+
+    def blocks(self) -> tuple[Node, ...]:
+        view = self.view
+        zero = Const(0.0 if view.dtype.is_float else 0, view.dtype)
+        nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
+        nodes += (*self._pipelined(), self._store())
+        nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
+        for staging in reversed(self.stagings):
+            nodes = staging.storage(self._buffers, nodes)
+        row, column = self._arranged()
+        nodes = (Let("m.thread", row, (Let("n.thread", column, nodes),)),)
+        nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
+        for axis in (view.n, view.m):
+            count = ceil_div(axis.extent, self._block(axis))
+            nodes = (Loop(f"{axis.role.value}.block", count, LoopKind.BLOCK, nodes),)
+        for batch in reversed(view.batch):
+            nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
+        return nodes
+
+    def _arranged(self) -> tuple[Expr, Expr]:
+        """Where a thread stands among the rows and columns of threads, a warp's threads being a rectangle of them."""
+        thread, rows, columns = ref(THREAD), self._threads(self.view.m), self._threads(self.view.n)
+        for height, width in _warp_shapes(self.warp):
+            if rows % height == 0 and columns % width == 0:
+                warp, (down, across) = div(thread, self.warp), _interleaved(mod(thread, self.warp), height, width)
+                row = add(mul(div(warp, columns // width), num(height)), down)
+                return row, add(mul(mod(warp, columns // width), num(width)), across)
+        return div(thread, columns), mod(thread, columns)
+
+    def _over_tile(self, nodes: tuple[Node, ...]) -> Node:
+        columns = Loop("n.element", self._thread(self.view.n), LoopKind.UNROLL, nodes)
+        return Loop("m.element", self._thread(self.view.m), LoopKind.UNROLL, (columns,))
+
+    # main loop -------------------------------------------------------------------------------------------------------
+    def _pipelined(self) -> tuple[Node, ...]:
+        """All steps, with as many buffers as there are stages."""
+        if self._buffers == 1:
+            return self._in_turn()
+        ahead = self._buffers - 1
+        nodes: tuple[Node, ...] = ()
+        for step in range(ahead):
+            for staging in self.stagings:
+                if staging.is_async:
+                    nodes += staging.copies(num(step), num(step))
+                elif step == 0:
+                    nodes += staging.registers((*staging.fetches(num(0)), *staging.stores(num(0))))
+            nodes += self._committed()
+        return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._overlapped(ahead)))
+
+    def _overlapped(self, ahead: int) -> tuple[Node, ...]:
+        """One step: once its tiles are there and those of the step before are done with, later ones are begun in the
+        buffer that those leave, then it multiplies. Registers hold one step at most, stored behind the products."""
+        following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(ahead))
+        begin: tuple[Node, ...] = ()
+        end: tuple[Node, ...] = ()
+        for staging in self.stagings:
+            if staging.is_async:
+                begin += self._if_any(last, staging.copies(last, mod(last, self._buffers)))
+            else:
+                begin += self._if_any(following, staging.fetches(following))
+                end += self._if_any(following, staging.stores(mod(following, self._buffers)))
+        wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._committed(), self._multiply(), *end)
+        for staging in reversed(self.stagings):
+            nodes = staging.registers(nodes)
+        return nodes
+
+    def _in_turn(self) -> tuple[Node, ...]:
+        """Every step staged and multiplied before the next one is begun."""
+        step = ref("k.step")
+        nodes: tuple[Node, ...] = ()
+        for staging in self.stagings:
+            if staging.is_async:
+                nodes += staging.copies(step, num(0))
+            else:
+                nodes += staging.registers((*staging.fetches(step), *staging.stores(num(0))))
+        wait = (AwaitCopies(0),) if self._committed() else ()
+        nodes = (*nodes, *self._committed(), *wait, Barrier(), self._multiply())
+        if self.steps.count > 1:
+            nodes = (*nodes, Barrier())
+        return (Loop("k.step", self.steps.count, LoopKind.SERIAL, nodes),)
+
+    def _committed(self) -> tuple[Node, ...]:
+        return (CommitCopies(),) if any(staging.is_async for staging in self.stagings) else ()
+
+    def _if_any(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return (Branch(less(step, num(self.steps.count)), nodes),)
+
+    # compute ---------------------------------------------------------------------------------------------------------
+    def _column(self, axis: TileAxis, group: Expr) -> Expr:
+        """First column of the tile in a group of a thread: a row of threads has its groups side by side."""
+        role, width = axis.role.value, self._group(axis)
+        across = mul(group, num(self._threads(axis) * width))
+        return add(across, mul(ref(f"{role}.thread"), num(width)))
+
+    def _multiply(self) -> Node:
+        view, dtype = self.view, self.view.dtype
+        product = Op(OpKind.MUL, (Load(A, (ref("m.element"),), dtype), Load(B, (ref("n.element"),), dtype)), dtype)
+        join = Compute(ACC, (ref("m.element"), ref("n.element")), product, Combine.SUM)
+        nodes: tuple[Node, ...] = (self._fetch(A, SHARED_A, view.m), self._fetch(B, SHARED_B, view.n))
+        nodes += (self._over_tile((join,)),)
+        nodes = (Storage(B, dtype, (self._thread(view.n),), Scope.REGISTER, nodes),)
+        nodes = (Storage(A, dtype, (self._thread(view.m),), Scope.REGISTER, nodes),)
+        return Let("k.buffer", mod(ref("k.step"), self._buffers), self._over_rows(nodes))
+
+    def _over_rows(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes for every row of a step, those of as many rows in a line as the instruction cache likes."""
+        rows, m, n = self.steps.rows, self._thread(self.view.m), self._thread(self.view.n)
+        each = m * n + m + n
+        most = max(1, rows // self.passes)
+        in_line = max(u for u in range(1, most + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
+        unrolled = max(u for u in range(1, in_line + 1) if in_line % u == 0 and (u == 1 or u * each <= MAX_UNROLLED))
+        first = mul(ref("k.rows"), num(in_line))
+        line = tuple(
+            Loop("k.part", unrolled, LoopKind.UNROLL, (Let("k.row", add(add(first, num(at)), ref("k.part")), nodes),))
+            for at in range(0, in_line, unrolled)
+        )
+        return (Loop("k.rows", rows // in_line, LoopKind.SERIAL, line),)
+
+    def _fetch(self, register: str, shared: str, axis: TileAxis) -> Node:
+        """A thread's elements of one row, a group at a time."""
+        width = self._group(axis)
+        at = add(self._column(axis, ref(".group")), ref(".lane"))
+        value = Load(shared, (ref("k.buffer"), ref("k.row"), at), self.view.dtype)
+        node: Node = Compute(register, (add(mul(ref(".group"), num(width)), ref(".lane")),), value)
+        node = Loop(".lane", width, LoopKind.VECTOR, (node,))
+        return Loop(".group", self._thread(axis) // width, LoopKind.UNROLL, (node,))
+
+    # epilogue --------------------------------------------------------------------------------------------------------
+    def _store(self) -> Node:
+        """A thread's tile, in pieces of rows that the output has side by side as well."""
+        view, width = self.view, math.gcd(self._group(self.view.n), self.view.n.members[-1].extent)
+        lead = view.n.members[-1].name
+        element = add(mul(ref("n.piece"), num(width)), ref("n.lane"))
+        total = Load(ACC, (ref("m.element"), element), view.dtype)
+        lanes = Loop("n.lane", width, LoopKind.VECTOR, ())
+        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
+        if inside := both(self._inside(view.m), self._inside(view.n)):
+            nodes = (Branch(inside, nodes),)
+        return self._each_row((self._each_piece(width, nodes),))
+
+    def _each_row(self, nodes: tuple[Node, ...]) -> Node:
+        m, group = self.view.m, self._group(self.view.m)
+        row = add(self._column(m, div(ref("m.element"), group)), mod(ref("m.element"), group))
+        nodes = (self._placed(m, row, decoded(m, ref("m.place"), nodes)),)
+        return Loop("m.element", self._thread(m), LoopKind.UNROLL, nodes)
+
+    def _each_piece(self, width: int, nodes: tuple[Node, ...]) -> Node:
+        n, pieces = self.view.n, self._group(self.view.n) // width
+        column = add(self._column(n, div(ref("n.piece"), pieces)), mul(mod(ref("n.piece"), pieces), num(width)))
+        nodes = (self._placed(n, column, decoded(n, ref("n.place"), nodes)),)
+        return Loop("n.piece", self._thread(n) // width, LoopKind.UNROLL, nodes)
+
+    def _placed(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:
+        role = axis.role.value
+        return Let(f"{role}.place", add(mul(ref(f"{role}.block"), num(self._block(axis))), in_tile), nodes)
+
+    def _inside(self, axis: TileAxis) -> Expr | None:
+        ragged = axis.extent % self._block(axis)
+        return less(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None
+
+
+def _warp_shapes(warp: int) -> list[tuple[int, int]]:
+    """Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a
+    row of k, and 8 columns of 16 bytes are all banks once."""
+    shapes = [(height, warp // height) for height in range(1, warp + 1) if warp % height == 0]
+    return sorted(shapes, key=lambda shape: (max(shape), shape))
+
+
+def _interleaved(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:
+    """Row and column of a lane in its warp: bit 0 moves along the columns, bit 1 along the rows.
+
+    Then lanes n and n ^ 1, or n and n ^ 2, read the same 16 bytes, whichever factor they read, and shared memory takes
+    two turns for a warp instead of four (NVIDIA's developer forum, "Unexpected shared memory bank conflict").
+    """
+    if min(height, width) == 1:
+        return div(lane, width), mod(lane, width)
+    row = add(mod(div(lane, 2), 2), mul(div(lane, 2 * width), num(2)))
+    return row, add(mod(lane, 2), mul(mod(div(lane, 4), width // 2), num(2)))

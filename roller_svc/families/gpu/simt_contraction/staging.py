@@ -1,0 +1,261 @@
+"""Factor of a contraction → nodes that bring its tile of a step into shared memory, [buffer, row along k, column].
+
+Columns of m or n are neighbours there, whatever the order in memory: threads then read several at once. A factor that
+is contiguous along k is transposed on its way.
+
+A contraction's reduced axis → the steps in which it is staged, and where the reduced axes stand in each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.operand import Operand
+from roller_svc.errors import existing
+from roller_svc.families.common.view import member_values
+from roller_svc.families.gpu.simt_contraction.workload import K_NEIGHBOURS, SimtFeed, fused_stride, staged_row
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
+from roller_svc.ir.group import TileAxis
+from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.program import Axis, TensorType
+from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionSteps:
+    """`rows` points a step. `inner`: the member of the axis along which they lie, all others standing still; None:
+    consecutive points of the fused axis.
+
+    A sum may be walked in any order. With `inner`, the others move fastest from step to step: a window's steps read the
+    same elements again, out of a near cache.
+    """
+
+    axis: TileAxis
+    rows: int
+    inner: Axis | None
+
+    @property
+    def count(self) -> int:
+        return ceil_div(self.axis.extent, self.rows)
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.axis.extent % self.rows > 0
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a row is a place on several axes."""
+        return self.inner is None and len(self.axis.members) > 1
+
+    def position(self, step: Expr, row: Expr) -> Expr:
+        """Of a row on the fused axis, where steps follow it."""
+        return add(mul(step, num(self.rows)), row)
+
+    def values(self, step: Expr, row: Expr) -> dict[str, Expr]:
+        """Reduced axis → where it stands at a row of a step."""
+        if self.inner is None:
+            return member_values(self.axis, self.position(step, row))
+        others = TileAxis(self.axis.name, self.axis.role, tuple(a for a in self.axis.members if a is not self.inner))
+        standing = math.prod(a.extent for a in others.members)
+        values = member_values(others, mod(step, standing))
+        return values | {self.inner.name: add(mul(div(step, standing), num(self.rows)), row)}
+
+
+THREAD = ".thread"
+ROUNDS_TOGETHER = 8  # copies of one thread in a row: more only make the code longer
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
+
+    room: str
+    feed: SimtFeed
+    axis: TileAxis
+    columns: int
+    steps: ReductionSteps
+    threads: int
+    warp: int
+    types: Mapping[str, TensorType]
+
+    @property
+    def is_async(self) -> bool:
+        return self.feed.is_async(self.columns)
+
+    @property
+    def width(self) -> int:
+        """Elements that a thread moves at once."""
+        return self.feed.width(self.columns, self.steps.rows, self.steps.inner)
+
+    @property
+    def operand(self) -> Operand:
+        return self.feed.operand
+
+    @property
+    def dtype(self) -> DType:
+        return self.feed.dtype
+
+    # shared memory ---------------------------------------------------------------------------------------------------
+    def storage(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The room around the nodes."""
+        pad = staged_row(self.columns, self.dtype.bytes) - self.columns
+        return (Storage(self.room, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
+
+    def registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Room for what a thread has on its way, around the nodes that fetch and store it; copies need none."""
+        if self.is_async:
+            return nodes
+        return (Storage(self._fetched, self._held, (self._rounds * self.width,), Scope.REGISTER, nodes),)
+
+    @property
+    def _fetched(self) -> str:
+        return f"{self.room}.fetched"
+
+    @property
+    def _held(self) -> DType:
+        """Converted only when stored, so that loads stay under way meanwhile; single narrow floats at once."""
+        return self.operand.stored if self.width > 1 else self.dtype
+
+    # nodes -----------------------------------------------------------------------------------------------------------
+    def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
+        """Begins to fill a buffer, asynchronously."""
+        source = existing(self._source(step, num(0)), "source of what is copied")
+        guard = both(self._inside(step), self.operand.guard)
+        node = Copy(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
+        together = max(n for n in range(1, ROUNDS_TOGETHER + 1) if self._rounds % n == 0)
+        return self._each(self._placed(step, (source, guard), node), together)
+
+    def fetches(self, step: Expr) -> tuple[Node, ...]:
+        """Loads into registers, 0 beyond the edges."""
+        lane: Expr = ref(".lane") if self.width > 1 else num(0)
+        source = self._source(step, lane)
+        value: Expr = source or self.operand.factor
+        guard = both(self._inside(step), self.operand.guard if source else None)
+        used = (value, guard)
+        if value.dtype is not self._held:
+            value = Cast(value, self._held, implicit=True)
+        if guard is not None:
+            value = Select(guard, value, Const(0.0 if self._held.is_float else 0, self._held), self._held)
+        node: Node = Compute(self._fetched, (add(mul(ref(".round"), num(self.width)), lane),), value)
+        if self.width > 1:
+            node = Loop(".lane", self.width, LoopKind.VECTOR, (node,))
+        return self._each(self._placed(step, used, node), self._rounds)
+
+    def stores(self, buffer: Expr) -> tuple[Node, ...]:
+        """What was fetched, into a buffer."""
+        value: Expr = Load(self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._held)
+        if self._held is not self.dtype:
+            value = Cast(value, self.dtype, implicit=True)
+        row, column = ref(".row"), ref(".column")
+        if self.operand.along_k:
+            node = Compute(self.room, (buffer, add(row, ref(".lane")), column), value)
+            return self._each((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
+        node = Compute(self.room, (buffer, row, add(column, ref(".lane"))), value)
+        return self._each((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
+
+    # where -----------------------------------------------------------------------------------------------------------
+    @property
+    def _items(self) -> int:
+        return self.steps.rows * self.columns // self.width
+
+    @property
+    def _rounds(self) -> int:
+        return ceil_div(self._items, self.threads)
+
+    @property
+    def _lead(self) -> str:
+        """The axis whose neighbours lie side by side in memory."""
+        return (self.steps.axis if self.operand.along_k else self.axis).members[-1].name
+
+    def _each(self, nodes: tuple[Node, ...], together: int) -> tuple[Node, ...]:
+        """The nodes for each item of a thread, `.row` and `.column` being where it begins in the tile."""
+        row, column = self._place()
+        nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
+        if self._items % self.threads:
+            item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
+            nodes = (Branch(less(item, num(self._items)), nodes),)
+        if together == self._rounds:
+            return (Loop(".round", together, LoopKind.UNROLL, nodes),)
+        nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
+        nodes = (Loop(".load", together, LoopKind.UNROLL, nodes),)
+        return (Loop(".rounds", self._rounds // together, LoopKind.SERIAL, nodes),)
+
+    def _place(self) -> tuple[Expr, Expr]:
+        """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
+        if self.operand.along_k:
+            group = math.gcd(K_NEIGHBOURS, self.steps.rows)
+            low, column, high = self._digits(group // self.width, self.columns)
+            return add(mul(high, num(group)), mul(low, num(self.width))), column
+        across = self.columns // self.width
+        # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
+        near = math.gcd(across, self.warp) if self.steps.inner is None and self.feed.divided else across
+        low, row, high = self._digits(near, self.steps.rows)
+        return row, mul(add(mul(high, num(near)), low), num(self.width))
+
+    def _digits(self, *radices: int) -> tuple[Expr, ...]:
+        """The number of a thread's item in mixed radix, least digit first: threads * round + thread. As far as the
+        radices allow, a digit mentions either the thread, which is the same in every round, or the round, which is a
+        constant once the loop is unrolled."""
+        found: list[Expr] = []
+        rest: Expr = ref(THREAD)
+        stride = self.threads  # by how much a round moves the rest, which is less than that; 0: the rest knows rounds
+        for radix in radices:
+            if stride and stride % radix == 0:
+                whole = stride == radix
+                found.append(rest if whole else mod(rest, radix))
+                rest, stride = num(0) if whole else div(rest, radix), stride // radix
+            elif stride and radix % stride == 0:
+                found.append(add(mul(mod(ref(".round"), radix // stride), num(stride)), rest))
+                rest, stride = div(ref(".round"), radix // stride), 0
+            else:
+                rest, stride = add(mul(ref(".round"), num(stride)), rest), 0
+                found.append(mod(rest, radix))
+                rest = div(rest, radix)
+        return (*found, add(mul(ref(".round"), num(stride)), rest))
+
+    def _placed(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
+        """The node, the axes that it uses named as they stand at the item."""
+        at = member_values(self.axis, ref(".place")) | self.steps.values(step, ref(".row"))
+        names = frozenset[str]().union(*(axes_of(e) for e in used if e is not None))
+        nodes: tuple[Node, ...] = (node,)
+        for name, value in at.items():
+            if name in names:
+                nodes = (Let(name, value, nodes),)
+        block = ref(f"{self.axis.role.value}.block")
+        return (Let(".place", add(mul(block, num(self.columns)), ref(".column")), nodes),)
+
+    def _inside(self, step: Expr) -> Expr | None:
+        return both(
+            less(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.is_ragged else None,
+            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.columns else None,
+        )
+
+    def _source(self, step: Expr, lane: Expr) -> Load | None:
+        """The load, `lane` neighbours on; a fused axis that is one run in memory is taken as one."""
+        if self.operand.source is None:
+            return None
+        source = _moved(self.operand.source, {self._lead: add(ref(self._lead), lane)})
+        shape = self.types[source.tensor].shape
+        source = _collapsed(source, self.axis, ref(".place"), shape)
+        if self.steps.is_fused:
+            source = _collapsed(source, self.steps.axis, self.steps.position(step, ref(".row")), shape)
+        return source
+
+
+def _collapsed(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...]) -> Load:
+    """The load at a position of the fused axis; as it is, where its address is not linear in that.
+
+    Only the address counts: the last index takes all of the movement and may exceed its dimension.
+    """
+    step = fused_stride(load, axis, shape) if len(axis.members) > 1 else None
+    if not step:
+        return load
+    still = _moved(load, {a.name: num(0) for a in axis.members})
+    return replace(still, index=(*still.index[:-1], add(still.index[-1], mul(position, num(step)))))
+
+
+def _moved(load: Load, at: Mapping[str, Expr]) -> Load:
+    return replace(load, index=tuple(substitute(place, at) for place in load.index))

@@ -1,0 +1,1 @@
+"""Attention on tensor cores by warpgroups: `wgmma`, TMA and warp specialisation."""

@@ -1,0 +1,172 @@
+"""The cost of attention on warpgroups: two products a step, exponentials beside them, rings that a producer fills.
+
+A warpgroup's products with the keys of a step run behind those with the values of the step before, and the exponentials
+between beside these and beside other warpgroups' products (FlashAttention-3: Shah et al., arXiv:2407.08608, §3).
+"""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.attention.tile import USUAL_OPERATIONS
+from roller_svc.families.common.gpu.matrix.terms import (
+    BARRIER_CYCLES,
+    CORE_L2_BYTES_PER_CYCLE,
+    STEP_OPS,
+    Step,
+    alone,
+    at,
+    core_share,
+    epilogue_memory_cycles,
+    fill,
+    last_cache_share,
+    shared_latency_cycles,
+)
+from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launched_registers
+from roller_svc.families.gpu.mma_attention.cost import (
+    EXPONENTIALS_PER_CYCLE,
+    attended_bytes,
+    share_seen,
+    weighing_slots,
+)
+from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, GroupedAttention
+from roller_svc.families.gpu.wgmma_contraction.cost import (
+    BOX_CYCLES,
+    BOX_LATENCY_CYCLES,
+    PRODUCER_SLOT_CYCLES,
+    STEP_CYCLES,
+    handing_cycles,
+)
+from roller_svc.ir.group import AxisRole
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS, Machine
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.uncertainty import EXPOSED
+from roller_svc.perf.workload import Problem
+
+# Of the time that weights take the schedulers or the function units, the share that no product hides. Assumed: it puts
+# 128 features at 605 TFLOP/s of an H100, between what FlashAttention-3 reaches where only warpgroups or only the steps
+# of each overlap (582 and 570) and where both are told to (661; arXiv:2407.08608, table 2): here warpgroups take turns
+# as it comes.
+EXPOSED_WEIGHING = 0.4
+# Registers beside results, products and weights: maxima and sums of rows, places, what a mask compares; and those of
+# each instruction along the features beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with 64 to 256 features
+# and one to three consumers: with 32 some spilled, with 36 none. `bench/attention_registers.py` compiles others near
+# the limit: 12 of its 50 spill, all of which are refused, as they would be with 29.
+BESIDE_REGISTERS = 36
+MANY_FEATURE_STEPS, FEATURE_STEP_REGISTERS = 8, 1.5
+
+
+def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Costs:
+    """Waves of blocks, each a chain of steps over the keys that its rows see."""
+    mach, hw = p.machine, p.machine.hw
+    tile = group_block(p, launch.block, launch.stages)
+    needs = block_needs(tile, known)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    if launch.blocks:
+        resident = min(resident, -(-launch.blocks // mach.cores))
+    steps = max(1.0, share_seen(p, known.found, tile.m) * -(-p.extent(p.k) // tile.keys))
+    at_once = resident * mach.cores
+    dram_bytes = attended_bytes(p, launch, at_once)
+    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    step = _step(p, known, tile, launch.block)._replace(dram=dram)
+
+    def block_cycles(blocks: float) -> float:
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        return steps * step.cycles(blocks, tile.stages - 1, working)
+
+    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    together = min(resident, -(-launch.grid // mach.cores))
+    results = handing_cycles(p, tile.result) + epilogue_memory_cycles(p, launch)
+    # queries and the first keys come before anything is multiplied, in blocks that stay only once
+    arriving = step.latency + step.last_cache
+    # the first weights and the last values wait alone, but for those of other warpgroups
+    edges = step.chain / tile.consumers + together * results
+    cycles += arriving + edges + (edges + arriving * (not launch.blocks)) * (waves - 1) / resident
+    each = launch.grid * steps
+    parts = alone(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
+    parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
+    seconds = max(mach.seconds(cycles), *(s for _, s in parts))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
+    occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
+    return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
+
+
+def group_block(p: Problem, block: Tile, stages: int) -> AttentionGroupTile:
+    """The tile of a block of those extents."""
+    if p.attention_groups is None:
+        raise InvariantError("a problem of warpgroups was prepared without attention's factors")
+    features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
+    return p.attention_groups.tile((at(block, p.m), at(block, p.n), at(block, p.k), block[features]), stages)
+
+
+def consumer_registers(tile: AttentionGroupTile, known: GroupedAttention) -> int:
+    """What a consumer's thread holds."""
+    features = FEATURE_STEP_REGISTERS * max(0, tile.feature_steps - MANY_FEATURE_STEPS)
+    scores = max(0, known.found.score_operations - USUAL_OPERATIONS)
+    return tile.held_registers + BESIDE_REGISTERS + math.ceil(features) + scores
+
+
+def block_needs(tile: AttentionGroupTile, known: GroupedAttention) -> BlockNeeds:
+    """Registers are those that a block is launched with."""
+    if tile.consumers > 1:
+        return BlockNeeds(tile.threads, launched_registers(tile.threads), tile.shared_bytes)
+    registers = max(consumer_registers(tile, known), tile.producer_registers)
+    return BlockNeeds(tile.threads, registers, tile.shared_bytes)
+
+
+def _product_cycles(p: Problem, tile: AttentionGroupTile) -> float:
+    return tile.m * tile.keys * (tile.features + tile.n) / p.machine.fma_per_cycle
+
+
+def _exponential_cycles(tile: AttentionGroupTile) -> float:
+    return tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
+
+
+def _step(p: Problem, known: GroupedAttention, tile: AttentionGroupTile, block: Tile) -> Step:
+    mach, found = p.machine, known.found
+    producer, pipe = _producer(p, known, tile)
+    size = tile.q.dtype.bytes
+    # an instruction reads its columns of B and, of the first product, 64 rows of queries
+    read = tile.consumers * (ROWS * tile.features + tile.keys * (tile.features + tile.n)) * size
+    weighing = weighing_slots(tile, found)
+    warps = WARPS * tile.consumers
+    slots = warps * (weighing + STEP_OPS + 2 * (tile.feature_steps + tile.key_steps)) / SCHEDULERS
+    weighed = max(slots, _exponential_cycles(tile))
+    # of one warpgroup, a warp of which each scheduler has
+    rows = ROWS * tile.keys / mach.fma_per_cycle
+    by_itself = max(weighing, ROWS * tile.keys / EXPONENTIALS_PER_CYCLE)
+    moved = p.b.moved_bytes(block)
+    return Step(
+        warps=warps,
+        mma=_product_cycles(p, tile) + EXPOSED_WEIGHING * weighed,
+        shared=read / mach.staged_bytes_per_cycle + pipe,
+        issue=max(weighed, producer),
+        port=moved / CORE_L2_BYTES_PER_CYCLE,
+        last_cache=moved / last_cache_share(mach),
+        dram=0.0,
+        chain=rows * tile.features + max(rows * tile.n, by_itself) + _waits(mach),
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + BOX_LATENCY_CYCLES,
+    )
+
+
+def _waits(mach: Machine) -> float:
+    """Of a warpgroup in one step: barriers, a product's latency, the shuffles of maxima."""
+    return STEP_CYCLES + 2 * BARRIER_CYCLES + shared_latency_cycles(mach)
+
+
+def _producer(p: Problem, known: GroupedAttention, tile: AttentionGroupTile) -> tuple[float, float]:
+    """Cycles of the producer's warps in one step, and of the core's memory pipe."""
+    cycles = pipe = 0.0
+    for room, feed in ((tile.k, known.found.k), (tile.v, known.found.v)):
+        if room.load.is_tma:
+            cycles += room.copies * BOX_CYCLES
+            pipe += room.bytes / p.machine.staged_bytes_per_cycle
+        else:
+            brought = fill(feed, room.bytes // room.dtype.bytes, p.b, p.machine)
+            cycles += brought.slots / SCHEDULERS * PRODUCER_SLOT_CYCLES
+            pipe += brought.pipe
+    return cycles, pipe

@@ -1,0 +1,149 @@
+"""Attention's rProgram on warpgroups → what its blocks stage and hold: what model and lowering agree on.
+
+A block has one to three warpgroups of 64 rows each, its consumers, and one that only loads, its producer. Queries are
+staged once; keys and values have rings of their own, so that the products with keys begin before values are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.attention.tile import Attended, TiledAttention, attended
+from roller_svc.families.common.gpu.matrix.tile import Feed
+from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
+from roller_svc.families.common.gpu.warpgroups.tile import (
+    ATOMS,
+    MOST_REGISTERS,
+    ROWS,
+    THREAD_REGISTERS,
+    WARPS,
+    WgmmaOperand,
+    WgmmaTile,
+    barrier_bytes,
+    launched_registers,
+    room_bytes,
+)
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaFeed, tma_feed
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
+from roller_svc.ir.hardware import Arch, ComputeUnit
+from roller_svc.ir.rprogram import WARPGROUP, RProgram
+
+WARP_ROWS = ROWS // WARPS  # whose products a warp holds: as much as an instruction of `mma.sync` has
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """What a unit of warpgroups must know of a group: beside what any unit must, how TMA brings each factor, or why it
+    does not; keys and features as they are walked."""
+
+    found: Attended
+    q: TmaFeed | str
+    k: TmaFeed | str
+    v: TmaFeed | str
+    keys: TileAxis
+    features: TileAxis
+    _tiles: dict[tuple[int, int, int, int, int], AttentionGroupTile] = field(default_factory=dict, compare=False)
+
+    def tile(self, block: tuple[int, int, int, int], stages: int) -> AttentionGroupTile:
+        """`block`: rows, columns, keys, features; remembered."""
+        known = self._tiles.get((*block, stages))
+        if known is None:
+            known = self._tiles[*block, stages] = self._tile(block, stages)
+        return known
+
+    def _tile(self, block: tuple[int, int, int, int], stages: int) -> AttentionGroupTile:
+        m, n, keys, features = block
+        along = Walk.linear(self.features.extent, features)
+        # keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit
+        return AttentionGroupTile(
+            m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.found.q, self.q, m, along),
+            _staged(self.found.k, self.k, keys, along),
+            _staged(self.found.v, self.v, n, Walk.linear(self.keys.extent, keys)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroupTile(TiledAttention[WgmmaOperand]):
+    """A block has 64 rows of each consumer. `stages`: of keys and of values."""
+
+    @property
+    def consumers(self) -> int:
+        return self.m // ROWS
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def result(self) -> WgmmaTile:
+        """The results as a contraction has them: how they get to memory."""
+        return WgmmaTile(self.m, self.n, self.keys, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
+                         Walk.linear(self.keys, self.keys))  # fmt: skip
+
+    @property
+    def producer_registers(self) -> int:
+        return max(room.producer_registers for room in (self.q, self.k, self.v))
+
+    @property
+    def consumer_registers(self) -> int:
+        """As `WgmmaTile.consumer_registers`."""
+        if self.consumers == 1:
+            return THREAD_REGISTERS
+        left = launched_registers(self.threads) * self.threads - WARPGROUP * self.producer_registers
+        return min(MOST_REGISTERS, left // (WARPGROUP * self.consumers) // 8 * 8)
+
+    @property
+    def held_registers(self) -> int:
+        """Of a consumer's thread: results, the products of a step, and the weights of the step before."""
+        weights = self.keys * self.v.dtype.bytes // 4
+        return ROWS * (self.n + self.keys + weights) // WARPGROUP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Rooms of queries, keys and values, of results, then all barriers."""
+        slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
+        rooms = sum(room_bytes(count * room.bytes) for count, room in slots)
+        return rooms + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
+
+
+def grouped_attention(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> GroupedAttention:
+    """Of a group of kind ATTENTION."""
+    if group.attention is None:
+        raise InvariantError(f"{group.name} is no attention")
+    found, types, batch = attended(group, unit, arch), dict(group.inputs), group.space.role(AxisRole.BATCH)
+    (m,), (n,), (keys,), (features,) = (
+        group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
+    )
+
+    def feed(of: Feed, axis: TileAxis, along: TileAxis) -> TmaFeed | str:
+        return tma_feed(of.operand, of.dtype, (axis, along), batch, types)
+
+    return GroupedAttention(
+        found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features
+    )
+
+
+def attention_group_tile(program: RProgram, known: GroupedAttention) -> AttentionGroupTile:
+    """Of an rProgram on a unit of kind WGMMA."""
+    block = program.block
+    names = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
+    m, n, keys, features = (block[name] for name in names)
+    return known.tile((m, n, keys, features), program.stages)
+
+
+def through_registers(tile: AttentionGroupTile) -> Iterator[str]:
+    """The factors that neither TMA nor cp.async brings."""
+    for name, room in (("queries", tile.q), ("keys", tile.k), ("values", tile.v)):
+        if room.load.through_registers:
+            yield name
+
+
+def _staged(threads: Feed, tma: TmaFeed | str, extent: int, walk: Walk) -> WgmmaOperand:
+    along_k, size = threads.operand.along_k, threads.dtype.bytes
+    row = walk.depth if along_k else extent
+    atom = next(atom for atom in ATOMS if row * size % atom == 0)
+    boxes = tma if isinstance(tma, str) else tma.tile(extent, walk, atom // size)
+    load = threads.load if isinstance(boxes, str) else boxes
+    return WgmmaOperand(threads.dtype, along_k, extent, walk.depth, atom, load)

@@ -1,0 +1,1 @@
+"""GEMM on tensor cores by warpgroups: `wgmma`, TMA and warp specialisation."""

@@ -1,0 +1,235 @@
+"""The cost of a contraction on warpgroups: a ring that a producer fills, wgmma from shared memory, an epilogue.
+
+Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one staged step, is the longest of what the
+unit, shared memory, the producer, the last cache and DRAM need for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.matrix.terms import (
+    BARRIER_CYCLES,
+    CORE_L2_BYTES_PER_CYCLE,
+    LEAST_STAGES,
+    STEP_OPS,
+    Step,
+    alone,
+    at,
+    core_share,
+    epilogue_memory_cycles,
+    epilogue_slots,
+    fill,
+    last_cache_share,
+    latency_cycles,
+    operand_bytes,
+    tile_count,
+)
+from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
+from roller_svc.families.common.gpu.warpgroups.tile import (
+    ADDRESS_REGISTERS,
+    CONSUMER_REGISTERS,
+    ROWS,
+    STEP_BYTES,
+    WARPS,
+    WgmmaBlock,
+    WgmmaFeed,
+    WgmmaFeeds,
+    WgmmaOperand,
+    WgmmaTile,
+    launched_registers,
+)
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.uncertainty import EXPOSED
+from roller_svc.perf.workload import Problem
+
+# Assumed: what a consumer needs between two steps beside its products (a barrier that is already complete, a fence, the
+# release of a slot); the time of one box's request; and by how much a box comes later than what threads ask for: about
+# 400 cycles after its request where L2 has it, against 263 of a load and somewhat more of cp.async, which the latency
+# of other families leaves out.
+STEP_CYCLES = 60.0
+BOX_CYCLES = 16.0
+BOX_LATENCY_CYCLES = 100.0
+CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
+# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which
+# a scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
+PRODUCER_SLOT_CYCLES = 1.5
+# Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
+# The units' rates are those of whole kernels of a library, which have the most of it in them.
+WGMMA_LEAK = 0.02
+UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
+
+
+def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
+    """Waves of tiles, each a chain of staged steps; what is between two tiles of one block hides as far as it may."""
+    mach, hw = p.machine, p.machine.hw
+    known = wgmma_block(p, launch.block, launch.thread)
+    tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
+    needs = replace(known.needs, shared_bytes=tile.shared_bytes)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    if launch.blocks:
+        resident = min(resident, -(-launch.blocks // mach.cores))
+    steps = block_steps(p, launch)
+    at_once = resident * mach.cores
+    dram_bytes = operand_bytes(p, launch, at_once)
+    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    waiting = _waiting(known, latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
+    step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
+    waves = -(-launch.grid // at_once)
+    at_start = _requested_at_start(known, launch, steps) / (waves if launch.blocks else 1)
+
+    def block_cycles(blocks: float) -> float:
+        full = blocks == resident and launch.grid >= at_once
+        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
+        late = (steps - at_start) * step.cycles(blocks, steps_ahead(known, launch.stages), working)
+        return at_start * step.cycles(blocks, UNLIMITED, working) + late
+
+    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    again = tile_count(p, launch.block) / launch.grid if launch.stream_k else (waves - 1) / resident
+    cycles += _edges(p, launch, tile, step, _Turns(again, min(resident, -(-launch.grid // mach.cores))))
+    parts = alone(p, step, launch.grid * steps, dram_bytes)
+    seconds = max(mach.seconds(cycles), *(s for _, s in parts))
+    parts.append((EXPOSED, seconds - max(s for _, s in parts)))
+    occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
+    return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
+
+
+def wgmma_block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
+    """What a block stages and what a step of it takes; remembered."""
+    known = p.wgmma_blocks.get((block, group))
+    if known is None:
+        known = p.wgmma_blocks[block, group] = _block(p, block, group)
+    return known
+
+
+def _block_needs(tile: WgmmaTile) -> BlockNeeds:
+    """Registers are those that a block is launched with: all that its threads share where roles hand them over, else
+    what the role that takes the most has."""
+    if tile.consumers > 1:
+        return BlockNeeds(tile.threads, launched_registers(tile.threads), tile.shared_bytes)
+    registers = max(tile.accumulators + CONSUMER_REGISTERS, tile.producer_registers)
+    return BlockNeeds(tile.threads, registers, tile.shared_bytes)
+
+
+def steps_ahead(block: WgmmaBlock, stages: int) -> int:
+    """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
+    return 1 if block.latencies else stages - 1
+
+
+def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
+    """Steps that come with the first: a ring is empty, and all of it is asked for at once."""
+    return 1.0 if block.latencies else float(min(steps, launch.stages))
+
+
+def block_steps(p: Problem, launch: Launch) -> int:
+    """Staged steps of one tile, or of one block that streams them."""
+    steps = wgmma_block(p, launch.block, launch.thread).tile.walk.steps
+    if launch.stream_k:
+        return -(-tile_count(p, launch.block) * steps // launch.stream_k)
+    return -(-steps // launch.split_k)
+
+
+def shared_step(p: Problem, block: WgmmaBlock, cluster: tuple[int, int]) -> Step:
+    """The step where blocks of a cluster load parts of what they share: the last cache is asked once for all."""
+    along_m, along_n = cluster
+    if along_m == along_n == 1:
+        return block.step
+    a, b = block.moved
+    return block.step._replace(last_cache=(a / along_n + b / along_m) / last_cache_share(p.machine))
+
+
+def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
+    mach, feeds = p.machine, wgmma_feeds_of(p)
+    m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+    tile = feeds.tile((m, n, k), (at(group, p.m), at(group, p.n)), LEAST_STAGES)
+    moved = (p.a.moved_bytes(block), p.b.moved_bytes(block))
+    pipe = (tile.a.bytes * tile.a.load.is_tma + tile.b.bytes * tile.b.load.is_tma) / mach.staged_bytes_per_cycle
+    slots, boxes = 0.0, 0
+    for feed, staged, operand in ((feeds.a, tile.a, p.a), (feeds.b, tile.b, p.b)):
+        if staged.load.is_tma:
+            boxes += staged.copies
+        else:
+            brought = fill(feed.threads, staged.extent * staged.k, operand, mach)
+            pipe, slots = pipe + brought.pipe, slots + brought.slots
+    # §5, t_smem: an instruction reads 64 rows of A and all of its columns of B
+    instructions = tile.consumers * tile.fragments * tile.k_steps
+    reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
+    mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
+    producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
+    added = tile.results if tile.adds_up else 0  # by each thread, an addition a cycle, when its products are done
+    consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
+    step = Step(
+        warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
+        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, last_cache=sum(moved) / last_cache_share(mach), dram=0.0,
+        chain=mma / tile.consumers + added + STEP_CYCLES if tile.adds_up else max(STEP_CYCLES, mma / tile.consumers),
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_LEAK,
+    )  # fmt: skip
+    latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
+    return WgmmaBlock(tile, step, moved, latencies, _block_needs(tile))
+
+
+def _latencies(feed: WgmmaFeed, staged: WgmmaOperand) -> int:
+    """Times that a producer's thread fills the registers that it has left with loads, and waits for them."""
+    if not staged.load.through_registers:
+        return 0
+    load = feed.threads.load
+    loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
+    words = max(1, load.elements * feed.threads.operand.stored.bytes // WORD_BYTES)
+    room = max(1, staged.producer_registers - ADDRESS_REGISTERS)
+    return -(-loads * words // room)
+
+
+def _waiting(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> float:
+    """From when a slot is free to when it is full."""
+    if block.latencies:
+        return latency * block.latencies + block.step.issue
+    boxed = block.tile.a.load.is_tma or block.tile.b.load.is_tma
+    return latency + BOX_LATENCY_CYCLES * boxed + CLUSTER_LATENCY_CYCLES * (math.prod(cluster) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """`again`: tiles of a core after its first, as far as what is between them hides behind no other block; `together`:
+    blocks that it works on at once."""
+
+    again: float
+    together: int
+
+
+def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, turns: _Turns) -> float:
+    """Cycles of a core for what is before, between and after the steps of its tiles.
+
+    One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so
+    that of a loop that waits for memory part of that time is won back.
+    """
+    working = min(1.0, launch.grid / p.machine.cores)
+    alone, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
+    begin = step.latency + min(alone, loads)  # of all steps the longer of both is counted
+    results = turns.together * epilogue_memory_cycles(p, launch)
+    handing = turns.together * handing_cycles(p, tile)
+    if not (launch.blocks or launch.stream_k):
+        return (begin + handing + results) * (1 + turns.again)
+    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
+    return begin + handing + results + turns.again * max(0.0, handing - won)
+
+
+def handing_cycles(p: Problem, tile: WgmmaTile) -> float:
+    """Sums through each warp's room, then the epilogue's instructions."""
+    mach = p.machine
+    points = tile.m * tile.n
+    through = 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle
+    turns = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
+    issued = epilogue_slots(p, points // tile.sums) / (mach.hw.limits.warp_size * SCHEDULERS)
+    return max(through + issued, turns * 2 * BARRIER_CYCLES)
+
+
+def wgmma_feeds_of(p: Problem) -> WgmmaFeeds:
+    """How the operands' tiles are filled."""
+    if p.warpgroups is None:
+        raise InvariantError("a problem of warpgroups was prepared without its factors")
+    return p.warpgroups

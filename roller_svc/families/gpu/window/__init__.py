@@ -1,0 +1,1 @@
+"""Pooling and depthwise convolution on a GPU: sliding windows."""

@@ -1,0 +1,143 @@
+"""The cost of a windowed reduction on a SIMT machine: depthwise convolution, pooling, stencils."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
+from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowSpace
+from roller_svc.ir.hardware import Limits
+from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.machine import SCHEDULERS, register_words
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.workload import Problem
+
+BLOCK_CYCLES = 50.0  # a core starts one block after another
+THREAD_INSTRUCTIONS = 30.0  # where a thread stands, the edges of its tile, the way out
+INPUT_INSTRUCTIONS = 3.0  # whether the input exists: comparisons with both edges along a line, a choice
+LOADS_IN_FLIGHT = 8  # of unrolled loops over a window
+TAP_INSTRUCTIONS = 2.0  # of a loop that is not unrolled: its counter, an address
+SECTORS_PER_CYCLE = 4  # of a core's first cache
+DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
+
+
+def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
+    """Registers of a thread: a sum for each output, one line of inputs, the weights under it, addresses."""
+    words = register_words(windows.map.space.compute_dtype)
+    slid = windows.slid(thread)
+    taps = math.prod([w.taps for w in slid]) * windows.lanes(thread)
+    return overhead_registers(limits) + words * (math.prod(thread) + windows.held(thread) + min(taps, 32))
+
+
+def simt_window(p: Problem, launch: Launch) -> Costs:
+    """Warps issue, caches and DRAM serve; the longest of them bounds, but for what a thread's own chain takes."""
+    mach, hw, windows = p.machine, p.machine.hw, p.windows
+    if windows is None:
+        raise InvariantError("the program has no windows")
+    needs = BlockNeeds(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
+    resident = blocks_per_core(launch.compiled or needs, hw)
+    warps = -(-launch.threads // hw.limits.warp_size)
+    instructions, requests = _thread_work(p, windows, launch)
+    lines = max(1, windows.inputs(launch.thread) // windows.held(launch.thread))
+    chain = mach.dram_latency_cycles + lines * DEPENDENT_CYCLES * SCHEDULERS
+
+    def block_cycles(blocks: float) -> float:
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
+
+    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
+    moved = launch.grid * p.touched.moved_bytes(clipped)
+    asked = launch.grid * p.touched.asked_bytes(clipped)
+    whole = p.touched.moved_bytes(p.extents)
+    again = max(0.0, moved - whole)
+    last = mach.last_cache
+    busy = min(launch.grid, resident * mach.cores) * launch.threads
+    together = min(windows.inputs(launch.thread), max(windows.held(launch.thread), LOADS_IN_FLIGHT))
+    in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
+    dram_bytes = resident_bytes(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
+    padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
+    return Costs(
+        core_s=mach.seconds(core_cycles),
+        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
+        parts=(
+            ("fma", p.space.flops * padded / mach.unit.flops_per_s),
+            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
+            ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
+        ),
+        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
+        waves=waves,
+        needs=needs,
+    )
+
+
+def _thread_work(p: Problem, windows: WindowSpace, launch: Launch) -> tuple[float, float]:
+    """Instructions of a thread, and cycles that a warp's accesses hold the core's cache."""
+    thread = launch.thread
+    outputs, taps = math.prod([thread[i] for i in p.spatial]), p.inner_points
+    # joining is the other half of a multiply-add
+    each_tap = max(1.0, p.space.flops / (p.outer_points * taps) - 1.0)
+    instructions = THREAD_INSTRUCTIONS + each_tap * taps * outputs
+    if windows.unrolled(thread) > UNROLLED_STATEMENTS or not windows.slid(thread):
+        instructions += TAP_INSTRUCTIONS * taps
+    cycles = 0.0
+    for access in windows.map.accesses:
+        count = _elements(windows, access, launch)
+        accesses = count * _share(windows, access, thread)
+        instructions += accesses * (1.0 + (INPUT_INSTRUCTIONS if _is_under(windows, access) else 0.0))
+        each = max(1, round(count / accesses))
+        cycles += accesses * max(1.0, _sectors(windows, access, launch, each) / SECTORS_PER_CYCLE)
+    return instructions, cycles
+
+
+def _share(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
+    """Accesses for each element that a thread reads or writes."""
+    if access.run != windows.row:
+        return 1.0
+    along = [w for w in windows.windows if w.axis == windows.row]
+    if not along:
+        return 1.0 / math.gcd(access.width, windows.lanes(thread))
+    if not _is_under(windows, access):
+        return 1.0 / math.gcd(access.width, thread[windows.row])
+    # a line begins and ends with elements that share no aligned vector
+    inner = along[0].stride * thread[windows.row]
+    width = math.gcd(access.width, inner)
+    reach = along[0].reach(thread[windows.row])
+    whole = min(inner, reach) // width * width
+    return (reach - whole + whole / width) / reach
+
+
+def _is_under(windows: WindowSpace, access: MapAccess) -> bool:
+    inner = {w.inner for w in windows.windows}
+    return any(name in inner for dim in access.access.dims if len(dim.coeffs) > 1 for name, _ in dim.coeffs)
+
+
+def _elements(windows: WindowSpace, access: MapAccess, launch: Launch) -> float:
+    """Elements that a thread reads or writes."""
+    thread = launch.thread
+    if _is_under(windows, access):
+        return windows.inputs(thread)
+    names = {name for dim in access.access.dims for name, _ in dim.coeffs}
+    taps = [w.taps for w in windows.windows if w.inner in names] + [n for name, n in windows.walked if name in names]
+    outputs = [thread[i] for i, step in enumerate(access.steps) if step and i < len(thread)]
+    return math.prod(taps) * math.prod(outputs)
+
+
+def _sectors(windows: WindowSpace, access: MapAccess, launch: Launch, each: int) -> float:
+    """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
+    if access.is_opaque:
+        return float(REQUEST_THREADS)
+    lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
+    order = sorted(range(len(access.steps)), key=lambda i: i == windows.row)
+    for i in reversed(order):
+        along = min(lanes, launch.block[i] // launch.thread[i])
+        if along < 2:
+            continue
+        step = access.steps[i] * access.bytes * launch.thread[i]
+        if 0 < step <= max(run, SECTOR_BYTES // 2):
+            run += step * (along - 1)
+        elif step:
+            count *= along
+        lanes //= along
+    return count * -(-run // SECTOR_BYTES)

@@ -1,0 +1,115 @@
+"""ROLLER's rules for windowed reductions on a SIMT machine: neighbouring outputs a thread, warps along the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.align import counts, powers
+from roller_svc.construct.rules import Base, exceeds_grid, replaced
+from roller_svc.construct.scale_up import Grown, Look
+from roller_svc.families.common.gpu.loop_rules import NestRules
+from roller_svc.families.gpu.window.cost import window_registers
+from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowSpace
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.occupancy import block_registers
+
+MAX_ALONG, MAX_OUTPUTS = 8, 32  # of a thread along one window and in all: more save few inputs, and take registers
+MAX_THREADS = 256
+MAX_BASES = 4
+MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
+FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
+
+
+@dataclass(frozen=True, slots=True)
+class SimtWindow(NestRules):
+    windows: WindowSpace
+
+    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+        """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
+        spatial, windows = self.problem.spatial, self.windows
+
+        def reads(thread: Tile) -> tuple[float, int]:
+            return windows.inputs(thread) / math.prod([thread[i] for i in spatial]), -thread[windows.row]
+
+        large = sorted(grown.large, key=reads)
+        return list(dict.fromkeys([*large[: MAX_BASES - 1], min(large, key=math.prod)]))
+
+    def look(self, block: Tile, base: Base) -> Look:
+        p, limits = self.problem, self.problem.machine.hw.limits
+        threads = self._threads(block, base)
+        if threads > min(MAX_THREADS, limits.max_threads_per_block):
+            return self._measured(block, "threads per block")
+        registers = window_registers(self.windows, base.thread, limits)
+        if block_registers(threads, registers, limits) > limits.registers_per_core:
+            return self._measured(block, "registers per core")
+        if -threads % limits.warp_size * MAX_WASTE_OF > threads:
+            return self._measured(block, "", "execution unit")
+        huge = exceeds_grid(p, block)
+        return self._measured(block, "", "grid size" if huge else "")
+
+    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+        """One output a thread, a warp along the row."""
+        p = self.problem
+        one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
+        thread = tuple([1] * len(p.extents))
+        return [
+            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), Base(thread)), (one, Base(thread))
+        ]  # fmt: skip
+
+    def _thread_steps(self, axis: int) -> Tile:
+        p, windows = self.problem, self.windows
+        if any(w.axis == axis for w in windows.windows):
+            return powers(min(MAX_ALONG, p.extents[axis]))
+        if axis == windows.row:
+            return powers(math.gcd(windows.map.width, p.extents[axis]))
+        return (1,)
+
+    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+        p, row = self.problem, self.windows.row
+        if axis not in p.spatial:
+            return (p.extents[axis],)
+        along = self._row_steps(base, epsilon)
+        if axis == row:
+            return along
+        most = max(1, MAX_THREADS * base.thread[row] // along[0])
+        unit = base.thread[axis]
+        if all(w.axis != axis for w in self.windows.windows):
+            return powers(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
+        return tuple([unit * c for c in counts(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
+
+    def _row_steps(self, base: Base, epsilon: float) -> Tile:
+        """Second alignment: half a warp's worth of neighbours, or the whole axis."""
+        p, unit = self.problem, base.thread[self.windows.row]
+        allowed = counts(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
+        fitting = tuple([unit * c for c in allowed]) or (unit,)
+        warp = p.machine.hw.limits.warp_size
+        return tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
+
+    def _thread_rule(self, thread: Tile) -> str:
+        p, limits, windows = self.problem, self.problem.machine.hw.limits, self.windows
+        outputs = math.prod([thread[i] for i in p.spatial])
+        least = p.machine.cores * limits.warp_size * SCHEDULERS
+        if outputs > 1 and p.outer_points < outputs * least:
+            return "parallelism"
+        if windows.slid(thread) and windows.unrolled(thread) > UNROLLED_STATEMENTS:
+            return "statements per thread"
+        if outputs > MAX_OUTPUTS * windows.lanes(thread):
+            return "outputs per thread"
+        fits = window_registers(windows, thread, limits) <= limits.max_registers_per_thread
+        return "" if fits or outputs == 1 else "registers per thread"
+
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
+        footprint_bytes, moved = self.problem.touched.measure(tile)
+        points = math.prod([tile[i] for i in self.problem.spatial])
+        return Look(footprint_bytes, moved / points, too_large, misaligned)
+
+    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+        return self._measured(thread, self._thread_rule(thread))
+
+    @property
+    def _first(self) -> tuple[int | None, ...]:
+        """The row."""
+        return (self.windows.row,)

@@ -1,0 +1,112 @@
+"""Space of a windowed reduction → which window slides along which axis, and what a thread holds of it in registers.
+
+Depthwise convolutions, pooling, stencils: an index adds an inner axis to an outer one, h*2 + kh. Outputs that are
+neighbours share inputs: a thread that computes several of them reads each input once. Axes are positions in the space.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.families.common.gpu.elementwise_space import MapSpace, Tile, map_space
+from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
+from roller_svc.ir.program import StatementKind
+
+UNROLLED_STATEMENTS = 1024  # written out for one thread: 16 KiB of instructions, an eighth of a core's cache of them
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Inputs under one window lie at stride * outer + inner, along the window at `taps` places."""
+
+    axis: int  # the outer axis, a position
+    inner: str
+    taps: int
+    stride: int
+
+    def reach(self, outputs: int) -> int:
+        """Inputs under the windows of so many neighbouring outputs."""
+        return (outputs - 1) * self.stride + self.taps
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpace:
+    """`windows`: the innermost last. `walked`: inner axes that no window has, and their extents."""
+
+    map: MapSpace
+    windows: tuple[Window, ...]
+    walked: tuple[tuple[str, int], ...]
+
+    @property
+    def row(self) -> int:
+        return self.map.row
+
+    def takes(self, thread: Tile) -> bool:
+        """Whether a thread's outputs are neighbours along windows and one vector along a row."""
+        under = {w.axis for w in self.windows}
+        several = [i for i in range(len(self.map.extents)) if thread[i] > 1 and i not in under]
+        spatial = [i for i in several if self.map.space.axes[i].role is AxisRole.OUTER]
+        return spatial in ([], [self.row]) and (self.row in under or thread[self.row] == self.lanes(thread))
+
+    def slid(self, thread: Tile) -> tuple[Window, ...]:
+        """The windows under which a thread has several outputs."""
+        return tuple([w for w in self.windows if thread[w.axis] > 1])
+
+    def lanes(self, thread: Tile) -> int:
+        """Neighbours along a row without a window that a thread takes together; 1 where a window slides along it."""
+        if any(w.axis == self.row for w in self.windows):
+            return 1
+        return math.gcd(self.map.vector(thread), self.map.extents[self.row])
+
+    def held(self, thread: Tile) -> int:
+        """Inputs that a thread holds at once: under one line of its innermost sliding window."""
+        slid = self.slid(thread)
+        return self.lanes(thread) * (slid[-1].reach(thread[slid[-1].axis]) if slid else 1)
+
+    def inputs(self, thread: Tile) -> int:
+        """Inputs that a thread reads of each tensor under windows."""
+        count = self.lanes(thread) * math.prod(n for _, n in self.walked)
+        return count * math.prod([w.reach(thread[w.axis]) for w in self.windows])
+
+    def unrolled(self, thread: Tile) -> int:
+        """Statements of the sliding windows, written out."""
+        slid = self.slid(thread)
+        if not slid:
+            return self.lanes(thread)
+        lines = math.prod([w.reach(thread[w.axis]) for w in slid[:-1]])
+        return lines * self.held(thread) + self.lanes(thread) * math.prod([thread[w.axis] * w.taps for w in slid])
+
+
+def is_windowed(group: KernelGroup) -> bool:
+    """Whether it reduces windows of what lies in memory, and all else are maps of the results at the same point."""
+    outer = {a.name for a in group.outer}
+    written = {s.output for s in group.statements}
+    for statement in group.statements:
+        is_reduction = statement.kind is StatementKind.REDUCE
+        if is_reduction != any(a.name not in outer for a in statement.axes):
+            return False
+        if is_reduction and written & set(statement.reads_tensors):
+            return False
+    return not group.space.walks_rows and window_space(group.space) is not None
+
+
+def window_space(space: TileSpace) -> WindowSpace | None:
+    """Prepare a space for many tiles; None where it has no windows."""
+    place = {a.name: i for i, a in enumerate(space.axes) if a.role is AxisRole.OUTER}
+    inner = {m.name: m.extent for a in space.axes if a.role is AxisRole.INNER for m in a.members}
+    found: dict[str, Window] = {}
+    for access in space.accesses:
+        for dim in access.dims:
+            outer = [(name, c) for name, c in dim.coeffs if name in place]
+            taps = [(name, c) for name, c in dim.coeffs if name in inner]
+            if dim.opaque or len(outer) != 1 or len(taps) != 1 or outer[0][1] % taps[0][1]:
+                continue
+            (axis, step), (name, spacing) = outer[0], taps[0]
+            window = Window(place[axis], name, inner[name], step // spacing)
+            if window.stride > 0 and found.setdefault(name, window) != window:
+                return None
+    windows = tuple(sorted(found.values(), key=lambda w: w.axis))
+    if not windows or len({w.axis for w in windows}) != len(windows):
+        return None
+    return WindowSpace(map_space(space), windows, tuple((n, e) for n, e in inner.items() if n not in found))

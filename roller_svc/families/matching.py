@@ -1,0 +1,154 @@
+"""Kernel group, device → the units that may compute it, the most promising first, and why matrix units may not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.analysis.operand import STAGED_KINDS, Operand, lie_alike, operands, second_operand, unfit
+from roller_svc.errors import NoCandidateError
+from roller_svc.families.common.cpu.dot import dot_operands
+from roller_svc.families.common.gpu.matrix.tile import FIRST_ASYNC, MMA_SYNC, WORD_BYTES, LoadKind, feeds, mfma_refusal
+from roller_svc.ir.accumulation import matrix_sums
+from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
+
+# What each family computes with; where none is demanded, what the model may choose from.
+_KINDS = {
+    None: (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA),
+    KernelFamily.MMA: (UnitKind.MMA, UnitKind.MFMA),
+    KernelFamily.WGMMA: (UnitKind.WGMMA,),
+}
+_UNITS = {KernelFamily.MMA: "matrix units", KernelFamily.WGMMA: "matrix units of warpgroups"}
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """`refusals`: 'unit: reason' of each matrix unit that cannot compute the group; none where it is no contraction."""
+
+    taken: tuple[ComputeUnit, ...]
+    refusals: tuple[str, ...] = ()
+
+
+def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
+    """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
+    plain = hw.unit_for(group.space.compute_dtype)
+    if group.attention is not None:
+        return _attending(group, group.attention.dtype, hw, demands)
+    if group.kind is not GroupKind.CONTRACTION or hw.family is Family.CPU:
+        if demands.family is not None:
+            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
+        return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
+    if demands.family is KernelFamily.SIMT:
+        return _on_lanes(group, plain)
+    taken, refusals = _matrix_units(group, hw, demands)
+    if demands.family is None and not group.is_paired:
+        return Units((*taken, plain), refusals)
+    if not taken:
+        wanted = demands.family or KernelFamily.MMA
+        reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[wanted]}"
+        raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
+    return Units(taken, refusals)
+
+
+def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
+    if group.is_paired:
+        raise NoCandidateError(
+            f"{group.name}: two sums are one kernel on matrix units only", rejections={"unit kind": 1}
+        )
+    return Units((plain,))
+
+
+def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
+    """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
+    16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
+    halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
+    nvidia = hw.family is Family.CUDA and hw.arch >= FIRST_ASYNC
+    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _shape_refusal(unit)
+
+
+def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: Demands) -> Units:
+    kinds = () if demands.family is KernelFamily.SIMT else _KINDS[demands.family]
+    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and attends(unit, hw)]
+    if not found:
+        wanted = demands.family if demands.family is KernelFamily.WGMMA else KernelFamily.MMA
+        raise NoCandidateError(
+            f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1}
+        )
+    return Units(tuple(sorted(found, key=lambda unit: kinds.index(unit.kind))))
+
+
+def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
+    return f"{hw.id} has one family of kernels" if hw.family is Family.CPU else f"a {group.kind.value} has one family"
+
+
+def _matrix_units(
+    group: KernelGroup, hw: HardwareSpec, demands: Demands
+) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
+    """Of each kind that is allowed the fastest unit that takes the group, and, if that must be fed element by element,
+    the next that need not."""
+    wanted = _KINDS[demands.family]
+    fitting: dict[UnitKind, list[ComputeUnit]] = {}
+    refusals = []
+    factors = operands(group)
+    for unit in hw.units:
+        if not unit.is_matrix or (demands.family is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted):
+            continue
+        reason = _kind_refusal(unit, wanted) or _group_refusal(unit, group) or _shape_refusal(unit)
+        reason = reason or unfit(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
+        reason = reason or _sums_refusal(unit, hw, demands)
+        if reason:
+            refusals.append(f"{unit.name}: {reason}")
+        else:
+            fitting.setdefault(unit.kind, []).append(unit)
+    taken: list[ComputeUnit] = []
+    for kind in wanted:
+        units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
+        gathered = [_gathered(unit, factors, hw) for unit in units]
+        easier = [unit for unit, count in zip(units, gathered, strict=True) if count < gathered[0]]
+        taken += [*units[:1], *easier[:1]]
+    return tuple(taken), tuple(refusals)
+
+
+def _kind_refusal(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
+    return "" if unit.kind in wanted else f"no rules for units of kind {unit.kind.value}"
+
+
+def _group_refusal(unit: ComputeUnit, group: KernelGroup) -> str:
+    if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
+        return "rows of its results are reduced, which warpgroups leave to warps"
+    second = second_operand(group)
+    if second is not None and not lie_alike(operands(group)[1], second):
+        return "the right factors of its two sums are not staged alike"
+    return ""
+
+
+def _shape_refusal(unit: ComputeUnit) -> str:
+    """Why fragments of 16 x 8 results over 32 bytes of k are not made of whole instructions of the unit."""
+    if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
+        return ""
+    if unit.acc_dtype.bytes != WORD_BYTES:
+        return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
+    if unit.kind is UnitKind.MFMA:
+        return mfma_refusal(unit)
+    granules = (MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes // unit.in_dtype.bytes)
+    if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
+        shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
+        return f"instructions of {shape} do not make up fragments of {whole}"
+    return ""
+
+
+def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: Demands) -> str:
+    """Why the unit's sums are none of float32, which those of float8 are to be (`docs/adr/0023`)."""
+    sums = matrix_sums(unit, hw.arch)
+    if sums is None or not sums.is_short:
+        return ""
+    if unit.kind is not UnitKind.WGMMA:
+        return f"its sums keep {sums.result_bits} bits, and nobody adds them up in float32"
+    return "" if demands.allow_tf32 else f"its sums keep {sums.result_bits} bits, which takes allow_tf32"
+
+
+def _gathered(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
+    """Operands that the unit must be fed element by element."""
+    return sum(feed.load.kind is LoadKind.ELEMENT for feed in feeds(unit, factors, hw.arch))

@@ -1,0 +1,444 @@
+"""Operations: a request, what is being done about it, and what came of it.
+
+Identical requests that are under way share one build. Records are on disk, so an operation is known after a restart,
+and one that had not ended is begun again: building is idempotent, its result is published once. A fault that may pass
+(a lost worker, a full disk, a stalled machine) is tried again, with longer pauses, before it is the operation's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import Enum
+
+from roller_svc.compiler.request import build_request, request_json
+from roller_svc.compiler.serialize import error_json
+from roller_svc.errors import FarmError, QueueFullError, RollerError, StoreError
+from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.ir.report import BuildRequest
+
+HIT_PREFIX = "hit-"
+RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each further attempt
+# A build in whose attempts so many processes of the service ended is taken for the cause. Chance hits the same build
+# rarely: those that were interrupted are resumed last.
+ATTEMPTS_MOST = 12
+_HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
+
+
+class Stage(Enum):
+    QUEUED = "queued"
+    BUILDING = "building"
+    DONE = "done"
+
+
+class Cache(Enum):
+    HIT = "hit"  # made before
+    MISS = "miss"  # this operation makes it
+    JOINED = "joined"  # another operation is making it
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`facts` are the kernel's where it was built, `error` the failure's where it was not; neither until it is done.
+
+    `attempts` counts those that were begun, in all processes.
+    """
+
+    id: str
+    action: str
+    stage: Stage
+    cache: Cache
+    create_time: str
+    request: Json
+    facts: Json | None = None
+    error: Json | None = None
+    attempts: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.stage is Stage.DONE
+
+
+@dataclass(slots=True)
+class _Job:
+    """One build under way, and the operations that wait for it."""
+
+    action: str
+    request: BuildRequest
+    client: str
+    operations: list[Operation]
+    attempts: int = 0
+    ended: Future[None] = field(default_factory=Future)
+
+
+class JobQueue:
+    """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one.
+
+    Clients take turns. `length` builds may be under way or wait, `length_each` of one client.
+    """
+
+    def __init__(  # two verbs, a store and three limits
+        self,
+        store: Store,
+        build: Callable[[BuildRequest], Artifact],
+        digest: Callable[[BuildRequest], str],
+        *,
+        workers: int,
+        length: int,
+        length_each: int | None = None,
+    ) -> None:
+        self.store = store
+        self._build = build
+        self._digest = digest
+        self._length = length
+        self._length_each = length if length_each is None else length_each
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Job] = {}  # by action
+        self._waiting: dict[str, deque[_Job]] = {}  # by client, whose turn is next first
+        self._live: dict[str, Operation] = {}  # operations that have not ended
+        self._ended: dict[str, Future[None]] = {}  # theirs
+        self._watchers: dict[str, list[Callable[[], None]]] = {}  # of operations that have not ended
+        self._closing = threading.Event()
+
+    def submit(self, request: BuildRequest, client: str = "") -> Operation:
+        """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
+        action = self._digest(request)
+        facts = self.store.made_by(action)
+        if facts is not None:
+            return _hit(action, facts, request_json(request))
+        operation = Operation(
+            id=_new_id(), action=action, stage=Stage.QUEUED, cache=Cache.MISS, create_time=_now(),
+            request=request_json(request),
+        )  # fmt: skip
+        return self._enqueue(operation, request, client, is_limited=True)
+
+    def get(self, operation_id: str) -> Operation | None:
+        with self._lock:
+            live = self._live.get(operation_id)
+        if live is not None:
+            return live
+        if _HIT_ID.fullmatch(operation_id):
+            action = "sha256:" + operation_id.removeprefix(HIT_PREFIX)
+            facts = self.store.made_by(action)
+            return None if facts is None else _hit(action, facts, {})
+        record = self.store.record(operation_id)
+        found = None if record is None else _from_record(operation_id, record)
+        if found is None and (record is not None or self.store.is_set_aside(operation_id)):
+            return _unreadable(operation_id)
+        return found
+
+    def ended(self, operation_id: str) -> Future[None] | None:
+        """Resolves when the operation is done; None where it is already."""
+        with self._lock:
+            return self._ended.get(operation_id)
+
+    def watch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Have `wake` called once, from any thread, when the operation has ended: at once where it has already."""
+        with self._lock:
+            if operation_id in self._ended:
+                self._watchers.setdefault(operation_id, []).append(wake)
+                return
+        wake()
+
+    def unwatch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Take back a `watch`; nothing happens where the operation has ended."""
+        with self._lock:
+            watchers = self._watchers.get(operation_id, [])
+            if wake in watchers:
+                watchers.remove(wake)
+            if not watchers:
+                self._watchers.pop(operation_id, None)
+
+    def resume(self) -> int:
+        """Begin again what a former process left unfinished; how many.
+
+        A record that this version cannot read is set aside and logged; the others go on. Those that were being built
+        when a former process ended come last.
+        """
+        unfinished: list[Operation] = []
+        for record_id, record in self.store.records():
+            operation = None if record is None else _from_record(record_id, record)
+            if operation is None:
+                self._set_aside(record_id, "it is not as this version writes them")
+            elif not operation.done:
+                unfinished.append(operation)
+        unfinished.sort(key=lambda operation: operation.attempts)
+        return sum([self._begin_again(operation) for operation in unfinished])
+
+    def _begin_again(self, operation: Operation) -> bool:
+        """Whether the operation could be read as a request."""
+        try:
+            request = build_request(**operation.request)
+        except TypeError as failure:  # options that another version has
+            self._set_aside(operation.id, str(failure))
+            return False
+        except RollerError as failure:
+            self._finish(operation, None, failure)
+            return True
+        if operation.attempts >= ATTEMPTS_MOST:
+            lost = f"the service ended during {operation.attempts} attempts to build this"
+            self._finish(operation, None, FarmError(lost, code="build-poisoned"))
+            return True
+        try:
+            # Everything that decides the result may have changed since: the action is named by what there is today.
+            action = self._digest(request)
+            self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request, "", is_limited=False)
+        except StoreError:  # it stays recorded, for the next start
+            log.exception("operation %s cannot be resumed now", operation.id)
+        except RollerError as failure:
+            self._finish(operation, None, failure)
+        return True
+
+    def _set_aside(self, record_id: str, why: str) -> None:
+        log.warning("the record of operation %s is set aside: %s", record_id, why)
+        try:
+            self.store.set_record_aside(record_id)
+        except StoreError as failure:
+            log.warning("the record of operation %s stays where it is: %s", record_id, failure.message)
+
+    def close(self, stop_builds: Callable[[], None] = lambda: None) -> None:
+        """Take nothing more. What has not ended stays recorded, and the next process resumes it.
+
+        `stop_builds` is called once nothing new can start; a build that it ends counts as not ended.
+        """
+        self._closing.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        stop_builds()
+        self._pool.shutdown(wait=True)
+
+    def _enqueue(self, operation: Operation, request: BuildRequest, client: str, *, is_limited: bool) -> Operation:
+        """Joined to a build under way, or a new one where there is a place for it. On disk when this returns."""
+        with self._lock:
+            job = self._jobs.get(operation.action)
+            begins = job is None
+            if job is None:
+                if is_limited:
+                    self._check_places(client)
+                job = self._jobs[operation.action] = _Job(operation.action, request, client, [operation])
+            else:
+                operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
+                job.operations.append(operation)
+            self._live[operation.id] = operation
+            self._ended[operation.id] = job.ended
+        try:
+            # Not under the lock: a slow disk holds up nobody else.
+            self.store.write_record(operation.id, _to_record(operation))
+        except StoreError:
+            if self._withdraw(job, operation.id) and begins:
+                self._start(job)  # for those that joined meanwhile
+            raise
+        if begins:
+            self._start(job)
+        return operation
+
+    def _withdraw(self, job: _Job, operation_id: str) -> bool:
+        """Forget an operation that could not be recorded; whether others wait for its build."""
+        with self._lock:
+            job.operations = [one for one in job.operations if one.id != operation_id]
+            self._live.pop(operation_id, None)
+            self._ended.pop(operation_id, None)
+            if not job.operations and self._jobs.get(job.action) is job:
+                del self._jobs[job.action]
+            return bool(job.operations)
+
+    def _check_places(self, client: str) -> None:
+        """Raises QueueFullError where all places are taken, or the client's own. The lock is held."""
+        if len(self._jobs) >= self._length:
+            raise QueueFullError(f"{self._length} builds are waiting already; try again later")
+        if sum(job.client == client for job in self._jobs.values()) >= self._length_each:
+            raise QueueFullError(f"{self._length_each} builds of this client are waiting already; try again later")
+
+    def _start(self, job: _Job) -> None:
+        with self._lock:
+            self._waiting.setdefault(job.client, deque()).append(job)
+        self._pool.submit(self._run_next).add_done_callback(_log_bug)
+
+    def _run_next(self) -> None:
+        """Run a build of the client whose turn it is; its next turn comes after the others'."""
+        with self._lock:
+            client, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            del self._waiting[client]
+            if jobs:
+                self._waiting[client] = jobs
+        self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        facts: Json | None = None
+        failure: RollerError = FarmError("the build ended without a result")  # what stands after a bug of ours
+        try:
+            facts, failure = self._attempted(job)
+        finally:
+            with self._lock:
+                del self._jobs[job.action]  # nobody joins any more
+                operations = [self._live[operation.id] for operation in job.operations]
+            with contextlib.ExitStack() as ending:  # each is called, whatever the others raise
+                ending.callback(job.ended.set_result, None)
+                if facts is None and self._closing.is_set():
+                    ending.callback(self._take_back_attempt, operations[0])
+                else:
+                    for operation in operations:
+                        ending.callback(self._finish, operation, facts, failure)
+
+    def _attempted(self, job: _Job) -> tuple[Json | None, RollerError]:
+        """The kernel's facts, or None and why there are none after the last attempt."""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            job.attempts += 1
+            try:
+                facts = self.store.made_by(job.action)  # a former process may have made it
+                if facts is None:
+                    self._record_attempt(job)
+                    artifact = self._build(job.request)
+                    self.store.publish(job.action, artifact)
+                    facts = artifact.facts
+                return facts, FarmError("none")
+            except FarmError as fault:  # may pass
+                log.warning("attempt %d of %s failed: %s", job.attempts, job.action, fault.message)
+                if delay_s is None or self._closing.wait(delay_s):
+                    return None, _after(job.attempts, fault)
+            except RollerError as error:
+                return None, error
+        raise AssertionError  # the last turn returns
+
+    def _record_attempt(self, job: _Job) -> None:
+        """Have the record of the operation that began the build say so, before the attempt can end the machine."""
+        with self._lock:
+            job.operations = [
+                replace(one, stage=Stage.BUILDING, attempts=one.attempts + 1) for one in job.operations
+            ]
+            self._live |= {operation.id: operation for operation in job.operations}
+            first = job.operations[0]
+        self.store.write_record(first.id, _to_record(first))
+
+    def _take_back_attempt(self, operation: Operation) -> None:
+        """Have the record say that the build, which the end of the service ended, is to be begun."""
+        if operation.attempts == 0:
+            return
+        queued = replace(operation, stage=Stage.QUEUED, attempts=operation.attempts - 1)
+        try:
+            self.store.write_record(queued.id, _to_record(queued))
+        except StoreError as failure:
+            log.warning("operation %s keeps its attempt: %s", queued.id, failure.message)
+
+    def _finish(self, operation: Operation, facts: Json | None, failure: RollerError) -> None:
+        error = None if facts is not None else error_json(failure)
+        done = replace(operation, stage=Stage.DONE, facts=facts, error=error)
+        try:
+            self.store.write_record(done.id, _to_record(done))
+            recorded = True
+        except StoreError as fault:
+            log.warning("operation %s ended and cannot be recorded: %s", done.id, fault.message)
+            recorded = False
+        with self._lock:
+            self._ended.pop(done.id, None)
+            if recorded:
+                self._live.pop(done.id, None)
+            else:
+                self._live[done.id] = done  # known for as long as this process lives
+            watchers = self._watchers.pop(done.id, ())
+        for wake in watchers:
+            wake()
+
+
+def _log_bug(run: Future[None]) -> None:
+    """What escaped from a build is a bug of ours: whoever waited has been told, the log gets the traceback."""
+    error = None if run.cancelled() else run.exception()
+    if error is not None:
+        log.error("a build ended in a bug", exc_info=error)
+
+
+def _after(attempts: int, fault: FarmError) -> FarmError:
+    """The fault of the last attempt, with how often it was tried."""
+    return FarmError(f"{fault.message} ({attempts} attempts; try again later)", code=fault.code)
+
+
+def _unreadable(operation_id: str) -> Operation:
+    """In place of an operation whose record this version cannot read."""
+    fault = FarmError(
+        "the record of this operation is of another version and was set aside: send the request again",
+        code="unreadable-record",
+    )
+    return Operation(
+        id=operation_id, action="", stage=Stage.DONE, cache=Cache.MISS, create_time=_now(), request={},
+        error=error_json(fault),
+    )  # fmt: skip
+
+
+def _hit(action: str, facts: Json, request: Json) -> Operation:
+    """An operation that needs no record: its id says which action it was about."""
+    return Operation(
+        id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, stage=Stage.DONE, cache=Cache.HIT,
+        create_time=_now(), request=request, facts=facts,
+    )  # fmt: skip
+
+
+def _to_record(operation: Operation) -> Json:
+    return {
+        "id": operation.id,
+        "action": operation.action,
+        "stage": operation.stage.value,
+        "cache": operation.cache.value,
+        "create_time": operation.create_time,
+        "request": operation.request,
+        "facts": operation.facts,
+        "error": operation.error,
+        "attempts": operation.attempts,
+    }
+
+
+def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | None:
+    """None where the record is not one of ours, or calls itself by another id than its file."""
+    if record.get("id") != record_id:
+        return None
+    try:
+        return Operation(
+            id=record_id,
+            action=_text(record["action"]),
+            stage=Stage(record["stage"]),
+            cache=Cache(record["cache"]),
+            create_time=_text(record["create_time"]),
+            request=_mapping(record["request"]),
+            facts=None if record["facts"] is None else _mapping(record["facts"]),
+            error=None if record["error"] is None else _mapping(record["error"]),
+            attempts=_count(record.get("attempts", 0)),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not text: {value!r}")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"not a number: {value!r}")
+    return value
+
+
+def _mapping(value: object) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError(f"not an object: {value!r}")
+    return value
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _new_id() -> str:
+    """Sorts by the time it was made."""
+    return f"{int(datetime.now(UTC).timestamp() * 1000):013d}-{uuid.uuid4().hex[:16]}"

@@ -1,0 +1,395 @@
+"""Lanes: worker processes that take one task at a time and are replaced when they die or overrun.
+
+A worker is a fresh interpreter, or forked from a server process that has imported what it needs (multiprocessing's
+forkserver), which takes milliseconds. Neither has this process's threads, locks, sockets or secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from roller_svc.compiler.serialize import error_json, error_of
+from roller_svc.errors import BuildError, FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_self
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_SPAWNING, _FORKING = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
+_preloaded: list[str] = []
+
+STOP_S = 2.0  # what an idle worker gets to end by itself
+START_S = 120.0  # what a worker gets for its imports
+START_PAUSE_S = 0.05  # before the next start after one that failed
+STARTS_MOST = 5  # a worker that ends before it could take a task is no fault of the task
+GRACE_S = 5.0  # what sending a task and receiving an answer may take beside the task itself
+STALLED_SHARE = 0.1  # of its time limit: a worker that ran less was not let
+ANSWER_BYTES_MAX = 1 << 30
+_READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonAnswers(Generic[R]):
+    """How results travel from a worker that is not trusted: as JSON, never as a pickle.
+
+    `decode` raises ValueError, KeyError, TypeError or AttributeError for a value that is no result.
+    """
+
+    encode: Callable[[R], object]
+    decode: Callable[[Any], R]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker process may use.
+
+    `memory_bytes` bounds what it, and each process that it starts, may allocate of the host's memory. `nice` is its
+    niceness. `scratch` is the folder, made where it is not there, in which each worker gets a folder for temporary
+    files, removed with the worker.
+    With `readable` a worker may read beneath these paths, write its temporary folder, and open nothing else: no other
+    file, no socket, no other process. Beneath `devices` it may write too. Only a forked worker can be confined.
+    """
+
+    memory_bytes: int | None = None
+    nice: int = 0
+    scratch: Path | None = None
+    readable: tuple[str, ...] | None = None
+    devices: tuple[str, ...] = ()
+
+
+class Lane(Generic[T, R]):
+    """One worker process, started at its first task. `work` is a module's function; tasks are pickled.
+
+    Results are pickled too, unless `answers` says how they become JSON; errors always are JSON.
+    A worker that meets a bug reports it and ends: the next task gets a fresh one. So does the task after one that
+    `taints` its worker. A worker that is not `forked` has the environment and the cores of the thread that started it.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[T], R],
+        timeout_s: float,
+        limits: WorkerLimits = WorkerLimits(),
+        answers: JsonAnswers[R] | None = None,
+        taints: Callable[[T], bool] | None = None,
+        *,
+        forked: bool = False,
+    ) -> None:
+        if forked:
+            _preload(work.__module__)
+        self._context: SpawnContext | ForkServerContext = _FORKING if forked else _SPAWNING
+        self._work = work
+        self._timeout_s = timeout_s
+        self._limits = limits
+        self._answers = answers
+        self._taints = taints
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._life: Connection | None = None  # the worker is killed when this end of its pipe is gone
+        self._folder: str | None = None
+
+    def call(self, task: T) -> R:
+        """The result of one task; raises what the work raised, KernelTimeoutError, or FarmError where it died."""
+        connection = self._ready()
+        assert self._process is not None
+        cpu_before_s = self._cpu_s()
+        # Bounds what neither the worker's answer nor its death ends: sending to a stopped one, an answer cut short.
+        watchdog = threading.Timer(self._timeout_s + GRACE_S, self._process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            connection.send(task)
+            if not connection.poll(self._timeout_s):
+                used_s = self._cpu_s() - cpu_before_s
+                self.close(at_once=True)
+                raise self._late(used_s)
+            answer = connection.recv_bytes(ANSWER_BYTES_MAX)
+        except (EOFError, OSError) as failure:
+            code = self._exit_code()
+            raise FarmError(f"the worker process died ({_in_words(code)})", code="worker-lost") from failure
+        finally:
+            watchdog.cancel()
+        if self._taints is not None and self._taints(task):
+            self.close(at_once=True)
+        return self._result(answer)
+
+    def _result(self, answer: bytes) -> R:
+        """What a worker sent: a byte that says what it is, and the rest."""
+        kind, content = answer[:1], answer[1:]
+        if kind == _PICKLED and self._answers is None:
+            result: R = pickle.loads(content)
+            return result
+        try:
+            document = json.loads(content)
+            if kind == _RESULT and self._answers is not None:
+                return self._answers.decode(document)
+            raised = error_of(document) if kind == _RAISED else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
+            self.close(at_once=True)
+            raise FarmError("the worker answered what is no result", code="worker-lost") from failure
+        if raised is None or isinstance(raised, InvariantError):
+            self.close(at_once=True)
+        raise raised or FarmError("the worker answered what is no result", code="worker-lost")
+
+    def _late(self, used_s: float) -> RollerError:
+        """The task's fault where the worker worked; the machine's where it was not let."""
+        if used_s < STALLED_SHARE * self._timeout_s:
+            return FarmError(
+                f"no answer in {self._timeout_s:g} s, of which the worker ran {used_s:.1f} s: the machine stalled",
+                code="worker-stalled",
+            )
+        return KernelTimeoutError(f"no answer in {self._timeout_s:g} s: the worker was stopped")
+
+    def _cpu_s(self) -> float:
+        """Processor time of the worker and of the children that it has waited for; 0 where it is gone."""
+        try:
+            stat = Path(f"/proc/{self._process.pid if self._process else 0}/stat").read_text(encoding="ascii")
+        except OSError:
+            return 0.0
+        ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime: proc(5)
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the worker: after its task, or at once."""
+        process, connection, life = self._process, self._connection, self._life
+        self._process = self._connection = self._life = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            if at_once:
+                process.kill()
+            process.join(STOP_S)
+            if process.is_alive():
+                process.kill()
+                process.join(STOP_S)  # one that waits in a driver cannot be killed: it is left behind
+        if life is not None:
+            life.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _ready(self) -> Connection:
+        """The connection to a worker that has said that it takes tasks. Raises FarmError where none comes to that."""
+        for _ in range(STARTS_MOST):
+            if self._process is not None and self._connection is not None and self._process.is_alive():
+                return self._connection
+            try:
+                connection = self._started()
+                if connection.poll(START_S) and connection.recv_bytes(len(_READY)) == _READY:
+                    return connection
+            except (EOFError, OSError):
+                pass  # it ended, or the fork server did: another one
+            self.close(at_once=True)
+            time.sleep(START_PAUSE_S)  # until the end of a fork server can be seen
+        raise FarmError(f"{STARTS_MOST} worker processes in a row ended while they started", code="worker-lost")
+
+    def _started(self) -> Connection:
+        self.close(at_once=True)
+        if self._limits.scratch is not None:
+            self._limits.scratch.mkdir(mode=0o700, exist_ok=True)
+            self._folder = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
+        ours, theirs = self._context.Pipe()
+        death, self._life = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_serve, args=(theirs, death, self._work, self._limits, self._folder, self._answers), daemon=True
+        )
+        # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+            death.close()
+        self._process, self._connection = process, ours
+        return ours
+
+    def _exit_code(self) -> int | None:
+        process = self._process
+        if process is None:
+            return None
+        process.join(STOP_S)
+        code = process.exitcode
+        self.close(at_once=True)
+        return code
+
+
+class ThreadLanes(Generic[T, R]):
+    """One lane for each thread that calls; its workers are forked."""
+
+    def __init__(
+        self,
+        work: Callable[[T], R],
+        timeout_s: float,
+        limits: WorkerLimits = WorkerLimits(),
+        answers: JsonAnswers[R] | None = None,
+        taints: Callable[[T], bool] | None = None,
+    ) -> None:
+        _preload(work.__module__)
+        self._make: Callable[[], Lane[T, R]] = lambda: Lane(
+            work, timeout_s, limits, answers, taints, forked=True
+        )
+        self._mine = threading.local()
+        self._all: list[Lane[T, R]] = []
+        self._lock = threading.Lock()
+
+    def call(self, task: T) -> R:
+        lane: Lane[T, R] | None = getattr(self._mine, "lane", None)
+        if lane is None:
+            lane = self._mine.lane = self._make()
+            with self._lock:
+                self._all.append(lane)
+        return lane.call(task)
+
+    def close(self, *, at_once: bool = False) -> None:
+        with self._lock:
+            lanes, self._all = self._all, []
+        for lane in lanes:
+            lane.close(at_once=at_once)
+
+
+def spread(
+    work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float
+) -> Iterator[tuple[T, R | RollerError]]:
+    """Every task with its result, or with the error that ended it, as they come, in `jobs` worker processes."""
+    lanes: ThreadLanes[T, R] = ThreadLanes(work, timeout_s)
+
+    def one(task: T) -> tuple[T, R | RollerError]:
+        try:
+            return task, lanes.call(task)
+        except RollerError as error:
+            return task, error
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(one, task) for task in tasks]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        lanes.close(at_once=True)
+
+
+class _Reporting:
+    """Sends what escapes from a task to the parent before it ends the worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, Exception):
+            where = traceback.extract_tb(trace)[-1]
+            words = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            self._connection.send_bytes(_error_bytes(InvariantError(words)))
+
+
+def _serve(
+    connection: Connection,
+    death: Connection,
+    work: Callable[[T], R],
+    limits: WorkerLimits,
+    folder: str | None,
+    answers: JsonAnswers[R] | None,
+) -> None:
+    """A worker's life: tasks in, answers out, until the parent hangs up."""
+    die_with_pipe(death.fileno())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # what `ps` and `top` show
+    os.nice(limits.nice)
+    _confine(limits, folder)
+    gc.collect()
+    gc.freeze()  # what is imported stays: no collection need look at it
+    memory_bytes = limits.memory_bytes
+    if memory_bytes is not None:
+        # Memory that can be written, not addresses: CUDA reserves more of those than a device and the host have memory
+        # (unified virtual addressing). Since Linux 4.7 this counts private mappings too (setrlimit(2)).
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    with contextlib.suppress(ConnectionError):
+        connection.send_bytes(_READY)
+    while True:
+        try:
+            task: T = connection.recv()
+        except (EOFError, OSError):
+            return
+        with _Reporting(connection):
+            try:
+                result = work(task)
+                answer = _PICKLED + pickle.dumps(result) if answers is None else _json_bytes(answers.encode(result))
+            except RollerError as error:
+                answer = _error_bytes(error)
+            except MemoryError:
+                limit = "" if memory_bytes is None else f": it may use {memory_bytes} bytes"
+                answer = _error_bytes(
+                    BuildError(f"the build needs more memory than its process has{limit}", code="out-of-memory")
+                )
+            except OSError as failure:
+                if failure.errno not in _PASSING:
+                    raise
+                answer = _error_bytes(FarmError(f"the worker: {failure.strerror}", code="worker-resources"))
+        with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
+            connection.send_bytes(answer)
+
+
+def _preload(module: str) -> None:
+    """Have the fork server import a module before it forks; one that runs already stays as it is."""
+    if module not in _preloaded and module != "__main__":
+        _preloaded.append(module)
+        _FORKING.set_forkserver_preload(_preloaded)
+
+
+def _confine(limits: WorkerLimits, folder: str | None) -> None:
+    """Take what the limits allow, and give up the rest for good. Temporary files go to the folder."""
+    if folder is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+    if limits.readable is None or not landlock_abi():
+        return
+    # /proc/self, as an entry of the link's target: those of other processes hold what they were started with.
+    readable = (*limits.readable, f"/proc/{os.getpid()}")
+    writable = (*limits.devices, "/dev/null", *(() if folder is None else (folder,)))
+    restrict_self(readable, writable)
+
+
+# Of the machine, which another attempt may not meet.
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
+
+
+def _json_bytes(value: object) -> bytes:
+    return _RESULT + json.dumps(value, separators=(",", ":")).encode()
+
+
+def _error_bytes(error: RollerError) -> bytes:
+    return _RAISED + json.dumps(error_json(error)).encode()
+
+
+def _in_words(code: int | None) -> str:
+    if code is None:
+        return "how is not known"
+    if code < 0:
+        return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return f"exit status {code}"

@@ -1,0 +1,1 @@
+"""Program text and models → TensorProgram."""

@@ -1,0 +1,9 @@
+"""The tensor-expression language: text → TensorProgram, and what a program means."""
+
+from __future__ import annotations
+
+from roller_svc.frontend.lang.equation import einsum
+from roller_svc.frontend.lang.parser import parse
+from roller_svc.frontend.lang.source import render
+
+__all__ = ["einsum", "parse", "render"]

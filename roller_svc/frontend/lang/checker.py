@@ -1,0 +1,261 @@
+"""Syntax trees → TensorProgram: names, statement kinds, axes, outputs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
+from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, left_side
+from roller_svc.frontend.lang.convert import Weak, constant_int, holds
+from roller_svc.frontend.lang.cuts import index_with_cuts, with_cuts
+from roller_svc.frontend.lang.expressions import Expressions
+from roller_svc.frontend.lang.index_proofs import Budget, Ranges
+from roller_svc.frontend.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
+from roller_svc.frontend.lang.names import did_you_mean
+from roller_svc.frontend.lang.nodes import Assign, Node, Num, Ref, Statement, When
+from roller_svc.frontend.lang.source import Source, Span
+from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.expr import Expr, Op, OpKind
+from roller_svc.ir.program import Axis, AxisKind, Combine, Output, StatementKind, TensorExpr, TensorProgram, TensorType
+
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_NAME_CHARACTERS - 1}}}")
+
+
+@dataclass(slots=True)
+class _Program:
+    """What has been checked so far."""
+
+    source: Source
+    tensors: dict[str, Tensor]
+    inputs: frozenset[str]
+    taken: set[str]  # every id and name, so that a new version's id is none of them
+    written: dict[str, Span] = field(default_factory=dict)
+    statements: list[TensorExpr] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
+
+
+def check_program(
+    statements: Sequence[Statement],
+    source: Source,
+    inputs: Mapping[str, TensorType],
+    outputs: Sequence[str] | None,
+) -> TensorProgram:
+    """The typed program of these statements."""
+    tensors = {name: Tensor(name, type_) for name, type_ in inputs.items()}
+    taken = {*inputs, *(statement.name for statement in statements)}
+    program = _Program(source, tensors, frozenset(inputs), taken)
+    for i, statement in enumerate(statements):
+        later = frozenset(s.name for s in statements[i:])
+        _check_statement(statement, program, Scope(source, dict(program.tensors), later))
+    made = tuple(program.statements)
+    return TensorProgram(tuple(inputs.items()), made, _outputs(program, outputs))
+
+
+def _check_statement(statement: Statement, program: _Program, scope: Scope) -> None:
+    scatter = _is_scatter(statement, scope)
+    if scatter:
+        _check_scatter_target(statement, scope)
+    else:
+        _check_new_name(statement, program)
+    axes = infer_axes(statement, scope, scatter=scatter, constant_of=_constant_in(scope, program.budget))
+    expressions = Expressions(scope, axes.extents, Ranges(axes.extents, program.budget))
+    _check_size(tuple(axes.extents.values()), "the iteration domain", statement, scope)
+    if len(axes.extents) > MAX_AXES:
+        message = f"{len(axes.extents)} axes; at most {MAX_AXES} are allowed"
+        raise scope.source.error(ShapeError, "too-many-dimensions", message, statement)
+    make = _scatter if scatter else _map_or_reduce
+    made = make(statement, axes, expressions, program)
+    program.statements.append(made)
+    program.tensors[statement.name] = Tensor(made.output, made.type)
+    program.written[statement.name] = Span(statement.start, statement.end)
+
+
+def _is_scatter(statement: Statement, scope: Scope) -> bool:
+    if statement.assign is Assign.SCATTER:
+        return True
+    for node in statement.index:
+        if isinstance(node, Ref) and node.name in scope.tensors:
+            continue  # refused with the other names
+        if not (isinstance(node, Ref) or (isinstance(node, Num) and node.value == 0 and isinstance(node.value, int))):
+            return True
+    return False
+
+
+def _check_scatter_target(statement: Statement, scope: Scope) -> None:
+    at = Span(statement.start, statement.name_end)
+    if statement.name not in scope.tensors:
+        if statement.assign is Assign.SCATTER:
+            message = f"scatter into `{statement.name}`, which is no input and not written before"
+            hint = did_you_mean(statement.name, scope.tensors) or "declare it as an input"
+        else:
+            message = f"`{statement.name}` has a computed index, which makes this a scatter, but it is no input"
+            hint = "on the left write bare axes, or declare the target as an input"
+        raise scope.source.error(ExprTypeError, "scatter-target", message, at, hint)
+    if statement.sign not in ("", "+", ">", "<"):
+        message = f"no scatter combines with `{statement.sign}`"
+        hint = "scatters are =. +=. >=. <=."
+        raise scope.source.error(ExprTypeError, "unknown-reduction", message, at, hint)
+    if statement.type is not None:
+        message = "a scatter has its target's type"
+        raise scope.source.error(ExprTypeError, "type-error", message, statement.type)
+
+
+def _check_new_name(statement: Statement, program: _Program) -> None:
+    at = Span(statement.start, statement.name_end)
+    if statement.name in program.written:
+        message = f"`{statement.name}` is written twice"
+        raise program.source.error(ExprTypeError, "written-twice", message, at, "give the second one another name")
+    if statement.name in program.inputs:
+        message = f"`{statement.name}` is an input; only a scatter (`=.`) may write it"
+        raise program.source.error(ExprTypeError, "input-written", message, at)
+
+
+def _constant_in(scope: Scope, budget: Budget) -> Callable[[Node], int | None]:
+    """What evaluates a `where` extent: an expression of numbers and sizes."""
+
+    def constant_of(node: Node) -> int | None:
+        if isinstance(node, Num) and isinstance(node.value, int):
+            return node.value  # an extent has no type: it may be beyond int32
+        found = Expressions(scope, {}, Ranges({}, budget)).strong(node)
+        return None if found.dtype.is_float else constant_int(found)
+
+    return constant_of
+
+
+def _check_size(shape: tuple[int, ...], what: str, statement: Statement, scope: Scope) -> None:
+    if len(shape) > MAX_DIMENSIONS and what != "the iteration domain":
+        message = f"`{statement.name}` has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"
+        raise scope.source.error(ShapeError, "too-many-dimensions", message, statement)
+    if math.prod(shape) > MAX_ELEMENTS:
+        message = f"{what} has {math.prod(shape)} points; at most 2^48 are allowed"
+        raise scope.source.error(ShapeError, "too-large", message, statement)
+
+
+def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
+    source = program.source
+    left: dict[str, Axis] = {}
+    index: list[Expr] = []
+    shape: list[int] = []
+    for node in statement.index:
+        expr = expressions.strong(node)
+        index.append(expr)
+        if not isinstance(node, Ref):
+            shape.append(1)
+            continue
+        if node.name in left:
+            message = f"axis `{node.name}` is on the left twice"
+            raise source.error(ShapeError, "duplicate-axis", message, node)
+        left[node.name] = Axis(node.name, axes.extents[node.name], AxisKind.SPATIAL)
+        shape.append(axes.extents[node.name])
+    reduced = [name for name in axes.extents if name not in left]
+    if reduced and not statement.sign:
+        name = reduced[0]
+        message = f"axis `{name}` is not on the left of `{statement.name}`, and `=` reduces nothing"
+        hint = did_you_mean(name, left) or f"reduce with `+=!`, or add `{name}` on the left"
+        raise source.error(ShapeError, "free-axis", message, axes.places[name], hint)
+    _check_size(tuple(shape), f"`{statement.name}`", statement, expressions.scope)
+    stated = None if statement.type is None else dtype_named(statement.type.value)
+    body = with_cuts(_value(statement.value, stated, expressions), axes.extents)
+    return TensorExpr(
+        output=statement.name,
+        name=statement.name,
+        kind=StatementKind.REDUCE if statement.sign else StatementKind.MAP,
+        type=TensorType(stated or body.dtype, tuple(shape)),
+        axes=(*left.values(), *(Axis(name, axes.extents[name], AxisKind.REDUCE) for name in reduced)),
+        index=tuple(index),
+        body=body,
+        combine=Combine(statement.sign) if statement.sign else None,
+    )
+
+
+def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
+    target = program.tensors[statement.name]
+    value, predicate = _predicated(statement.value, expressions)
+    body = _value(value, target.type.dtype, expressions)
+    index, checked = expressions.index(statement.index, left_side(statement))
+    body, index = with_cuts(body, axes.extents), tuple(index_with_cuts(i, axes.extents) for i in index)
+    made = TensorExpr(
+        output=_next_version(statement.name, program),
+        name=statement.name,
+        kind=StatementKind.SCATTER,
+        type=target.type,
+        axes=tuple(Axis(name, extent, AxisKind.SPATIAL) for name, extent in axes.extents.items()),
+        index=index if target.type.shape else (),
+        body=body,
+        combine=Combine(statement.sign) if statement.sign else None,
+        target=target.id,
+        predicate=None if predicate is None else with_cuts(predicate, axes.extents),
+        checked=checked if target.type.shape else (),
+    )
+    program.taken.add(made.output)
+    return made
+
+
+def _value(node: Node, stored: DType | None, expressions: Expressions) -> Expr:
+    """The value of a statement; a number alone is of the type that it is stored in, where that holds it."""
+    found = expressions.check(node)
+    if isinstance(found, Weak):
+        dtype = stored if stored is not None and holds(found.value, stored) else found.natural
+        return expressions.in_type(found, dtype, node)
+    return found
+
+
+def _predicated(value: Node, expressions: Expressions) -> tuple[Node, Expr | None]:
+    """`v.when(c)` without an else as a scatter's whole value: v, and c left on the stack of guards."""
+    predicate: Expr | None = None
+    while isinstance(value, When) and value.other is None:
+        cond = expressions.conditions(value.conditions, any_holds=value.any_holds)
+        expressions.ranges.push(cond, holds=True)
+        predicate = cond if predicate is None else Op(OpKind.LAND, (predicate, cond), cond.dtype)
+        value = value.value
+    return value, predicate
+
+
+def _next_version(name: str, program: _Program) -> str:
+    version = 1
+    while f"{name}__{version}" in program.taken:
+        version += 1
+    return f"{name}__{version}"
+
+
+def _outputs(program: _Program, wanted: Sequence[str] | None) -> tuple[Output, ...]:
+    if wanted is None:
+        read = {tensor for statement in program.statements for tensor in statement.reads_tensors}
+        last = {statement.name: statement.output for statement in program.statements}
+        return tuple(Output(name, tensor) for name, tensor in last.items() if tensor not in read)
+    if isinstance(wanted, str) or not wanted or not all(isinstance(name, str) for name in wanted):
+        raise ArgumentError("outputs is a list of one or more names", code="unknown-output")
+    return tuple(_output(name, program) for name in dict.fromkeys(wanted))
+
+
+def _output(name: str, program: _Program) -> Output:
+    if name in program.written:
+        return Output(name, program.tensors[name].id)
+    if name in program.inputs:
+        message = f"output `{name}` is an input that nothing writes"
+        raise ArgumentError(message, code="unknown-output")
+    raise ArgumentError(
+        f"output `{name}` is written by no statement",
+        code="unknown-output",
+        hint=did_you_mean(name, program.written),
+    )
+
+
+def checked_inputs(inputs: Mapping[str, TensorType]) -> None:
+    """Refuse names, shapes and ranks that no tensor has."""
+    for name, type_ in inputs.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in ("where", "in"):
+            raise ArgumentError(f"`{name!r}` is no name for an input", code="bad-name")
+        if len(type_.shape) > MAX_DIMENSIONS:
+            message = f"input `{name}` has {len(type_.shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"
+            raise ShapeError(message, code="too-many-dimensions")
+        for size in type_.shape:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                message = f"input `{name}` has shape {list(type_.shape)}; sizes are positive integers"
+                raise ShapeError(message, code="bad-extent")
+        if type_.elements > MAX_ELEMENTS:
+            message = f"input `{name}` has {type_.elements} elements; at most 2^48 are allowed"
+            raise ShapeError(message, code="too-large")

@@ -1,0 +1,93 @@
+"""Types of inputs as callers say them in plain values → TensorTypes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from roller_svc.errors import ArgumentError, ShapeError
+from roller_svc.frontend.lang.limits import MAX_DIMENSIONS
+from roller_svc.ir.dtype import DType, dtype_named
+from roller_svc.ir.program import TensorType
+
+
+def tensor_types(inputs: object) -> tuple[tuple[str, TensorType], ...]:
+    """{"A": ("float32", (4, 4))} or {"A": {"dtype": "float32", "shape": [4, 4]}} → types by name, in order."""
+    if not isinstance(inputs, Mapping):
+        raise ArgumentError(f"inputs must map names to (dtype, shape), not {kind_of(inputs)}", code="invalid-inputs")
+    for name in inputs:
+        if not isinstance(name, str):
+            raise ArgumentError(f"an input's name must be text, not {shown(name)}", code="invalid-inputs")
+    return tuple((name, tensor_type(name, value)) for name, value in inputs.items())
+
+
+def tensor_type(name: str, value: object) -> TensorType:
+    """One input's type."""
+    if isinstance(value, TensorType):
+        return value
+    if isinstance(value, Mapping):
+        if set(value) != {"dtype", "shape"}:
+            raise ArgumentError(
+                f"input {name!r} must have dtype and shape, has {sorted(map(str, value))}", code="invalid-inputs"
+            )
+        dtype, shape = value["dtype"], value["shape"]
+    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        dtype, shape = value
+    else:
+        raise ArgumentError(f"input {name!r} must be (dtype, shape), not {shown(value)}", code="invalid-inputs")
+    return TensorType(_dtype(name, dtype), _shape(name, shape))
+
+
+def _dtype(name: str, value: object) -> DType:
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str):
+        text = value
+    else:
+        # numpy's and ml_dtypes' own type objects: numpy.float32, numpy.dtype("float32")
+        named = getattr(value, "name", None) or getattr(value, "__name__", None)
+        text = named if isinstance(named, str) else shown(value)
+    dtype = dtype_named(text)
+    if dtype is None:
+        near = get_close_matches(text[:40], [d.value for d in DType], n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(d.value for d in DType)
+        raise ArgumentError(
+            f"input {name!r}: unknown dtype {text[:40]!r}{guess}", code="unknown-dtype", hint=f"dtypes are {known}"
+        )
+    return dtype
+
+
+def _shape(name: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ShapeError(f"input {name!r}: shape must be a list of extents, not {shown(value)}", code="invalid-shape")
+    extents = tuple(whole_number(extent) for extent in value)
+    if len(extents) > MAX_DIMENSIONS:
+        raise ShapeError(
+            f"input {name!r} has {len(extents)} dimensions; {MAX_DIMENSIONS} are the most", code="invalid-shape"
+        )
+    good = tuple(extent for extent in extents if extent is not None and extent > 0)
+    if len(good) < len(extents):
+        raise ShapeError(
+            f"input {name!r}: every extent must be a positive whole number, not {shown(value)}", code="invalid-shape"
+        )
+    return good
+
+
+def whole_number(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
+    except TypeError:
+        return None
+
+
+def kind_of(value: object) -> str:
+    return "nothing" if value is None else type(value).__qualname__
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,241 @@
+"""Grammar rules → syntax tree: what each reduction of the parser makes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from lark import Token
+
+from roller_svc.frontend.lang import names
+from roller_svc.frontend.lang.calls import Fault, Keyword, Written, depth_above, function_call, method_call
+from roller_svc.frontend.lang.nodes import (
+    Assign,
+    Binary,
+    Get,
+    Group,
+    Node,
+    Num,
+    Ref,
+    Statement,
+    Text,
+    Unary,
+    When,
+    WhereItem,
+)
+from roller_svc.frontend.lang.source import Span
+from roller_svc.ir.dtype import dtype_named
+
+_COMBINES = frozenset({"", "+", "*", ">", "<", "&", "|"})
+_SCATTERS = frozenset({"", "+", ">", "<"})
+
+# What a rule's parts are: tokens that the grammar keeps, and what other rules made.
+Parts = list[object]
+
+
+def _span(token: object) -> Span:
+    assert isinstance(token, Token)  # the grammar puts one there
+    return Span(token.start_pos or 0, token.end_pos or 0)
+
+
+class TreeBuilder:
+    """One method a rule of the grammar; it keeps no state, so parses may run side by side."""
+
+    def number(self, parts: list[Token]) -> Num:
+        text, at = str(parts[0]), _span(parts[0])
+        try:
+            value = _number(text)
+        except ValueError:
+            raise Fault("bad-number", f"`{text[:40]}` is not a decimal number", at) from None
+        if value is None or math.isinf(value):
+            raise Fault("literal-out-of-range", f"no type holds `{text[:40]}`", at)
+        return Num(value, at.start, at.end)
+
+    def ref(self, parts: list[Token]) -> Ref:
+        at = _span(parts[0])
+        return Ref(str(parts[0]), at.start, at.end)
+
+    def text(self, parts: list[Token]) -> Text:
+        at = _span(parts[0])
+        return Text(str(parts[0])[1:-1], at.start, at.end)
+
+    def chain(self, parts: Parts) -> Node:
+        """operand operator operand ...: Python's precedence, left to right; two stacks instead of recursion."""
+        operands, operators = [_node(parts[0])], list[object]()
+        for sign, operand in zip(parts[1::2], parts[2::2], strict=True):
+            level = _LEVELS[str(sign)]
+            while operators and _LEVELS[str(operators[-1])] >= level:
+                if level == _COMPARISON and _LEVELS[str(operators[-1])] == _COMPARISON:
+                    hint = "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
+                    raise Fault("chained-comparison", "a comparison after a comparison", _span(sign), hint)
+                _join(operands, operators)
+            operators.append(sign)
+            operands.append(_node(operand))
+        while operators:
+            _join(operands, operators)
+        return operands[0]
+
+    def power(self, parts: Parts) -> Node:
+        operands = [_node(parts[0]), _node(parts[2])]
+        _join(operands, [parts[1]])
+        return operands[0]
+
+    def unary(self, parts: Parts) -> Node:
+        sign, arg = parts
+        start, node = _span(sign).start, _node(arg)
+        if sign == "+":
+            return node
+        if sign == "-" and isinstance(node, Num):
+            return Num(-node.value, start, node.end)
+        return Unary(str(sign), node, start, node.end, depth_above((node,), node))
+
+    def parenthesis(self, parts: Parts) -> Node:
+        """The brackets belong to what a message points at, but for a tensor or a name."""
+        node = _node(parts[1])
+        if isinstance(node, (Binary, Unary, When)):
+            return replace(node, start=_span(parts[0]).start, end=_span(parts[2]).end)
+        return node
+
+    def group(self, parts: Parts) -> Group:
+        """( expr , ... )"""
+        rest = parts[3] if isinstance(parts[3], tuple) else ()
+        return self._grouped((_node(parts[1]), *rest), parts)
+
+    def group_list(self, parts: Parts) -> Group:
+        """[ value, ... ]"""
+        items = parts[1] if isinstance(parts[1], tuple) else ()
+        return self._grouped(items, parts)
+
+    def _grouped(self, items: tuple[Node, ...], parts: Parts) -> Group:
+        at = Span(_span(parts[0]).start, _span(parts[-1]).end)
+        return Group(items, at.start, at.end, depth_above(items, at))
+
+    def indices(self, parts: Parts) -> tuple[Node, ...]:
+        return tuple(_node(part) for part in parts if not isinstance(part, Token))
+
+    values = indices
+
+    def get(self, parts: Parts) -> Get:
+        name, last = _span(parts[0]), _span(parts[-1])
+        index = parts[2] if isinstance(parts[2], tuple) else ()
+        at = Span(name.start, last.end)
+        return Get(str(parts[0]), index, at.start, at.end, name.end, depth_above(index, at))
+
+    def arguments(self, parts: Parts) -> tuple[object, ...]:
+        return tuple(part for part in parts if not isinstance(part, Token))
+
+    def keyword(self, parts: Parts) -> Keyword:
+        value = _node(parts[2])
+        return Keyword(str(parts[0]), value, _span(parts[0]).start, value.end)
+
+    def call(self, parts: Parts) -> Node:
+        return function_call(_written(parts, _span(parts[0]).start))
+
+    def method(self, parts: Parts) -> Node:
+        receiver = _node(parts[0])
+        return method_call(receiver, _written(parts[2:], receiver.start))
+
+    def assign(self, parts: list[Token]) -> tuple[Assign, str, Span]:
+        text = str(parts[0])
+        at = _span(parts[0])
+        if text in ("<", ">", "==", "!="):
+            raise Fault("syntax-error", f"`{text}` where `=` or a reduction such as `+=!` should stand", at)
+        sign, _, mode = text.partition("=")
+        if sign not in _COMBINES:
+            raise Fault("unknown-reduction", f"`{text}` is no reduction", at, "they are +=! *=! >=! <=! &=! |=!")
+        if mode == ".":
+            if sign not in _SCATTERS:
+                raise Fault("unknown-reduction", f"`{text}` is no scatter", at, "scatters are =. +=. >=. <=.")
+            return Assign.SCATTER, sign, at
+        return (Assign.REDUCE if sign else Assign.PLAIN), sign, at
+
+    def where(self, parts: Parts) -> list[WhereItem]:
+        return [part for part in parts if isinstance(part, WhereItem)]
+
+    def where_item(self, parts: Parts) -> WhereItem:
+        at = _span(parts[0])
+        return WhereItem(str(parts[0]), _node(parts[2]), at.start, at.end)
+
+    def statement(self, parts: Parts) -> Statement:
+        where: tuple[WhereItem, ...] = ()
+        if isinstance(parts[-1], list):
+            where = tuple(parts.pop())  # type: ignore[arg-type]  # the list that `where` made, by the grammar
+        value = _node(parts.pop())
+        assigned = parts.pop()
+        assert isinstance(assigned, tuple)  # what `assign` made
+        name, end = _span(parts[0]), len(parts) - 1
+        type_ = None
+        before = parts[end - 1]
+        if isinstance(before, Token) and before.type == "COLON":
+            type_ = _type_name(parts[end])
+            end -= 2
+        index = parts[2] if isinstance(parts[2], tuple) else ()
+        stop = _span(parts[end]).end
+        return Statement(
+            str(parts[0]), index, type_, assigned[0], assigned[1], value, where, name.start, stop, name.end
+        )
+
+
+# Python's, loosest first.
+_COMPARISON = 0
+_PRECEDENCE = (
+    ("<", "<=", ">", ">=", "==", "!="),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "//", "%"),
+)
+_LEVELS = {sign: level for level, signs in enumerate(_PRECEDENCE) for sign in signs}
+
+
+def _join(operands: list[Node], operators: list[object]) -> None:
+    """The last two operands and the last operator become one node."""
+    right, left, sign = operands.pop(), operands.pop(), operators.pop()
+    if sign == "^":
+        raise Fault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
+    at = Span(left.start, right.end)
+    operands.append(Binary(str(sign), left, right, at.start, at.end, depth_above((left, right), at)))
+
+
+def _node(part: object) -> Node:
+    """A part that the grammar says is a value; a keyword argument is none."""
+    assert not isinstance(part, (Token, tuple, list, Keyword))
+    return part  # type: ignore[return-value]  # one of Node, by the grammar
+
+
+def _type_name(part: object) -> Text:
+    name, at = str(part), _span(part)
+    if dtype_named(name) is None:
+        raise Fault("unknown-type", f"`{name}` is no type", at, names.did_you_mean(name, names.TYPE_NAMES))
+    return Text(name, at.start, at.end)
+
+
+def _number(text: str) -> int | float | None:
+    """The value of a decimal literal; None for an integer too long to be one of any type."""
+    if text.endswith("f"):
+        return float(text[:-1])
+    if text.replace("_", "").isdigit():
+        if len(text) > 1 and text[0] == "0" and text.strip("0_"):
+            raise ValueError("leading zeros")
+        return int(text) if len(text) <= 40 else None
+    return float(text)
+
+
+def _written(parts: Parts, start: int) -> Written:
+    """NAME LPAR [arguments] RPAR."""
+    name = _span(parts[0])
+    positional: list[Node] = []
+    keywords: dict[str, Node] = {}
+    given = parts[2] if isinstance(parts[2], tuple) else ()
+    for argument in given:
+        if isinstance(argument, Keyword):
+            if argument.name in keywords:
+                raise Fault("wrong-arguments", f"`{argument.name}` is given twice", argument)
+            keywords[argument.name] = argument.value
+        elif keywords:
+            raise Fault("wrong-arguments", "an argument without a name after one with a name", argument)
+        else:
+            positional.append(argument)
+    return Written(str(parts[0]), name.start, name.end, tuple(positional), keywords, start, _span(parts[-1]).end)

@@ -1,0 +1,1 @@
+"""ONNX nodes → tensor expressions."""

@@ -1,0 +1,424 @@
+"""NODES: how each ONNX operator uses one of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from roller_svc.frontend.onnx.use import Node, Use
+from roller_svc.frontend.ops.elementwise import becomes_infinite
+from roller_svc.ir.dtype import DType, dtype_named, promote
+
+EINSUM = "einsum"
+Reader = Callable[[Node], Use]
+
+# TensorProto.DataType → element type.
+_DATA_TYPES = {
+    1: DType.FLOAT32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16, 6: DType.INT32, 7: DType.INT64,
+    9: DType.BOOL, 10: DType.FLOAT16, 11: DType.FLOAT64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BFLOAT16,
+    17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
+}  # fmt: skip
+_SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
+# Element type → TensorProto.DataType, of those that sums are formed in.
+_STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
+_SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
+
+
+def _plain(node: Node, operator: str) -> Use:
+    return Use(operator, node.all())
+
+
+def _with_numbers(node: Node, operator: str, numbers: dict[str, float]) -> Use:
+    """An activation; ONNX's defaults are not always ours."""
+    return Use(operator, node.all(), {name: node.number(name, default) for name, default in numbers.items()})
+
+
+def _div(node: Node) -> Use:
+    floating = any(operand.dtype.is_float for operand in node.all())
+    return Use("div", node.all(), {} if floating else {"rounding": "trunc"})
+
+
+def _mod(node: Node) -> Use:
+    return Use("fmod" if node.integer("fmod", 0) else "mod", node.all())
+
+
+def _pow(node: Node) -> Use:
+    base, exponent = node.operand(0), node.operand(1)
+    if promote(base.dtype, exponent.dtype) is not base.dtype:
+        raise node.unsupported(f"{base.dtype.value} to the power of {exponent.dtype.value}")
+    return Use("pow", (base, exponent))
+
+
+def _bit_shift(node: Node) -> Use:
+    if any(operand.dtype.is_signed for operand in node.all()):
+        raise node.unsupported("a signed type")
+    direction = node.text("direction", "")
+    if direction not in _SHIFTS:
+        raise node.wrong(f"direction is {direction[:40]!r}, not one of {', '.join(_SHIFTS)}")
+    return Use(_SHIFTS[direction], node.all())
+
+
+def _cast(node: Node) -> Use:
+    to = node.attribute("to")
+    kind = _DATA_TYPES.get(to) if isinstance(to, int) else dtype_named(str(to).lower())
+    if kind is None:
+        raise node.unsupported(f"a cast to {to!r:.40}")
+    saturates = bool(node.integer("saturate", 1))
+    if not saturates and becomes_infinite(node.operand(0).dtype, kind):
+        hint = "with saturate=1 what is beyond becomes the greatest number; float8_e4m3fn takes saturate=0"
+        raise node.unsupported(f"saturate=0, which makes infinities of {node.operand(0).dtype.value},", hint)
+    return Use("cast", node.leading(1), {"dtype": kind.value} | ({} if saturates else {"saturate": False}))
+
+
+def _clip(node: Node) -> Use:
+    bounds: dict[str, object] = {}
+    for position, (name, ours) in enumerate((("min", "least"), ("max", "most")), 1):
+        value = node.number(name, math.inf) if node.attribute(name) is not None else node.scalar(position, name)
+        if value is not None:
+            bounds[ours] = value
+    return Use("clip", node.leading(1), bounds)
+
+
+def _gelu(node: Node) -> Use:
+    return Use("gelu", node.all(), {"approximate": node.text("approximate", "none")})
+
+
+def _gemm(node: Node) -> Use:
+    return Use(
+        "gemm",
+        node.leading(3),
+        {
+            "alpha": node.number("alpha", 1.0),
+            "beta": node.number("beta", 1.0),
+            "transpose_a": bool(node.integer("transA", 0)),
+            "transpose_b": bool(node.integer("transB", 0)),
+        },
+    )
+
+
+def _einsum(node: Node) -> Use:
+    return Use(EINSUM, node.all(), {"equation": node.text("equation", "")})
+
+
+def _spatial(node: Node) -> int:
+    spatial = node.operand(0).rank - 2
+    if not 1 <= spatial <= 3:
+        raise node.unsupported(f"a tensor of {spatial + 2} dimensions")
+    return spatial
+
+
+def _padding(node: Node) -> object:
+    auto = node.text("auto_pad", "NOTSET")
+    pads = node.integers("pads") or (0,)
+    if auto == "NOTSET":
+        return pads
+    if auto not in _SAME:
+        raise node.wrong(f"auto_pad is {auto[:40]!r}")
+    if any(pads):
+        raise node.wrong(f"pads and auto_pad={auto} say two things; leave one of them out")
+    return _SAME[auto]
+
+
+def _window(node: Node) -> dict[str, object]:
+    return {
+        "stride": node.integers("strides") or 1,
+        "padding": _padding(node),
+        "dilation": node.integers("dilations") or 1,
+    }
+
+
+def _check_kernel(node: Node) -> None:
+    wanted, there = node.integers("kernel_shape"), node.operand(1).shape[2:]
+    if wanted is not None and wanted != there:
+        raise node.wrong(f"kernel_shape is {list(wanted)}, the weight's is {list(there)}")
+
+
+def _conv(node: Node) -> Use:
+    _check_kernel(node)
+    return Use(f"conv{_spatial(node)}d", node.leading(3), _window(node) | {"groups": node.integer("group", 1)})
+
+
+def _conv_transpose(node: Node) -> Use:
+    _check_kernel(node)
+    found = _window(node)
+    more = node.integers("output_padding") or 0
+    shape = node.integers("output_shape")
+    if isinstance(found["padding"], str) and found["padding"] != "valid":
+        shape = tuple(size * s for size, s in zip(node.operand(0).shape[2:], _each(node, found["stride"]), strict=True))
+    if shape is not None:
+        found["padding"], more = _padding_for(node, found, shape, node.integers("output_padding"))
+    elif found["padding"] == "valid":
+        found["padding"] = 0
+    parameters = {"groups": node.integer("group", 1), "output_padding": more}
+    return Use(f"conv_transpose{_spatial(node)}d", node.leading(3), found | parameters)
+
+
+def _each(node: Node, value: object) -> tuple[int, ...]:
+    """One number a dimension."""
+    return value if isinstance(value, tuple) else (1,) * _spatial(node)
+
+
+def _padding_for(
+    node: Node, window: dict[str, object], shape: tuple[int, ...], extra: tuple[int, ...] | None
+) -> tuple[object, tuple[int, ...]]:
+    """Padding, and elements behind, that make a transposed convolution's result as large as is wanted.
+
+    `extra`: so many elements are behind before it is padded.
+    """
+    less, more, behind = [], [], []
+    sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
+    steps = _each(node, window["stride"]), _each(node, window["dilation"])
+    added = extra or (0,) * _spatial(node)
+    for size, kernel, wanted, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
+        total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - wanted
+        behind.append(add + max(-total, 0))
+        half = max(total, 0) // 2
+        less.append(half)
+        more.append(max(total, 0) - half)
+    first, last = (less, more) if window["padding"] == "same" else (more, less)
+    return (*first, *last), tuple(behind)
+
+
+def _pool(node: Node, kind: str) -> Use:
+    found = _window(node) | {
+        "kernel": node.integers("kernel_shape"),
+        "ceil_mode": bool(node.integer("ceil_mode", 0)),
+    }
+    if kind == "avg":
+        found["count_include_pad"] = bool(node.integer("count_include_pad", 0))
+        dilation = found.pop("dilation")
+        if dilation != 1 and set(node.integers("dilations") or ()) != {1}:
+            raise node.unsupported("a dilation")
+    return Use(f"{kind}_pool{_spatial(node)}d", node.leading(1), found)
+
+
+def _global_pool(node: Node, kind: str) -> Use:
+    return Use(f"global_{kind}_pool{_spatial(node)}d", node.leading(1))
+
+
+def _softmax(node: Node, operator: str) -> Use:
+    rank = node.operand(0).rank
+    axis = node.integer("axis", -1 if node.opset >= 13 else 1)
+    if node.opset < 13 and axis % rank != rank - 1:
+        raise node.unsupported("before operator set 13 an axis that is not the last, which takes all behind it too,")
+    return Use(operator, node.leading(1), {"axis": axis})
+
+
+def _check_stash(node: Node) -> None:
+    """Sums are formed in float32, of float64 in float64: a type that holds no less may be asked for."""
+    found, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
+    if found not in (1, formed):
+        kind = _DATA_TYPES.get(found)
+        shown = f"stash_type={found}" if kind is None else f"stash_type={found} ({kind.value})"
+        raise node.unsupported(f"attribute {shown}", "sums are formed in float32: stash_type=1")
+
+
+def _check_trained(node: Node) -> None:
+    """In the first operator sets a node trains unless it says that it does not."""
+    if node.opset < 7 and not node.integer("is_test", 0):
+        raise node.unsupported("training (is_test=0, before operator set 7)", "set is_test=1")
+
+
+def _norm(node: Node, operator: str, operands: int) -> Use:
+    _check_stash(node)
+    parameters = {"axis": node.integer("axis", -1), "epsilon": node.number("epsilon", 1e-5)}
+    return Use(operator, node.leading(operands), parameters)
+
+
+def _batch_norm(node: Node) -> Use:
+    _check_trained(node)
+    node.check_default("training_mode", 0)
+    if node.opset < 9:
+        node.check_default("spatial", 1)
+    return Use("batch_norm", node.leading(5), {"epsilon": node.number("epsilon", 1e-5)})
+
+
+def _group_norm(node: Node) -> Use:
+    x = node.operand(0)
+    groups = node.integer("num_groups", 0) if node.op_type == "GroupNormalization" else x.shape[1]
+    if node.op_type == "GroupNormalization" and node.opset < 21:
+        raise node.unsupported("a scale of each group (before operator set 21)")
+    if node.op_type == "GroupNormalization":
+        _check_stash(node)
+    return Use("group_norm", node.leading(3), {"groups": groups, "epsilon": node.number("epsilon", 1e-5)})
+
+
+def _reduce(node: Node, operator: str) -> Use:
+    axes = node.setting("axes", 1)
+    nothing = bool(node.integer("noop_with_empty_axes", 0))
+    parameters: dict[str, object] = {"keepdims": bool(node.integer("keepdims", 1))}
+    if axes or nothing:
+        parameters["axis"] = axes or ()
+    return Use(operator, node.leading(1), parameters)
+
+
+def _arg(node: Node, operator: str) -> Use:
+    parameters = {
+        "axis": node.integer("axis", 0),
+        "keepdims": bool(node.integer("keepdims", 1)),
+        "last": bool(node.integer("select_last_index", 0)),
+    }
+    return Use(operator, node.leading(1), parameters)
+
+
+def _transpose(node: Node) -> Use:
+    order = node.integers("perm")
+    return Use("transpose", node.all(), {} if order is None else {"permutation": order})
+
+
+def _concat(node: Node) -> Use:
+    if node.opset >= 4 and node.attribute("axis") is None:
+        raise node.wrong("attribute axis is missing")
+    return Use("concat", node.all(), {"axis": node.integer("axis", 1)})
+
+
+def _pad(node: Node) -> Use:
+    rank = node.operand(0).rank
+    given, dims = node.needed("pads", 1), node.constant(3, "axes")
+    places = tuple(range(rank)) if dims is None else tuple(d % rank for d in dims)
+    if len(given) != 2 * len(places):
+        raise node.wrong(f"{len(given)} pads for {len(places)} dimensions")
+    pads = [0] * (2 * rank)
+    for i, d in enumerate(places):
+        pads[d], pads[d + rank] = given[i], given[i + len(places)]
+    value = node.scalar(2, "constant_value") if node.opset >= 11 else node.number("value", 0.0)
+    parameters: dict[str, object] = {"pads": pads, "mode": node.text("mode", "constant"), "value": value or 0.0}
+    return Use("pad", node.leading(1), parameters)
+
+
+def _gather(node: Node, operator: str) -> Use:
+    return Use(operator, node.all(), {"axis": node.integer("axis", 0), "negative": True})
+
+
+def _reshape(node: Node) -> Use:
+    x, shape = node.operand(0), node.needed("shape", 1)
+    if not node.integer("allowzero", 0):
+        if any(extent == 0 and d >= x.rank for d, extent in enumerate(shape)):
+            raise node.wrong(f"shape {list(shape)} copies a dimension that is not there")
+        shape = tuple(x.shape[d] if extent == 0 else extent for d, extent in enumerate(shape))
+    return Use("reshape", (x,), {"shape": shape})
+
+
+def _flatten(node: Node) -> Use:
+    x, axis = node.operand(0), node.integer("axis", 1)
+    axis += x.rank if axis < 0 else 0
+    return Use("reshape", (x,), {"shape": (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))})
+
+
+def _squeeze(node: Node) -> Use:
+    x, axes = node.operand(0), node.setting("axes", 1)
+    return Use("squeeze", (x,), {"axis": [d for d, size in enumerate(x.shape) if size == 1] if axes is None else axes})
+
+
+def _unsqueeze(node: Node) -> Use:
+    return Use("unsqueeze", node.leading(1), {"axis": node.needed("axes", 1)})
+
+
+def _expand(node: Node) -> Use:
+    return Use("broadcast_to", node.leading(1), {"shape": node.needed("shape", 1)})
+
+
+def _slice(node: Node) -> Use:
+    parameters: dict[str, object] = {
+        "starts": node.needed("starts", 1),
+        "stops": node.needed("ends", 2),
+    }
+    for name, position in (("axes", 3), ("steps", 4)):
+        value = node.setting(name, position)
+        if value is not None:
+            parameters[name] = value
+    return Use("slice", node.leading(1), parameters)
+
+
+def _dropout(node: Node) -> Use:
+    """What it does once a network is trained: nothing. The seed and the ratio are those of training."""
+    _check_trained(node)
+    node.attribute("seed")
+    ratio: float | None = node.number("ratio", 0.5)
+    if node.opset >= 12:
+        node.read.add(1)
+        if node.scalar(2, "training_mode"):
+            ratio = node.scalar(1, "ratio") if node.has(1) else ratio
+            if ratio != 0:
+                hint = "export the network for inference, or with ratio 0"
+                raise node.unsupported(f"training_mode=true (input 2), which drops by chance (ratio {ratio}),", hint)
+    return Use("identity", node.leading(1))
+
+
+def _is_inf(node: Node) -> Use:
+    for name in ("detect_negative", "detect_positive"):
+        node.check_default(name, 1)
+    return Use("isinf", node.all())
+
+
+_SAME_OPERATORS = {
+    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Add": "add", "And": "logical_and", "Asin": "asin",
+    "Asinh": "asinh", "Atan": "atan", "Atanh": "atanh", "BitwiseAnd": "bitwise_and", "BitwiseNot": "bitwise_not",
+    "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
+    "Equal": "equal", "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "greater",
+    "GreaterOrEqual": "greater_equal", "HardSwish": "hard_swish", "Identity": "identity", "IsNaN": "isnan",
+    "Less": "less", "LessOrEqual": "less_equal", "Log": "log", "MatMul": "matmul", "Max": "max", "Mean": "mean",
+    "Min": "min", "Mish": "mish", "Mul": "mul", "Neg": "neg", "Not": "logical_not", "Or": "logical_or",
+    "PRelu": "prelu", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round", "Sigmoid": "sigmoid",
+    "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softplus": "softplus", "Softsign": "softsign", "Sqrt": "sqrt",
+    "Sub": "sub", "Sum": "add", "Tan": "tan", "Tanh": "tanh", "Where": "where", "Xor": "logical_xor",
+}  # fmt: skip
+_NUMBERED: dict[str, tuple[str, dict[str, float]]] = {
+    "Celu": ("celu", {"alpha": 1.0}),
+    "Elu": ("elu", {"alpha": 1.0}),
+    "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
+    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+    "Selu": ("selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+    "ThresholdedRelu": ("thresholded_relu", {"alpha": 1.0}),
+}
+_REDUCTIONS = {
+    "Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "L1": "l1", "L2": "l2",
+    "SumSquare": "sum_square", "LogSum": "log_sum", "LogSumExp": "log_sum_exp",
+}  # fmt: skip
+
+NODES: dict[str, Reader] = {
+    **{name: partial(_plain, operator=operator) for name, operator in _SAME_OPERATORS.items()},
+    **{
+        name: partial(_with_numbers, operator=operator, numbers=numbers)
+        for name, (operator, numbers) in _NUMBERED.items()
+    },
+    **{f"Reduce{name}": partial(_reduce, operator=f"reduce_{ours}") for name, ours in _REDUCTIONS.items()},
+    "ArgMax": partial(_arg, operator="argmax"),
+    "ArgMin": partial(_arg, operator="argmin"),
+    "AveragePool": partial(_pool, kind="avg"),
+    "BatchNormalization": _batch_norm,
+    "BitShift": _bit_shift,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _concat,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Div": _div,
+    "Dropout": _dropout,
+    "Einsum": _einsum,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": partial(_gather, operator="gather"),
+    "GatherElements": partial(_gather, operator="gather_elements"),
+    "Gelu": _gelu,
+    "Gemm": _gemm,
+    "GlobalAveragePool": partial(_global_pool, kind="avg"),
+    "GlobalMaxPool": partial(_global_pool, kind="max"),
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _group_norm,
+    "IsInf": _is_inf,
+    "LayerNormalization": partial(_norm, operator="layer_norm", operands=3),
+    "LogSoftmax": partial(_softmax, operator="log_softmax"),
+    "MaxPool": partial(_pool, kind="max"),
+    "Mod": _mod,
+    "Pad": _pad,
+    "Pow": _pow,
+    "RMSNormalization": partial(_norm, operator="rms_norm", operands=2),
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Softmax": partial(_softmax, operator="softmax"),
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,357 @@
+"""Text with calls of operators, `Y = conv2d(X, W, stride=2)` → the same text in statements of the language.
+
+Tokens → calls of operators as written: a name, tensors' names, literals. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from roller_svc.errors import ArgumentError, InputError
+from roller_svc.frontend.lang import parse
+from roller_svc.frontend.lang.equation import einsum_statement
+from roller_svc.frontend.lang.limits import MAX_STATEMENTS
+from roller_svc.frontend.lang.names import known_names
+from roller_svc.frontend.lang.source import Source, Span, Spanned
+from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, scan
+from roller_svc.frontend.ops import operator_named, output_name
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.ir.program import TensorProgram, TensorType
+
+WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None}
+NUMBER_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`keyword` is None for what stands by position; `is_name` says that the value is a name without quotes."""
+
+    keyword: str | None
+    value: object
+    is_name: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """`output` is None where the text is nothing but the call."""
+
+    output: str | None
+    name: str
+    name_span: Span
+    arguments: tuple[Argument, ...]
+    span: Span
+
+
+def written_calls(tokens: Sequence[Tok], source: Source) -> list[WrittenCall]:
+    """Every `name = operator(...)` that is a statement, or the one `operator(...)` that is all there is."""
+    found: list[WrittenCall] = []
+    depth = i = 0
+    while i < len(tokens):
+        named = _is_named_call(tokens, i, source) if depth == 0 else False
+        if named or (i == 0 and _kinds(tokens, 0, 2) == ["NAME", "LPAR"]):
+            reader = _Reader(tokens, i + 2 if named else i, source)
+            found.append(reader.call(tokens[i] if named else None))
+            i = reader.at
+            continue
+        depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(tokens[i].kind, 0)
+        i += 1
+    return found
+
+
+def _kinds(tokens: Sequence[Tok], start: int, count: int) -> list[str]:
+    return [token.kind for token in tokens[start : start + count]]
+
+
+def _is_named_call(tokens: Sequence[Tok], i: int, source: Source) -> bool:
+    if _kinds(tokens, i, 4) != ["NAME", "EQUAL", "NAME", "LPAR"]:
+        return False
+    if i == 0 or tokens[i - 1].kind == "SEMI":
+        return True
+    before = tokens[i - 1]
+    return before.kind in ENDS_OPERAND and "\n" in source.text[before.end : tokens[i].start]
+
+
+class _Reader:
+    """Goes through one call, token by token."""
+
+    def __init__(self, tokens: Sequence[Tok], at: int, source: Source) -> None:
+        self.tokens, self.at, self.source = tokens, at, source
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[self.at].kind if self.at < len(self.tokens) else ""
+
+    def take(self) -> Tok:
+        token = self.tokens[self.at]
+        self.at += 1
+        return token
+
+    def wrong(self, message: str) -> Exception:
+        at: Spanned = self.tokens[min(self.at, len(self.tokens) - 1)]
+        hint = 'a call of an operator is written `Y = conv2d(X, W, stride=2, padding="same")`'
+        return self.source.syntax_error("bad-call", message, at, hint)
+
+    def call(self, output: Tok | None) -> WrittenCall:
+        name = self.take()
+        self.take()  # its bracket
+        arguments: list[Argument] = []
+        while self.kind != "RPAR":
+            arguments.append(self.argument())
+            if self.kind == "COMMA":
+                self.take()
+            elif self.kind != "RPAR":
+                raise self.wrong("`,` or `)` should follow here")
+        end = self.take()
+        self._check_end(end)
+        first = name if output is None else output
+        return WrittenCall(
+            None if output is None else output.text, name.text, Span(name.start, name.end), tuple(arguments),
+            Span(first.start, end.end),
+        )  # fmt: skip
+
+    def _check_end(self, end: Tok) -> None:
+        """A call is a whole statement: what follows stands behind `;` or on another line."""
+        if self.kind in {"", "SEMI"}:
+            return
+        if self.kind != "NAME" or "\n" not in self.source.text[end.end : self.tokens[self.at].start]:
+            raise self.wrong("a call of an operator is a statement of its own; `;` or a new line should follow")
+
+    def argument(self) -> Argument:
+        start = self.at
+        keyword = None
+        if _kinds(self.tokens, self.at, 2) == ["NAME", "EQUAL"]:
+            keyword = self.take().text
+            self.take()
+        is_name = self.kind == "NAME" and self.tokens[self.at].text not in WORDS
+        value = self.items() if self.kind in {"LSQB", "LPAR"} else self.literal()
+        return Argument(keyword, value, is_name, Span(self.tokens[start].start, self.tokens[self.at - 1].end))
+
+    def items(self) -> tuple[object, ...]:
+        """[1, 2] or (1, 2); lists do not nest."""
+        closing = "RSQB" if self.take().kind == "LSQB" else "RPAR"
+        found: list[object] = []
+        while self.kind != closing:
+            found.append(self.literal())
+            if self.kind == "COMMA":
+                self.take()
+            elif self.kind != closing:
+                raise self.wrong("`,` or the list's end should follow here")
+        self.take()
+        return tuple(found)
+
+    def literal(self) -> object:
+        """A number, a text in quotes, or a word."""
+        sign = self.take().text if self.kind == "ADD" else ""
+        if self.kind == "NUMBER":
+            return self.number(sign)
+        if sign or self.kind not in {"NAME", "STRING"}:
+            raise self.wrong("an argument is a tensor's name, a number, a text, a list of them, or true or false")
+        token = self.take()
+        return token.text[1:-1] if token.kind == "STRING" else WORDS.get(token.text, token.text)
+
+    def number(self, sign: str) -> int | float:
+        text = self.tokens[self.at].text
+        if len(text) > NUMBER_CHARACTERS:
+            raise self.wrong(f"a number of {len(text)} characters")
+        self.take()
+        value = int(text) if text.replace("_", "").isdigit() else float(text)
+        return -value if sign == "-" else value
+
+
+# Most programs have no call, which this tells before a token is read. What it lets through, the tokens decide.
+# No part of it runs over the same characters twice: a posted text may be long.
+_MAY_HAVE_CALLS = re.compile(
+    r"(?:\A(?:\s|\#[^\n]*\n)*|[;\n][ \t\r\f]*)[A-Za-z_]\w*\s*=\s*[A-Za-z_]\w*\s*\("
+    r"|\A(?:\s|\#[^\n]*\n)*[A-Za-z_]\w*\s*\(",
+    re.ASCII,
+)
+_EINSUM = "einsum"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`new` of the text that came out stands for `old` of the posted one: a call, or a copy."""
+
+    new: Span
+    old: Span
+    is_call: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The text in statements, and where each part of it comes from."""
+
+    source: Source
+    text: str
+    pieces: tuple[Piece, ...] = ()
+
+    def with_copy(self, start: int, end: int) -> Expansion:
+        return self._with(self.source.text[start:end], Span(start, end), is_call=False)
+
+    def with_call(self, statements: str, span: Span) -> Expansion:
+        return self._with(statements, span, is_call=True)
+
+    def _with(self, text: str, old: Span, *, is_call: bool) -> Expansion:
+        new = Span(len(self.text), len(self.text) + len(text))
+        return Expansion(self.source, self.text + text, (*self.pieces, Piece(new, old, is_call)))
+
+    def locate(self, error: InputError) -> None:
+        """Move an error from the text that came out to the posted one; inside of what a call became, to the call."""
+        if error.line is None or error.column is None or not any(piece.is_call for piece in self.pieces):
+            return
+        offset = sum(len(line) + 1 for line in self.text.split("\n")[: error.line - 1]) + error.column - 1
+        piece = next((p for p in self.pieces if offset < p.new.end), self.pieces[-1])
+        if piece.is_call:
+            _place(error, self.source, piece.old)
+            return
+        start = piece.old.start + offset - piece.new.start
+        width = (error.end_column or error.column + 1) - error.column
+        _place(error, self.source, Span(start, start + width))
+
+
+def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
+    """Every call of an operator written out. A text without one, also one that is a lone einsum, stays as it is."""
+    source = Source(expression)
+    unchanged = Expansion(source, expression)
+    if not isinstance(expression, str) or _MAY_HAVE_CALLS.search(expression) is None:
+        return unchanged
+    check_text(source)
+    tokens = scan(source)
+    if _is_lone_einsum([token.text for token in tokens]):
+        return unchanged
+    calls = written_calls(tokens, source)
+    if len(calls) > MAX_STATEMENTS:
+        message = f"{len(calls)} calls; at most {MAX_STATEMENTS} statements are allowed"
+        raise source.syntax_error("too-many-statements", message, calls[MAX_STATEMENTS].span)
+    taken = set(inputs)
+    for token, after in pairwise(tokens):
+        if token.kind == "NAME" and after.kind in {"LSQB", "EQUAL"}:
+            taken.add(token.text)
+    expansion, done, known = Expansion(source, ""), 0, _Known(inputs, dict(inputs))
+    for call in calls:
+        expansion = expansion.with_copy(done, call.span.start)
+        done = call.span.end
+        with _placed(source, call.span):
+            statements = _statements(call, inputs, frozenset(taken), known, expansion)
+        separated = expression[done:].lstrip()[:1] in ("", ";")
+        expansion = expansion.with_call(statements if separated else f"{statements};", call.span)
+    return expansion.with_copy(done, len(expression))
+
+
+def _is_lone_einsum(words: list[str]) -> bool:
+    """Whether lang's own front door takes the text: an einsum call, with nothing behind its closing bracket."""
+    start = 2 if words[1:2] == ["="] else 0
+    if words[start : start + 2] != [_EINSUM, "("]:
+        return False
+    end = words.index(")") if ")" in words else len(words)
+    return all(word == ";" for word in words[end + 1 :])
+
+
+def _statements(
+    call: WrittenCall, inputs: Mapping[str, TensorType], taken: frozenset[str], known: _Known, before: Expansion
+) -> str:
+    """One call written out; its operands are inputs, or what the text before it writes."""
+    output = call.output or output_name(inputs)
+    if call.name == _EINSUM:
+        return _einsum(call, _operands(call, call.arguments[1:], inputs, known, before), output, taken)
+    with _placed(before.source, call.name_span):
+        operator = operator_named(call.name)
+    operands = _operands(call, call.arguments, inputs, known, before)
+    given = {}
+    for argument in call.arguments:
+        if argument.keyword is None:
+            continue
+        with _placed(before.source, argument.span):
+            if argument.keyword in given:
+                raise ArgumentError(f"`{argument.keyword}` is given twice", code="invalid-parameter")
+            given[argument.keyword] = operator.parameter(argument.keyword).checked(argument.value)
+    return operator.text(operands, output, given, taken)
+
+
+def _einsum(call: WrittenCall, operands: list[Operand], output: str, taken: frozenset[str]) -> str:
+    """An einsum among other statements."""
+    equation = call.arguments[0].value if call.arguments else None
+    if not isinstance(equation, str) or call.arguments[0].is_name or any(a.keyword for a in call.arguments):
+        raise ArgumentError('an einsum is written `Y = einsum("mk,kn->mn", A, B)`', code="bad-einsum")
+    try:
+        return einsum_statement(equation, [(o.name, o.type) for o in operands], output, taken | {output})
+    except InputError as error:
+        error.line = None  # it points into the equation alone
+        raise
+
+
+def _operands(
+    call: WrittenCall,
+    arguments: tuple[Argument, ...],
+    inputs: Mapping[str, TensorType],
+    known: _Known,
+    before: Expansion,
+) -> list[Operand]:
+    """The tensors that stand by position; without any, the inputs in order."""
+    positional = [argument for argument in arguments if argument.keyword is None]
+    if not positional:
+        return [Operand(name, kind) for name, kind in inputs.items()]
+    operands = []
+    for argument in positional:
+        with _placed(before.source, argument.span):
+            if not argument.is_name:
+                message = f"operands of {call.name} are names of tensors; parameters are given by name"
+                raise ArgumentError(message, code="bad-call")
+            name = str(argument.value)
+            if name not in known.types:
+                known.read(before)
+            if name not in known.types:
+                hint = known_names(name, known.types, "tensors")
+                raise ArgumentError(f"there is no tensor `{name}`", code="unknown-name", hint=hint)
+            operands.append(Operand(name, known.types[name]))
+    return operands
+
+
+@dataclass(slots=True)
+class _Known:
+    """Types of the tensors so far. It grows, so that each part of the text is parsed once."""
+
+    inputs: Mapping[str, TensorType]
+    types: dict[str, TensorType]
+    read_to: int = 0
+
+    def read(self, before: Expansion) -> None:
+        """Take in what the text before a call writes."""
+        part = before.text[self.read_to :]
+        self.read_to = len(before.text)
+        if not part.strip(" \t\r\n;"):
+            return
+        try:
+            program = parse(part, self.types)
+        except InputError:
+            program = self._whole(before)
+        self.types |= {statement.name: statement.type for statement in program.statements}
+
+    def _whole(self, before: Expansion) -> TensorProgram:
+        """All of the text so far: its error says what is wrong in the posted one's words and places."""
+        try:
+            return parse(before.text, self.inputs)
+        except InputError as error:
+            before.locate(error)
+            raise
+
+
+@contextmanager
+def _placed(source: Source, span: Span) -> Iterator[None]:
+    """Errors from inside that have no place yet get this one."""
+    try:
+        yield
+    except InputError as error:
+        if error.line is None:
+            _place(error, source, span)
+        raise
+
+
+def _place(error: InputError, source: Source, span: Span) -> None:
+    placed = source.error(InputError, error.code, error.message, span)
+    error.line, error.column, error.end_column = placed.line, placed.column, placed.end_column

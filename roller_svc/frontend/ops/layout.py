@@ -1,0 +1,250 @@
+"""Elements in other places: transpose, reshape, broadcast_to, concat, pad, slice, flip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from roller_svc.errors import ArgumentError
+from roller_svc.frontend.ops.operator import Call, Operator
+from roller_svc.frontend.ops.parameters import choice, integer, integers, number, required
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guarded, statement
+from roller_svc.frontend.ops.text import number as literal
+
+
+def _transpose(call: Call) -> str:
+    x = call.x
+    given = call.integers("permutation") if call.has("permutation") else tuple(reversed(range(x.rank)))
+    order = [call.dimension(d, x.rank, "permutation") for d in given]
+    if sorted(order) != list(range(x.rank)):
+        raise call.wrong_parameter(f"permutation must name each of {x.rank} dimensions once")
+    axes = call.axes(x.rank)
+    return statement(call.output, [axes[d] for d in order], "=", x.at(*axes))
+
+
+def _reshape(call: Call) -> str:
+    x = call.x
+    shape = _inferred(call, call.integers("shape"))
+    axes = call.axes(len(shape))
+    index: list[str] = []
+    for inner, outer in _groups(x.shape, shape):
+        index += _split([x.shape[d] for d in inner], [(axes[d], shape[d]) for d in outer])
+    return statement(call.output, axes, "=", x.at(*index), where=list(zip(axes, shape, strict=True)))
+
+
+def _inferred(call: Call, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The shape with its -1 replaced."""
+    elements = call.x.type.elements
+    known = math.prod(extent for extent in wanted if extent != -1)
+    holes = sum(extent == -1 for extent in wanted)
+    good = all(extent > 0 or extent == -1 for extent in wanted) and holes <= 1
+    if not good or (elements % known if holes else elements != known):
+        raise call.wrong_shape(f"`{call.x.name}` {list(call.x.shape)} has {elements} elements, not {list(wanted)}")
+    return tuple(elements // known if extent == -1 else extent for extent in wanted)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Dimensions that are cut into each other: the fewest of both sides with as many elements."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        inner, outer = [i] if i < len(old) else [], [j] if j < len(new) else []
+        i, j = i + len(inner), j + len(outer)
+        while (left := math.prod(old[d] for d in inner)) != (right := math.prod(new[d] for d in outer)):
+            if left < right:
+                inner.append(i)
+                i += 1
+            else:
+                outer.append(j)
+                j += 1
+        groups.append((inner, outer))
+    return groups
+
+
+def _split(old: Sequence[int], new: Sequence[tuple[str, int]]) -> list[str]:
+    """Indices of some old dimensions by axes of as many elements."""
+    terms, stride = list[tuple[str, int]](), 1
+    for axis, extent in reversed(new):
+        if extent > 1:
+            terms.insert(0, (axis, stride))
+        stride *= extent
+    whole = affine(terms)
+    if [extent for extent in old if extent > 1] == [extent for _, extent in new if extent > 1]:
+        names = iter(axis for axis, _ in terms)
+        return [next(names) if extent > 1 else "0" for extent in old]
+    inner = whole if len(terms) == 1 and terms[0][1] == 1 else f"({whole})"
+    index, behind, first = list[str](), math.prod(old), True
+    for extent in old:
+        behind //= extent
+        part = whole if behind == 1 else f"{inner} // {behind}"
+        if not first and extent > 1:
+            part = f"{inner if behind == 1 else part} % {extent}"
+        index.append(part if extent > 1 else "0")
+        first = first and extent == 1
+    return index
+
+
+def _broadcast_to(call: Call) -> str:
+    x, wanted = call.x, call.integers("shape")
+    shape = broadcast_shape(call, (x.shape, wanted))
+    axes = call.axes(len(shape))
+    return statement(call.output, axes, "=", broadcast(x, axes, shape), where=list(zip(axes, shape, strict=True)))
+
+
+def _concat(call: Call) -> str:
+    x = call.x
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    total = 0
+    starts = []
+    for operand in call.operands:
+        call.check_rank(operand, x.rank, "the first")
+        call.check_shape(operand, (*x.shape[:axis], operand.shape[axis], *x.shape[axis + 1 :]))
+        starts.append(total)
+        total += operand.shape[axis]
+    place, value = axes[axis], ""
+    for operand, start in zip(reversed(call.operands), reversed(starts), strict=True):
+        index = [*axes[:axis], affine([(place, 1)], -start), *axes[axis + 1 :]]
+        read = operand.at(*index)
+        value = guarded(read, [f"{place} < {start + operand.shape[axis]}"], value) if value else read
+    return statement(call.output, axes, "=", value, where=[(place, total)])
+
+
+def _pad(call: Call) -> str:
+    x, mode = call.x, call.text("mode")
+    before, after = _pads(call, call.integers("pads"))
+    axes = call.axes(x.rank)
+    index, guards, where = [], list[str](), list[tuple[str, int]]()
+    for axis, size, low, high in zip(axes, x.shape, before, after, strict=True):
+        if low == high == 0:
+            index.append(axis)
+            continue
+        if size + low + high < 1:
+            raise call.wrong_shape(f"pads {low} and {high} leave nothing of {size} elements")
+        if mode == "reflect" and max(low, high) >= size:
+            raise call.wrong_shape(f"pads {low} and {high} reflect more than {size} elements")
+        at = affine([(axis, 1)], -low)
+        where.append((axis, size + low + high))
+        index.append(_within(at, size, low, high, mode))
+        if mode == "constant":
+            guards += [f"{at} >= 0"] if low > 0 else []
+            guards += [f"{at} < {size}"] if high > 0 else []
+    value = guarded(x.at(*index), guards, literal(call.number("value"), x.dtype))
+    return statement(call.output, axes, "=", value, where=where)
+
+
+def _within(at: str, size: int, low: int, high: int, mode: str) -> str:
+    """The index of the element that stands for a padded one."""
+    if mode == "edge":
+        at = f"max({at}, 0)" if low > 0 else at
+        return f"min({at}, {size - 1})" if high > 0 else at
+    if mode == "reflect":
+        at = f"abs({at})" if low > 0 else at
+        return f"{size - 1} - abs({size - 1} - {at})" if high > 0 else at
+    if mode == "wrap":
+        return f"({at}) % {size}"
+    return at
+
+
+def _pads(call: Call, given: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rank = call.x.rank
+    if len(given) == 1:
+        return given * rank, given * rank
+    if len(given) == 2 * rank:
+        return given[:rank], given[rank:]
+    raise call.wrong_parameter(f"pads must be 1 number or {2 * rank}: before each dimension, then after each")
+
+
+def _slice(call: Call) -> str:
+    x, starts, stops = call.x, call.integers("starts"), call.integers("stops")
+    dims = call.integers("axes") if call.has("axes") else tuple(range(len(starts)))
+    steps = call.integers("steps") if call.has("steps") else (1,) * len(starts)
+    if not len(starts) == len(stops) == len(dims) == len(steps):
+        raise call.wrong_parameter("starts, stops, axes and steps must be of one length")
+    axes = call.axes(x.rank)
+    index, where = list(axes), list[tuple[str, int]]()
+    for start, stop, dim, step in zip(starts, stops, dims, steps, strict=True):
+        d = call.dimension(dim, x.rank, "axes")
+        chosen = range(x.shape[d])[start:stop:step] if step else range(0)
+        if not chosen:
+            raise call.wrong_shape(f"nothing is left of dimension {d}, which has {x.shape[d]} elements")
+        index[d] = _stepped(axes[d], chosen)
+        where.append((axes[d], len(chosen)))
+    return statement(call.output, axes, "=", x.at(*index), where=where)
+
+
+def _stepped(axis: str, chosen: range) -> str:
+    if chosen.step > 0:
+        return affine([(axis, chosen.step)], chosen.start)
+    return f"{chosen.start} - {affine([(axis, -chosen.step)])}"
+
+
+def _flip(call: Call) -> str:
+    x = call.x
+    dims = range(x.rank) if not call.has("axis") else [call.dimension(d, x.rank, "axis") for d in call.integers("axis")]
+    axes = call.axes(x.rank)
+    index = [f"{x.shape[d] - 1} - {axis}" if d in dims else axis for d, axis in enumerate(axes)]
+    return statement(call.output, axes, "=", x.at(*index), where=[(axes[d], x.shape[d]) for d in dims])
+
+
+def _squeeze(call: Call, *, add: bool) -> str:
+    """Dimensions of extent 1, taken away or put in."""
+    x, given = call.x, call.integers("axis")
+    rank = x.rank + len(given) if add else x.rank
+    dims = {call.dimension(d, rank, "axis") for d in given}
+    if len(dims) < len(given):
+        raise ArgumentError(f"{call.operator}: axis names a dimension twice", code="invalid-parameter")
+    axes = call.axes(rank - len(dims))
+    kept = iter(axes)
+    full = ["0" if d in dims else next(kept) for d in range(rank)]
+    if not add and any(x.shape[d] != 1 for d in dims):
+        raise call.wrong_shape(f"`{x.name}` {list(x.shape)} has more than one element along {sorted(dims)}")
+    return statement(call.output, full if add else axes, "=", x.at(*(axes if add else full)))
+
+
+_SHAPE = required(integers("shape", None, "the extents", least=-1))
+
+OPERATORS = (
+    Operator(
+        "transpose",
+        "Dimensions in another order.",
+        ("x",),
+        _transpose,
+        (integers("permutation", None, "the dimensions in their new order; reversed by default"),),
+    ),
+    Operator("reshape", "The same elements, in order, in another shape; one -1 stands for the rest.", ("x",), _reshape,
+             (_SHAPE,)),
+    Operator("squeeze", "Without dimensions of extent 1.", ("x",), partial(_squeeze, add=False),
+             (required(integers("axis", None, "the dimensions")),)),
+    Operator("unsqueeze", "With more dimensions, of extent 1.", ("x",), partial(_squeeze, add=True),
+             (required(integers("axis", None, "where they are in the result")),)),
+    Operator("broadcast_to", "Extents of 1 stretched, by numpy's rules.", ("x",), _broadcast_to,
+             (required(integers("shape", None, "the extents", least=1)),)),
+    Operator("concat", "Tensors one after the other along an axis.", ("x", "y"), _concat,
+             (integer("axis", 0, "the dimension"),), needed=1, more=True),
+    Operator(
+        "pad",
+        "More elements around, or fewer where a pad is negative.",
+        ("x",),
+        _pad,
+        (
+            required(integers("pads", None, "one number, or those before each dimension, then those after each")),
+            choice("mode", "constant", ("constant", "edge", "reflect", "wrap"), "what stands there"),
+            number("value", 0.0, "the constant"),
+        ),
+    ),
+    Operator(
+        "slice",
+        "Every so many elements of a part of some dimensions, as Python slices.",
+        ("x",),
+        _slice,
+        (
+            required(integers("starts", None, "where each part begins")),
+            required(integers("stops", None, "where it has ended")),
+            integers("axes", None, "the dimensions; the first ones by default"),
+            integers("steps", None, "steps, which may be negative; 1 by default"),
+        ),
+    ),
+    Operator("flip", "Dimensions from the last element to the first.", ("x",), _flip,
+             (integers("axis", None, "the dimensions; all by default"),)),
+)  # fmt: skip

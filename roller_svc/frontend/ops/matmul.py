@@ -1,0 +1,134 @@
+"""Matrix products: matmul, linear, gemm."""
+
+from __future__ import annotations
+
+from roller_svc.frontend.ops.operator import Call, Operand, Operator
+from roller_svc.frontend.ops.parameters import choice, dtype, flag, number
+from roller_svc.frontend.ops.text import (
+    ACTIVATIONS,
+    activated,
+    broadcast,
+    broadcast_index,
+    broadcast_shape,
+    contraction,
+    joined,
+    statement,
+)
+
+_ACTIVATION = choice("activation", "none", tuple(ACTIVATIONS), "what is applied to the result")
+_DTYPE = dtype("dtype", None, "type of the result, in which it is summed; that of the operands by default")
+
+
+def _rows_columns(call: Call, operand: Operand, row: str, column: str, *, transposed: bool) -> tuple[str, ...]:
+    """Axes of the last two dimensions; of the only one where there is one."""
+    if operand.rank == 0:
+        raise call.wrong_shape(f"`{operand.name}` is a scalar")
+    if operand.rank == 1:
+        return (column if operand is call.x else row,)
+    return (column, row) if transposed else (row, column)
+
+
+def _extent(operand: Operand, axes: tuple[str, ...], axis: str) -> int:
+    return operand.shape[operand.rank - len(axes) + axes.index(axis)]
+
+
+def _matmul(call: Call) -> str:
+    a, b = call.operands
+    m, n, k = call.axis("m"), call.axis("n"), call.axis("k")
+    left = _rows_columns(call, a, m, k, transposed=call.flag("transpose_a"))
+    right = _rows_columns(call, b, k, n, transposed=call.flag("transpose_b"))
+    if _extent(a, left, k) != _extent(b, right, k):
+        raise call.wrong_shape(
+            f"`{a.name}` {list(a.shape)} is summed over {_extent(a, left, k)}, "
+            f"`{b.name}` {list(b.shape)} over {_extent(b, right, k)}"
+        )
+    leads = a.shape[: a.rank - len(left)], b.shape[: b.rank - len(right)]
+    shape = broadcast_shape(call, leads)
+    batch = tuple(call.axis(name) for name in (("b",) if len(shape) == 1 else [f"b{d}" for d in range(len(shape))]))
+    reads = [
+        operand.at(*broadcast_index(lead, batch, shape), *axes)
+        for operand, lead, axes in zip((a, b), leads, (left, right), strict=True)
+    ]
+    index = (*batch, *(axis for axis in (m, n) if axis in left + right))
+    return contraction(call, index, " * ".join(reads), ())
+
+
+def _linear(call: Call) -> str:
+    x, weight = call.operands[:2]
+    call.check_rank(weight, 2, "[features out, features in]")
+    if x.rank == 0 or x.shape[-1] != weight.shape[1]:
+        raise call.wrong_shape(f"`{x.name}` {list(x.shape)} must end in the {weight.shape[1]} of `{weight.name}`")
+    lead = (call.axis("m"),) if x.rank == 2 else tuple(call.axis(f"m{d}") for d in range(x.rank - 1))
+    n, k = call.axis("n"), call.axis("k")
+    bias = call.operand(2)
+    if bias is not None:
+        call.check_shape(bias, weight.shape[:1])
+    body = f"{x.at(*lead, k)} * {weight.at(n, k)}"
+    return contraction(call, (*lead, n), body, (), None if bias is None else bias.at(n))
+
+
+def _gemm(call: Call) -> str:
+    a, b = call.operands[:2]
+    call.check_rank(a, 2, "a matrix")
+    call.check_rank(b, 2, "a matrix")
+    m, n, k = call.axis("m"), call.axis("n"), call.axis("k")
+    left = (k, m) if call.flag("transpose_a") else (m, k)
+    right = (n, k) if call.flag("transpose_b") else (k, n)
+    if _extent(a, left, k) != _extent(b, right, k):
+        raise call.wrong_shape(f"{list(a.shape)} and {list(b.shape)} have no common extent to sum over")
+    c = call.operand(2)
+    alpha, beta, activation = call.number("alpha"), call.number("beta"), call.text("activation")
+    body = f"{a.at(*left)} * {b.at(*right)}"
+    if alpha == 1 and activation == "none" and (c is None or beta == 0):
+        return statement(call.output, (m, n), "+=!", body, dtype=call.dtype())
+    total = call.between("sum")
+    value = f"{total}[{m}, {n}]" if alpha == 1 else f"{alpha!r} * {total}[{m}, {n}]"
+    if c is not None and beta != 0:
+        shape = _extent(a, left, m), _extent(b, right, n)
+        if broadcast_shape(call, (c.shape, shape)) != shape:
+            raise call.wrong_shape(f"`{c.name}` {list(c.shape)} does not broadcast to {list(shape)}")
+        added = broadcast(c, (m, n), shape)
+        value += f" + {added}" if beta == 1 else f" + {beta!r} * {added}"
+    return joined(
+        statement(total, (m, n), "+=!", body, dtype=call.dtype()),
+        statement(call.output, (m, n), "=", activated(activation, value)),
+    )
+
+
+OPERATORS = (
+    Operator(
+        "matmul",
+        "Product of matrices, as numpy's: leading dimensions broadcast, a single dimension is a vector.",
+        ("a", "b"),
+        _matmul,
+        (
+            flag("transpose_a", "the last two dimensions of `a` are swapped"),
+            flag("transpose_b", "the last two dimensions of `b` are swapped"),
+            _ACTIVATION,
+            _DTYPE,
+        ),
+    ),
+    Operator(
+        "linear",
+        "A layer of a network: `x` [..., in] times `weight` [out, in], plus `bias` [out].",
+        ("x", "weight", "bias"),
+        _linear,
+        (_ACTIVATION, _DTYPE),
+        needed=2,
+    ),
+    Operator(
+        "gemm",
+        "`alpha` times the product of two matrices, plus `beta` times `c`, which broadcasts.",
+        ("a", "b", "c"),
+        _gemm,
+        (
+            number("alpha", 1.0, "factor of the product"),
+            number("beta", 1.0, "factor of `c`"),
+            flag("transpose_a", "`a` is [k, m]"),
+            flag("transpose_b", "`b` is [n, k]"),
+            _ACTIVATION,
+            _DTYPE,
+        ),
+        needed=2,
+    ),
+)

@@ -1,0 +1,144 @@
+"""Reductions: reduce_sum and its like, argmax, argmin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from roller_svc.frontend.ops.operator import Call, Operator
+from roller_svc.frontend.ops.parameters import Parameter, dtype, flag, integer, integers
+from roller_svc.frontend.ops.text import floating, joined, statement
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """How elements are joined, what is joined of each, and what is made of the result; count is how many there were."""
+
+    about: str
+    sign: str
+    of: str = "{0}"
+    then: str = ""
+
+
+_REDUCTIONS = {
+    "sum": _Reduction("Sum", "+=!"),
+    "prod": _Reduction("Product", "*=!"),
+    "max": _Reduction("Greatest", ">=!"),
+    "min": _Reduction("Least", "<=!"),
+    "mean": _Reduction("Mean; of integers a float32", "+=!", then="{0} / {count}"),
+    "all": _Reduction("1 where none is 0", "&=!"),
+    "any": _Reduction("1 where one is not 0", "|=!"),
+    "l1": _Reduction("Sum of the absolute values", "+=!", of="abs({0})"),
+    "l2": _Reduction("Root of the sum of squares", "+=!", of="square({0})", then="sqrt({0})"),
+    "sum_square": _Reduction("Sum of squares", "+=!", of="square({0})"),
+    "log_sum": _Reduction("Logarithm of the sum", "+=!", then="log({0})"),
+}
+
+
+def _reduced(call: Call) -> tuple[int, ...]:
+    """The dimensions that go; all of them where none is said."""
+    rank = call.x.rank
+    if not call.has("axis"):
+        return tuple(range(rank))
+    found = [call.dimension(axis, rank, "axis") for axis in call.integers("axis")]
+    if len(set(found)) < len(found):
+        raise call.wrong_parameter("axis names a dimension twice")
+    return tuple(sorted(found))
+
+
+def _kept(call: Call, axes: tuple[str, ...], reduced: tuple[int, ...]) -> tuple[str, ...]:
+    """The result's index."""
+    if call.flag("keepdims"):
+        return tuple("0" if d in reduced else axis for d, axis in enumerate(axes))
+    return tuple(axis for d, axis in enumerate(axes) if d not in reduced)
+
+
+def _reduce(call: Call, reduction: _Reduction) -> str:
+    x, reduced = call.x, _reduced(call)
+    axes = call.axes(x.rank)
+    index = _kept(call, axes, reduced)
+    is_mean = "{count}" in reduction.then
+    value = floating(x.at(*axes), x.dtype) if is_mean else x.at(*axes)
+    value = reduction.of.format(value)
+    sign = reduction.sign if reduced else "="
+    if not reduction.then:
+        return statement(call.output, index, sign, value, dtype=call.dtype())
+    total = call.between("sum")
+    count = math.prod(x.shape[d] for d in reduced)
+    last = reduction.then.format(f"{total}[{', '.join(index)}]", count=count)
+    return joined(
+        statement(total, index, sign, value, dtype=call.dtype()),
+        statement(call.output, index, "=", last),
+    )
+
+
+def _log_sum_exp(call: Call) -> str:
+    x, reduced = call.x, _reduced(call)
+    axes = call.axes(x.rank)
+    index = _kept(call, axes, reduced)
+    at = ", ".join(index)
+    high, total = call.between("max"), call.between("sum")
+    return joined(
+        statement(high, index, ">=!" if reduced else "=", x.at(*axes)),
+        statement(total, index, "+=!" if reduced else "=", f"exp({x.at(*axes)} - {high}[{at}])"),
+        statement(call.output, index, "=", f"log({total}[{at}]) + {high}[{at}]"),
+    )
+
+
+def _arg(call: Call, *, sign: str, role: str) -> str:
+    """The first place whose element is the best one. A NaN is the best one, as it is for numpy."""
+    x = call.x
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    index = _kept(call, axes, (axis,))
+    best = call.between(role)
+    read, j = x.at(*axes), axes[axis]
+    here = f"{read} == {best}[{', '.join(index)}]"
+    here = f"({here}) | isnan({read})" if x.dtype.is_float else here
+    last = call.flag("last")
+    place = f"{j}.when([{here}], {-1 if last else x.shape[axis]})"
+    return joined(
+        statement(best, index, sign, read),
+        statement(call.output, index, ">=!" if last else "<=!", place, dtype=call.dtype()),
+    )
+
+
+def _parameters(*more: Parameter) -> tuple[Parameter, ...]:
+    return (
+        integers("axis", None, "the dimensions that are joined; all by default"),
+        flag("keepdims", "they stay, with extent 1"),
+        *more,
+    )
+
+
+def _operator(name: str, reduction: _Reduction, write: Callable[[Call], str]) -> Operator:
+    stated = dtype("dtype", None, "type in which they are joined, and of the result")
+    return Operator(f"reduce_{name}", f"{reduction.about} of elements along axes.", ("x",), write, _parameters(stated))
+
+
+OPERATORS = (
+    *(_operator(name, found, partial(_reduce, reduction=found)) for name, found in _REDUCTIONS.items()),
+    Operator(
+        "reduce_log_sum_exp",
+        "Logarithm of the sum of exponentials along axes, formed without overflow.",
+        ("x",),
+        _log_sum_exp,
+        _parameters(),
+    ),
+    *(
+        Operator(
+            f"arg{role}",
+            f"Where along an axis the {best} element is.",
+            ("x",),
+            partial(_arg, sign=sign, role=role),
+            (
+                integer("axis", -1, "the dimension"),
+                flag("keepdims", "it stays, with extent 1"),
+                flag("last", "the last such place, not the first"),
+                dtype("dtype", "int64", "type of the result"),
+            ),
+        )
+        for role, best, sign in (("max", "greatest", ">=!"), ("min", "least", "<=!"))
+    ),
+)

@@ -1,0 +1,128 @@
+"""Pieces of expression text that operators are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roller_svc.frontend.ops.operator import Call, Operand, Where
+from roller_svc.ir.dtype import DType
+
+# What a narrow or wide float can hold; the identity of a maximum, since the language has no literal for infinity.
+_FLOAT_MOST = {
+    DType.FLOAT64: "1.7976931348623157e+308",
+    DType.FLOAT32: "3.4028234663852886e+38",
+    DType.BFLOAT16: "3.3895313892515355e+38",
+    DType.FLOAT16: "65504.0",
+    DType.FLOAT8_E4M3FN: "448.0",
+    DType.FLOAT8_E5M2: "57344.0",
+}
+
+ACTIVATIONS = {
+    "none": "{0}",
+    "relu": "relu({0})",
+    "gelu": "gelu({0})",
+    "gelu_tanh": "0.5 * {1} * (1.0 + tanh(0.7978845608028654 * ({1} + 0.044715 * {1} * {1} * {1})))",
+    "silu": "silu({0})",
+    "sigmoid": "sigmoid({0})",
+    "tanh": "tanh({0})",
+}
+
+
+def statement(
+    output: str, index: Sequence[str], sign: str, body: str, *, where: Where = (), dtype: DType | None = None
+) -> str:
+    """`output[index]: dtype sign body where axis in extent`."""
+    stated = "" if dtype is None else f": {dtype.value}"
+    clause = " where " + ", ".join(f"{axis} in {extent}" for axis, extent in where) if where else ""
+    return f"{output}[{', '.join(index)}]{stated} {sign} {body}{clause}"
+
+
+def joined(*statements: str) -> str:
+    return ";\n".join(statements)
+
+
+def affine(terms: Sequence[tuple[str, int]], offset: int = 0) -> str:
+    """`ho * 2 + kh - 1`; the first factor is positive."""
+    shown = ""
+    for axis, factor in terms:
+        size = axis if abs(factor) == 1 else f"{axis} * {abs(factor)}"
+        shown += f" {'-' if factor < 0 else '+'} {size}" if shown else size
+    if offset or not shown:
+        shown += f" {'-' if offset < 0 else '+'} {abs(offset)}" if shown else str(offset)
+    return shown
+
+
+def number(value: float, dtype: DType) -> str:
+    """A literal: whole for an integer type, with a fraction for a float."""
+    return repr(float(value)) if dtype.is_float else repr(int(value))
+
+
+def zero(dtype: DType) -> str:
+    return number(0, dtype)
+
+
+def lowest(dtype: DType) -> str:
+    """The least value of a type, finite."""
+    return f"-{_FLOAT_MOST[dtype]}" if dtype.is_float else _integer_literal(dtype.integer_range[0])
+
+
+def highest(dtype: DType) -> str:
+    return _FLOAT_MOST[dtype] if dtype.is_float else _integer_literal(dtype.integer_range[1])
+
+
+def _integer_literal(value: int) -> str:
+    return str(value)
+
+
+def guarded(value: str, conditions: Sequence[str], other: str) -> str:
+    return f"{value}.when([{', '.join(conditions)}], {other})" if conditions else value
+
+
+def floating(value: str, dtype: DType) -> str:
+    """The value as a float: a mean of integers is no integer."""
+    return value if dtype.is_float else f"{value}.cast(`float32`)"
+
+
+def activated(name: str, value: str) -> str:
+    """`value` under one of ACTIVATIONS."""
+    inner = value if value.endswith("]") and " " not in value.split("[")[0] and "] " not in value else f"({value})"
+    return ACTIVATIONS[name].format(value, inner)
+
+
+def contraction(call: Call, index: Sequence[str], body: str, where: Where, bias: str | None = None) -> str:
+    """A sum of products, then what `bias` and the parameter `activation` add to it."""
+    activation = call.text("activation")
+    if bias is None and activation == "none":
+        return statement(call.output, index, "+=!", body, where=where, dtype=call.dtype())
+    total = call.between("sum")
+    value = f"{total}[{', '.join(index)}]"
+    value = value if bias is None else f"{value} + {bias}"
+    return joined(
+        statement(total, index, "+=!", body, where=where, dtype=call.dtype()),
+        statement(call.output, index, "=", activated(activation, value)),
+    )
+
+
+def broadcast_shape(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """numpy's: aligned at the last dimension, 1 stretches."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    result = []
+    for d in range(rank):
+        sizes = {shape[d] for shape in padded} - {1}
+        if len(sizes) > 1:
+            shown = " and ".join(str(list(shape)) for shape in shapes)
+            raise call.wrong_shape(f"shapes {shown} do not broadcast")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+def broadcast(operand: Operand, axes: Sequence[str], shape: Sequence[int]) -> str:
+    """A load at axes of the broadcast shape."""
+    return operand.at(*broadcast_index(operand.shape, axes, shape))
+
+
+def broadcast_index(sizes: Sequence[int], axes: Sequence[str], shape: Sequence[int]) -> list[str]:
+    skipped = len(shape) - len(sizes)
+    pairs = zip(sizes, axes[skipped:], shape[skipped:], strict=True)
+    return ["0" if size == 1 and extent != 1 else axis for size, axis, extent in pairs]

@@ -1,0 +1,1 @@
+"""TensorProgram → kernel groups."""

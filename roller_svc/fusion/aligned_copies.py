@@ -1,0 +1,84 @@
+"""Contractions of rows that begin anywhere in memory → copies with rows of whole 16 bytes, and contractions of those.
+
+Bulk copies (TMA) take tensors whose strides are multiples of 16 bytes. What has others is moved by threads, element by
+element where a row has an odd number of 16 bits, for every block that reads it; a copy is moved so once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.operand import value_dtype
+from roller_svc.fusion.contraction import Contraction
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Select, rewrite
+from roller_svc.ir.index import less, num
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
+from roller_svc.ir.tensor_map import STRIDE_BYTES
+
+Reading = Callable[[TensorExpr], Contraction | None]
+NARROW = 16  # bits: what matrix units of warpgroups take as it is
+LEAST_ROW_BYTES = 32  # of a row of a box, the shortest that is swizzled (PTX ISA, "Shared Memory Matrix Layout")
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """`copies`: the type of each tensor that is made."""
+
+    statements: tuple[TensorExpr, ...]
+    copies: Mapping[str, TensorType]
+
+
+def may_align(program: TensorProgram) -> bool:
+    """Whether an input has rows that no bulk copy takes."""
+    return any(_is_unaligned(type_) for _, type_ in program.inputs)
+
+
+def aligned_copies(statements: Sequence[TensorExpr], inputs: Mapping[str, TensorType], reading: Reading) -> Aligned:
+    """The statements, contractions among them reading copies of `inputs` whose rows no bulk copy takes. `reading`: how
+    a statement that gets tiles of its own is a contraction."""
+    copies: dict[str, TensorExpr] = {}
+    found: list[TensorExpr] = []
+    for statement in statements:
+        contraction = reading(statement)
+        factors = () if contraction is None else (_plain(contraction.a), _plain(contraction.b))
+        for factor in factors:
+            if isinstance(factor, Load) and not any(factor.checked) and _is_unaligned(inputs.get(factor.tensor)):
+                copies.setdefault(factor.tensor, _copy(factor.tensor, inputs[factor.tensor]))
+        found.append(_reading_copies(statement, copies) if contraction is not None else statement)
+    return Aligned((*copies.values(), *found), {copy.output: copy.type for copy in copies.values()})
+
+
+def _is_unaligned(type_: TensorType | None) -> bool:
+    if type_ is None:
+        return False
+    row_bytes = type_.shape[-1] * type_.dtype.bytes if len(type_.shape) > 1 else 0
+    return type_.dtype.bits <= NARROW and row_bytes >= LEAST_ROW_BYTES and row_bytes % STRIDE_BYTES != 0
+
+
+def _plain(factor: Expr) -> Expr:
+    """The factor as it is in memory, before it is converted to a type that has all of its values."""
+    kept = isinstance(factor, Cast) and value_dtype(factor) is value_dtype(factor.arg)
+    return _plain(factor.arg) if isinstance(factor, Cast) and kept else factor
+
+
+def _copy(tensor: str, type_: TensorType) -> TensorExpr:
+    """Its rows with zeros behind them."""
+    *outer, row = type_.shape
+    together = STRIDE_BYTES // type_.dtype.bytes
+    shape = (*outer, -(-row // together) * together)
+    axes = tuple(Axis(f"{tensor}.{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(shape))
+    index = tuple(AxisRef(axis.name) for axis in axes)
+    zero = Const(0.0 if type_.dtype.is_float else 0, type_.dtype)
+    body = Select(less(index[-1], num(row)), Load(tensor, index, type_.dtype), zero, type_.dtype)
+    name = f"{tensor}.aligned"
+    return TensorExpr(name, name, StatementKind.MAP, TensorType(type_.dtype, shape), axes, index, body)
+
+
+def _reading_copies(statement: TensorExpr, copies: Mapping[str, TensorExpr]) -> TensorExpr:
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.tensor in copies and not any(node.checked):
+            return replace(node, tensor=copies[node.tensor].output)
+        return node
+
+    return replace(statement, body=rewrite(statement.body, change))

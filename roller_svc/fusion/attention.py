@@ -1,0 +1,370 @@
+"""Statements → attention among them: two contractions around a softmax, found by what they compute.
+
+A contraction over q and k, the scores made of it, their maximum along the keys, the sum of their exponentials below
+that, and the contraction of these with v, divided by that sum before or after it. One kernel then keeps a running
+maximum and sum and never stores a score (FlashAttention-2: Dao, arXiv:2307.08691).
+
+What a softmax is made of, as expressions: exponentials below a row's maximum, and quotients by their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.inlining import value_of
+from roller_svc.analysis.operand import has_all_values, value_dtype
+from roller_svc.fusion.contraction import Contraction, factors_of, product_of
+from roller_svc.ir.attention import Attention
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    loads_of,
+    rewrite,
+    substitute,
+)
+from roller_svc.ir.index import given
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, identity
+
+_NATURAL = {OpKind.EXP: 1.0, OpKind.EXP2: math.log(2.0)}  # of a function's base, the logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """exp(scale (score - its row's maximum))."""
+
+    score: Expr
+    scale: float
+
+
+def exponential(expr: Expr, high: TensorExpr) -> Exponential | None:
+    """The expression as an exponential below the maximum that the statement `high` makes; None where it is none.
+
+    One that a condition sets to 0 is that of a score of minus infinity: the maximum, which only keeps exponentials in
+    range, is then that of the others.
+    """
+    match _value(expr):
+        case Select(cond=cond, then=then, otherwise=otherwise) if value_dtype(otherwise) is None:
+            inner = exponential(then, high)
+            return None if inner is None else replace(inner, score=_where(cond, inner.score))
+        case Op(kind=kind, args=(exponent,)) if kind in _NATURAL:
+            below, factor = _scaled(_value(exponent))
+            if factor > 0 and _is_below(below, high):
+                return Exponential(high.body, factor * _NATURAL[kind])
+            return None
+        case _:
+            return None
+
+
+def _value(expr: Expr) -> Expr:
+    """Without casts between floats: what they round away, the operands of a matrix unit do not have either."""
+    while isinstance(expr, Cast) and expr.dtype.is_float and expr.arg.dtype.is_float:
+        expr = expr.arg
+    return expr
+
+
+def _where(cond: Expr, score: Expr) -> Expr:
+    """The score where the condition holds, else minus infinity."""
+    match _value(score):
+        case Select(cond=same, then=then) if same == cond:
+            score = then
+    return Select(cond, score, identity(Combine.MAX, score.dtype), score.dtype)
+
+
+def _scaled(expr: Expr) -> tuple[Expr, float]:
+    """(x, c) of a product c x, or of a quotient."""
+    match expr:
+        case Op(kind=OpKind.MUL, args=(x, Const(value=c))) | Op(kind=OpKind.MUL, args=(Const(value=c), x)):
+            return _value(x), float(c)
+        case Op(kind=OpKind.DIV, args=(x, Const(value=c))) if c:
+            return _value(x), 1.0 / float(c)
+        case _:
+            return expr, 1.0
+
+
+def _is_below(expr: Expr, high: TensorExpr) -> bool:
+    """Whether it is a value that the maximum is of, less that maximum."""
+    match expr:
+        case Op(kind=OpKind.SUB, args=(value, row)):
+            return _is_row(row, high) and _value(value) == _value(high.body)
+        case _:
+            return False
+
+
+def _is_row(expr: Expr, statement: TensorExpr) -> bool:
+    expr = _value(expr)
+    return isinstance(expr, Load) and expr.tensor == statement.output and expr.index == statement.index
+
+
+def undivided(expr: Expr, total: TensorExpr) -> Expr | None:
+    """What is divided by the sum of its row; None where the expression is no such quotient."""
+    match _value(expr):
+        case Op(kind=OpKind.DIV, args=(value, row)) if _is_row(row, total):
+            return value
+        case _:
+            return None
+
+
+def quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> TensorExpr | None:
+    """The statement with loads of `mixed` in place of their quotients by the sum of their row; None where it reads
+    either otherwise."""
+    divided = f"{mixed.output}.divided"
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Op(kind=OpKind.DIV, args=(value, row)):
+                return _quotient(_value(value), _value(row)) or node
+            case _:
+                return node
+
+    def _quotient(value: Expr, row: Expr) -> Expr | None:
+        if not isinstance(value, Load) or not isinstance(row, Load) or value.tensor != mixed.output:
+            return None
+        at = {a.name: i for a, i in zip(mixed.index, value.index, strict=True) if isinstance(a, AxisRef)}
+        same_row = row.tensor == total.output and row.index == tuple(substitute(i, at) for i in total.index)
+        return replace(value, tensor=divided) if same_row else None
+
+    body = rewrite(statement.body, change)
+    found = replace(statement, body=body)
+    if {mixed.output, total.output} & set(found.reads_tensors):
+        return None
+    own = rewrite(body, lambda n: replace(n, tensor=mixed.output) if isinstance(n, Load) and n.tensor == divided else n)
+    return replace(statement, body=own)
+
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)  # what factors may be rounded to: those of tf32 lie otherwise than sums do
+MOST_FEATURES = 256  # of q and k: a warp goes over all of them for every score
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`mixed`: the second contraction as a statement, divided by the sum of exponentials. `taken`: tensors of the
+    statements that attention takes the place of."""
+
+    mixed: TensorExpr
+    contraction: Contraction
+    attention: Attention
+    taken: frozenset[str]
+
+
+def attentions(
+    statements: tuple[TensorExpr, ...], wanted: Collection[str], dtypes: Collection[DType]
+) -> tuple[tuple[TensorExpr, ...], Mapping[str, Found]]:
+    """The statements with those that make up attention taken out, but for one of them, by whose tensor it is known.
+    `dtypes`: what its factors may be given to a matrix unit as."""
+    found: dict[str, Found] = {}
+    for dots in statements:
+        if len(dots.reduced) == 0 or dots.combine is not Combine.SUM or dots.output not in _names(statements):
+            continue
+        chain = _chain(dots, statements, wanted)
+        one = None if chain is None else _attention(chain)
+        if one is not None and one.attention.dtype not in dtypes:
+            continue
+        rest = None if one is None else _without(statements, one, wanted)
+        if one is not None and rest is not None:
+            statements, found[one.mixed.output] = rest, one
+    return statements, found
+
+
+def _names(statements: Sequence[TensorExpr]) -> set[str]:
+    return {s.output for s in statements}
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """All that reads the products, maps in place of their loads and axes called as the products' are."""
+
+    dots: TensorExpr
+    high: TensorExpr
+    total: TensorExpr
+    mixed: TensorExpr
+    maps: frozenset[str]
+
+    @property
+    def key(self) -> Axis:
+        return self.high.reduced[0]
+
+
+def _chain(dots: TensorExpr, statements: Sequence[TensorExpr], wanted: Collection[str]) -> _Chain | None:
+    maps: dict[str, TensorExpr] = {}
+    readers: list[TensorExpr] = []
+    for statement in statements:
+        if not {dots.output, *maps} & set(statement.reads_tensors):
+            continue
+        inlined = _inlined(statement, maps)
+        if statement.kind is StatementKind.MAP:
+            maps[statement.output] = inlined
+        else:
+            readers.append(inlined)
+    if {dots.output, *maps} & set(wanted) or any(s.kind is not StatementKind.REDUCE for s in readers):
+        return None
+    aligned = [_aligned(s, dots) for s in readers]
+    highs = [s for s in aligned if s is not None and s.combine is Combine.MAX]
+    sums = sorted((s for s in aligned if s is not None and s.combine is Combine.SUM), key=lambda s: len(s.spatial))
+    if len(aligned) != 3 or len(highs) != 1 or len(sums) != 2:
+        return None
+    chain = _Chain(dots, highs[0], sums[0], sums[1], frozenset(maps))
+    return chain if _shares_rows(chain) and _names((chain.high, chain.total)).isdisjoint(wanted) else None
+
+
+def _inlined(statement: TensorExpr, maps: Mapping[str, TensorExpr]) -> TensorExpr:
+    def change(node: Expr) -> Expr:
+        return value_of(maps[node.tensor], node.index) if isinstance(node, Load) and node.tensor in maps else node
+
+    return replace(statement, body=rewrite(statement.body, change))
+
+
+def _aligned(statement: TensorExpr, dots: TensorExpr) -> TensorExpr | None:
+    """The statement with axes called as those of the products that it reads; None where it reads several at a point,
+    or others than those of its own place."""
+    names: dict[str, str] | None = None
+    for load in loads_of(statement.body):
+        if load.tensor == dots.output:
+            here = _renaming(dots, load, statement)
+            if here is None or names not in (None, here):
+                return None
+            names = here
+    if names is None:
+        return None
+    taken = {a.name for a in dots.axes}
+    for axis in statement.axes:
+        if axis.name not in names:
+            names[axis.name] = _free(axis.name, taken)
+            taken.add(names[axis.name])
+    refs: dict[str, Expr] = {old: AxisRef(new) for old, new in names.items()}
+    return replace(
+        statement, axes=tuple(replace(a, name=names[a.name]) for a in statement.axes),
+        index=tuple(substitute(i, refs) for i in statement.index), body=substitute(statement.body, refs),
+    )  # fmt: skip
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _renaming(dots: TensorExpr, load: Load, reader: TensorExpr) -> dict[str, str] | None:
+    """Reader's axis → that of the products, one for each of theirs."""
+    extents = reader.extents
+    names: dict[str, str] = {}
+    for written, read in zip(dots.index, load.index, strict=True):
+        match written, read:
+            case AxisRef(name=mine), AxisRef(name=its) if its not in names and extents[its] == dots.extents[mine]:
+                names[its] = mine
+            case Const(), Const():
+                continue
+            case _:
+                return None
+    return names if len(names) == len(dots.spatial) else None
+
+
+def _shares_rows(chain: _Chain) -> bool:
+    """Whether all three reduce the same one axis and keep the others; only the last has axes of its own."""
+    if any(len(s.reduced) != 1 or s.reduced[0].name != chain.high.reduced[0].name
+           for s in (chain.high, chain.total, chain.mixed)):  # fmt: skip
+        return False
+    rows = {a.name for a in chain.dots.spatial} - {chain.key.name}
+    of_high, of_total, of_mixed = ({a.name for a in s.spatial} for s in (chain.high, chain.total, chain.mixed))
+    return of_high == of_total == rows and rows < of_mixed
+
+
+def _attention(chain: _Chain) -> Found | None:
+    exponent = exponential(chain.total.body, chain.high)
+    weights, values = _weights(chain)
+    if exponent is None or weights is None or not values:
+        return None
+    quotient = undivided(weights, chain.total)
+    if exponential(weights if quotient is None else quotient, chain.high) != exponent:
+        return None
+    factors = _query_and_key(chain)
+    v = product_of(values)
+    if factors is None or not axes_of(v) & {a.name for a in chain.mixed.spatial} - _rows(chain):
+        return None
+    q, k = factors
+    dtype = _staged((q, k, v, weights))
+    parts = (q, k, v, exponent.score)
+    inner = _names((chain.dots, chain.high, chain.total, chain.mixed)) - {chain.dots.output}
+    if dtype is None or any(any(x.checked) or x.tensor in inner for part in parts for x in loads_of(part)):
+        return None
+    if any(s.accumulator is not DType.FLOAT32 for s in (chain.dots, chain.total, chain.mixed)):
+        return None
+    return _found(chain, exponent, (q, k, v), dtype, divided=quotient is not None)
+
+
+def _rows(chain: _Chain) -> set[str]:
+    return {a.name for a in chain.dots.spatial}
+
+
+def _weights(chain: _Chain) -> tuple[Expr | None, list[Expr]]:
+    """Of the second contraction's factors the one made of scores, and the others."""
+    factors = factors_of(chain.mixed.body, chain.mixed.type.dtype)
+    made = [f for f in factors if any(load.tensor == chain.dots.output for load in loads_of(f))]
+    return (made[0], [f for f in factors if f is not made[0]]) if len(made) == 1 else (None, [])
+
+
+def _query_and_key(chain: _Chain) -> tuple[Expr, Expr] | None:
+    """The first contraction's factors: what moves with the keys, and what does not."""
+    factors = factors_of(chain.dots.body, chain.dots.type.dtype)
+    keys = [f for f in factors if chain.key.name in axes_of(f)]
+    queries = [f for f in factors if f not in keys]
+    features = 1
+    for axis in chain.dots.reduced:
+        features *= axis.extent
+    if not keys or not queries or features > MOST_FEATURES:
+        return None
+    return product_of(queries), product_of(keys)
+
+
+def _staged(factors: Sequence[Expr]) -> DType | None:
+    """The narrow float that has all values of all factors."""
+    types = [t for f in factors if (t := value_dtype(f)) is not None]
+    return next((half for half in HALVES if all(has_all_values(half, t) for t in types)), None)
+
+
+def _found(
+    chain: _Chain, exponent: Exponential, factors: tuple[Expr, Expr, Expr], dtype: DType, *, divided: bool
+) -> Found:
+    q, k, v = factors
+    shared = axes_of(k) | axes_of(v)
+    rows = [a for a in chain.mixed.spatial if a.name in _rows(chain)]
+    batch = tuple(a for a in rows if a.name in shared)
+    queries = tuple(a for a in rows if a.name not in shared)
+    values = tuple(a for a in chain.mixed.spatial if a not in rows)
+    key = replace(chain.key, kind=AxisKind.REDUCE)
+    product = Load(chain.dots.output, chain.dots.index, chain.dots.type.dtype)
+    before = (chain.dots, chain.high, chain.total)
+    attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
+    weights, _ = _weights(chain)
+    contraction = Contraction(batch, queries, values, (key,), given(weights, "weight, which was found before"), v)
+    # sums that the statement leaves to be divided later are divided at once: whoever reads them is told so
+    taken = frozenset(_names((chain.dots, chain.high, chain.total)) | chain.maps)
+    return Found(chain.mixed, contraction, attention, taken if divided else taken | {chain.mixed.output})
+
+
+def _without(statements: Sequence[TensorExpr], one: Found, wanted: Collection[str]) -> tuple[TensorExpr, ...] | None:
+    """The statements that are left, the second contraction for all of attention; what divides its sums by those of the
+    exponentials reads quotients instead. None where something else is done with either."""
+    mixed, total = one.mixed, one.attention.total
+    later_divided = mixed.output in one.taken
+    if later_divided and mixed.output in wanted:
+        return None
+    left: list[TensorExpr] = []
+    for statement in statements:
+        if statement.output == mixed.output:
+            left.append(mixed)
+        elif statement.output not in one.taken:
+            divided = quotients(statement, mixed, total) if later_divided else statement
+            if divided is None or total.output in divided.reads_tensors:
+                return None
+            left.append(divided)
+    return tuple(left)

@@ -1,0 +1,99 @@
+"""Attention among statements → its kernel group: heads that share keys become rows of one tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from roller_svc.fusion.contraction import Contraction
+from roller_svc.fusion.delinearize import divided
+from roller_svc.fusion.space import attention_space
+from roller_svc.ir.attention import Attention, mask
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.index import add, mul, num, ref
+from roller_svc.ir.program import Axis, TensorExpr, TensorType
+
+Parts = tuple[Contraction, Attention]
+
+
+def attention_group(
+    name: str, statements: tuple[TensorExpr, ...], parts: Parts, types: Mapping[str, TensorType],
+    locals_: frozenset[str],
+) -> KernelGroup:  # fmt: skip
+    """`statements`: the second contraction and maps of its points; `types`: how tensors lie in memory."""
+    parts = (parts[0], replace(parts[1], unsplit=(parts[1].total, *statements)))
+    for axis in parts[0].batch:
+        statements, parts = _with_split(statements, parts, axis)
+    contraction, attention = _rows_by_guard(*parts)
+    stored = tuple((s.output, types[s.output]) for s in statements if s.output not in locals_)
+    read = attention.reads | {t for s in statements[1:] for t in s.reads_tensors} - {s.output for s in statements}
+    inputs = tuple((t, types[t]) for t in sorted(read))
+    space = attention_space(statements, contraction, attention, dict((*inputs, *stored)))
+    return KernelGroup(
+        name, GroupKind.ATTENTION, statements, statements[0].spatial, locals_, stored, inputs, space,
+        attention=attention,
+    )  # fmt: skip
+
+
+def _with_split(statements: tuple[TensorExpr, ...], parts: Parts, axis: Axis) -> tuple[tuple[TensorExpr, ...], Parts]:
+    """The axis as two where keys and values only know its quotient: the other part tells rows apart (grouped heads)."""
+    contraction, attention = parts
+    size = _shared(attention, axis)
+    if size is None or size == 1 or axis.extent % size:
+        return statements, parts
+    outer, inner = (
+        replace(axis, name=f"{axis.name}.0", extent=axis.extent // size),
+        replace(axis, name=f"{axis.name}.1", extent=size),
+    )
+    extents = {outer.name: outer.extent, inner.name: inner.extent}
+    at = {axis.name: add(mul(ref(outer.name), num(size)), ref(inner.name))}
+
+    def change(expr: Expr) -> Expr:
+        return rewrite(substitute(expr, at), lambda node: divided(node, extents))
+
+    dots, high, total = (_rewritten(s, axis, (outer, inner), change) for s in attention.before)
+    statements = tuple(_rewritten(s, axis, (outer, inner), change) for s in statements)
+    attention = replace(
+        attention, q=change(attention.q), k=change(attention.k), v=change(attention.v), score=change(attention.score),
+        product=_moved(attention.product, change),
+        before=(dots, high, total),
+    )  # fmt: skip
+    batch = tuple(outer if a == axis else a for a in contraction.batch)
+    contraction = replace(
+        contraction, batch=batch, m=(*contraction.m, inner), a=change(contraction.a), b=change(contraction.b)
+    )
+    return statements, (contraction, attention)
+
+
+def _shared(attention: Attention, axis: Axis) -> int | None:
+    """By what the axis is divided wherever keys and values are found by it; None where they are found by it itself."""
+    found: set[int] = set()
+    for load in loads_of(attention.k) + loads_of(attention.v):
+        for index in load.index:
+            match index:
+                case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))) if name == axis.name:
+                    found.add(by)
+                case _ if axis.name in axes_of(index):
+                    return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _rewritten(
+    statement: TensorExpr, axis: Axis, parts: tuple[Axis, Axis], change: Callable[[Expr], Expr]
+) -> TensorExpr:
+    axes = tuple(p for a in statement.axes for p in (parts if a.name == axis.name else (a,)))
+    index = tuple(change(i) for i in statement.index)
+    return replace(statement, axes=axes, index=index, body=change(statement.body))
+
+
+def _moved(load: Load, change: Callable[[Expr], Expr]) -> Load:
+    return replace(load, index=tuple(change(i) for i in load.index))
+
+
+def _rows_by_guard(contraction: Contraction, attention: Attention) -> Parts:
+    """Rows that a mask tells apart go outermost: those of a tile then have about the same keys."""
+    found = mask(attention)
+    masked = frozenset[str]() if found is None else axes_of(found.cond)
+    rows = sorted(contraction.m, key=lambda a: a.name not in masked)
+    return replace(contraction, m=tuple(rows)), attention

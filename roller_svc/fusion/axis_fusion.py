@@ -1,0 +1,252 @@
+"""Statements → the same with neighbouring axes fused (ROLLER, axis fusion).
+
+Two axes that stand next to each other in every tensor that has them, or are absent from it, act as one. Tensors are
+dense, so that fusing two of their dimensions is only another view of the same memory.
+
+Maps over ragged rows → the same over one flat axis, so that threads take whole vectors.
+
+A row whose length is no multiple of the widest access starts at no aligned place. Where the tensors that matter have
+the row and the axis before it side by side, the two become one; what has only one of them finds it by division.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, children, rewrite, walk, with_children
+from roller_svc.ir.index import div, mod, ref
+from roller_svc.ir.program import Axis, StatementKind, TensorExpr, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    statements: tuple[TensorExpr, ...]
+    types: dict[str, TensorType]  # the views, of every tensor that the statements touch
+
+
+def fuse_axes(statements: tuple[TensorExpr, ...], types: dict[str, TensorType]) -> Fused:
+    """Fuse until no pair is left. All statements share axis names; axes are fused in all of them or in none."""
+    state = Fused(statements, dict(types))
+    merged = True
+    while merged:
+        merged = False
+        for outer, inner in _neighbours(state.statements):
+            fused = _fuse_pair(state, outer, inner)
+            if fused is not None:
+                state, merged = fused, True
+                break
+    return state
+
+
+def _neighbours(statements: tuple[TensorExpr, ...]) -> list[tuple[Axis, Axis]]:
+    """Pairs of axes that some tensor holds side by side as bare indices."""
+    pairs: dict[tuple[str, str], tuple[Axis, Axis]] = {}
+    for statement in statements:
+        axes = {a.name: a for a in statement.axes}
+        for index in (statement.index, *(load.index for load in statement.reads)):
+            for a, b in itertools.pairwise(index):
+                if isinstance(a, AxisRef) and isinstance(b, AxisRef) and a.name != b.name:
+                    first, second = axes[a.name], axes[b.name]
+                    if first.kind is second.kind:
+                        pairs[a.name, b.name] = (first, second)
+    return list(pairs.values())
+
+
+def _fuse_pair(state: Fused, outer: Axis, inner: Axis) -> Fused | None:
+    places: dict[str, int] = {}
+    for statement in state.statements:
+        names = {a.name for a in statement.axes}
+        if (outer.name in names) != (inner.name in names):
+            return None
+        if outer.name not in names:
+            continue
+        if statement.kind is StatementKind.SCATTER or not _agrees(statement, state.types, outer, inner, places):
+            return None
+    if any(_checks_merged_dims(load, places) for s in state.statements for load in s.reads):
+        return None
+    taken = {a.name for s in state.statements for a in s.axes}
+    name = f"{outer.name}_{inner.name}"
+    while name in taken or name in state.types:
+        name += "_"
+    axis = Axis(name, outer.extent * inner.extent, outer.kind)
+    statements = tuple(_rewritten(s, outer, inner, axis, places) for s in state.statements)
+    types = {
+        tensor: _merged_type(type_, places[tensor]) if tensor in places else type_
+        for tensor, type_ in state.types.items()
+    }
+    return Fused(statements, types)
+
+
+def _agrees(
+    statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, places: dict[str, int]
+) -> bool:
+    """Whether both axes occur only as neighbouring bare indices, and in each tensor at one place (noted in places)."""
+    kinds = {a.name: a.kind for a in statement.axes}
+    if kinds[outer.name] is not kinds[inner.name]:
+        return False
+    uses = [(load.tensor, load.index) for load in statement.reads]
+    uses.append((statement.output, statement.index))
+    bare = 0
+    for tensor, index in uses:
+        at = [d for d, i in enumerate(index) if isinstance(i, AxisRef) and i.name == outer.name]
+        if not at:
+            continue
+        d = at[0]
+        follows = d + 1 < len(index) and index[d + 1] == AxisRef(inner.name)
+        if not follows or types[tensor].shape[d + 1] != inner.extent or places.setdefault(tensor, d) != d:
+            return False
+        bare += 2
+    nodes = [statement.body, *statement.index]
+    mentions = sum(
+        1 for part in nodes for n in walk(part) if isinstance(n, AxisRef) and n.name in (outer.name, inner.name)
+    )
+    return mentions == bare
+
+
+def _checks_merged_dims(load: Load, places: dict[str, int]) -> bool:
+    """A run-time check is of one dimension: merged with another it could not tell which was left."""
+    d = places.get(load.tensor)
+    return d is not None and any(load.checked[d : d + 2])
+
+
+def _merged_type(type_: TensorType, d: int) -> TensorType:
+    shape = type_.shape
+    return TensorType(type_.dtype, (*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :]))
+
+
+def _rewritten(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, places: dict[str, int]) -> TensorExpr:
+    def merged(tensor: str, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        d = places.get(tensor)
+        if d is None:
+            return index
+        return (*index[:d], _flat(index[d], index[d + 1], outer, inner, axis), *index[d + 2 :])
+
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.tensor in places:
+            d = places[node.tensor]
+            checked = (*node.checked[:d], *node.checked[d + 1 :])
+            return replace(node, index=merged(node.tensor, node.index), checked=checked)
+        return node
+
+    axes: list[Axis] = []
+    for a in statement.axes:
+        if a.name == outer.name:
+            axes.append(replace(axis, kind=a.kind))  # one statement's reduced axis is another's spatial one
+        elif a.name != inner.name:
+            axes.append(a)
+    type_ = statement.type
+    if statement.output in places:
+        type_ = _merged_type(type_, places[statement.output])
+    return replace(
+        statement, axes=tuple(axes), type=type_, index=merged(statement.output, statement.index),
+        body=rewrite(statement.body, change),
+    )  # fmt: skip
+
+
+def _flat(first: Expr, second: Expr, outer: Axis, inner: Axis, axis: Axis) -> Expr:
+    if first == AxisRef(outer.name) and second == AxisRef(inner.name):
+        return AxisRef(axis.name)
+    if isinstance(first, Const) and isinstance(second, Const):
+        return Const(int(first.value) * inner.extent + int(second.value), DType.INT32)
+    scaled = Op(OpKind.MUL, (first, Const(inner.extent, DType.INT32)), DType.INT32)
+    return Op(OpKind.ADD, (scaled, second), DType.INT32)
+
+
+WIDEST_BYTES = 16  # of one access of a thread (LD.128)
+MOST = 0.75  # of the bytes lie in tensors that the flat axis walks from end to end
+MAX_POINTS = 2**31 - 1  # a flat place is computed in 32 bits
+
+
+def flat_rows(fused: Fused) -> Fused:
+    """Rows joined with the axis before them until they are whole vectors, or nothing more can be joined."""
+    while (pair := _ragged(fused)) is not None and (flat := _flattened(fused, *pair)) is not None:
+        fused = flat
+    return fused
+
+
+def _ragged(fused: Fused) -> tuple[Axis, Axis] | None:
+    """The last two axes of the results, where the last is no multiple of a vector."""
+    first = fused.statements[0]
+    axes = {a.name: a for a in first.axes}
+    if any(s.kind is not StatementKind.MAP or {a.name for a in s.axes} != set(axes) for s in fused.statements):
+        return None
+    names = [i.name for i in first.index[-2:] if isinstance(i, AxisRef)]
+    if len(names) != 2 or names[0] == names[1]:
+        return None
+    outer, row = axes[names[0]], axes[names[1]]
+    narrowest = min(fused.types[s.output].dtype.bytes for s in fused.statements)
+    whole = row.extent % (WIDEST_BYTES // narrowest) == 0
+    return None if whole or outer.extent * row.extent > MAX_POINTS else (outer, row)
+
+
+def _flattened(fused: Fused, outer: Axis, row: Axis) -> Fused | None:
+    places: dict[str, int | None] = {}
+    for statement in fused.statements:
+        for tensor, index, checked in _uses(statement):
+            d = _place(index, checked, fused.types[tensor], (outer, row))
+            if places.setdefault(tensor, d) != d:
+                return None
+    if any(places[s.output] is None for s in fused.statements):
+        return None
+    joined = {tensor: d for tensor, d in places.items() if d is not None}
+    moved = {tensor: fused.types[tensor].bytes for tensor in places}
+    if sum(moved[tensor] for tensor in joined) < MOST * sum(moved.values()):
+        return None
+    taken = {a.name for a in fused.statements[0].axes} | fused.types.keys()
+    name = f"{outer.name}_{row.name}"
+    while name in taken:
+        name += "_"
+    flat = Axis(name, outer.extent * row.extent, outer.kind)
+    values = {outer.name: div(ref(name), row.extent), row.name: mod(ref(name), row.extent)}
+    types = dict(fused.types)
+    for tensor, d in joined.items():
+        shape = types[tensor].shape
+        types[tensor] = TensorType(types[tensor].dtype, (*shape[:d], math.prod(shape[d : d + 2]), *shape[d + 2 :]))
+    statements = tuple(_flatten_statement(s, (outer, row, flat), joined, values, types) for s in fused.statements)
+    return Fused(statements, types)
+
+
+def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool, ...]]]:
+    reads = [(load.tensor, load.index, load.checked) for load in statement.reads]
+    return [(statement.output, statement.index, ()), *reads]
+
+
+def _place(
+    index: tuple[Expr, ...], checked: tuple[bool, ...], type_: TensorType, pair: tuple[Axis, Axis]
+) -> int | None:
+    """The dimension that the outer axis of the pair indexes, the row the next; None where they do not."""
+    outer, row = pair
+    for d in range(len(index) - 1):
+        if index[d] == AxisRef(outer.name) and index[d + 1] == AxisRef(row.name):
+            return d if type_.shape[d + 1] == row.extent and not any(checked[d : d + 2]) else None
+    return None
+
+
+def _flatten_statement(
+    statement: TensorExpr, axes: tuple[Axis, Axis, Axis], joined: Mapping[str, int], values: Mapping[str, Expr],
+    types: Mapping[str, TensorType],
+) -> TensorExpr:  # fmt: skip
+    outer, row, flat = axes
+
+    def changed(expr: Expr) -> Expr:
+        if isinstance(expr, AxisRef):
+            return values.get(expr.name, expr)
+        if isinstance(expr, Load) and expr.tensor in joined:
+            checked = (*expr.checked[: joined[expr.tensor]], *expr.checked[joined[expr.tensor] + 1 :])
+            return replace(expr, index=merged(expr.tensor, expr.index), checked=checked)
+        parts = children(expr)
+        return with_children(expr, tuple(changed(part) for part in parts)) if parts else expr
+
+    def merged(tensor: str, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        d = joined[tensor]
+        return (*(changed(i) for i in index[:d]), ref(flat.name), *(changed(i) for i in index[d + 2 :]))
+
+    kept = tuple(flat if a.name == outer.name else a for a in statement.axes if a.name != row.name)
+    return replace(
+        statement, axes=kept, type=types[statement.output], index=merged(statement.output, statement.index),
+        body=changed(statement.body),
+    )  # fmt: skip

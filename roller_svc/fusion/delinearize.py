@@ -1,0 +1,101 @@
+"""Reduced axes whose quotients and remainders are indices → the axes that they were fused from, one for each of those.
+
+An axis k read as k // 9, k % 9 // 3 and k % 3 (a convolution written as a product of matrices) is three axes: every
+index is then a sum, and the convolution is seen as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.ir.affine import affine
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, rewrite, substitute, walk
+from roller_svc.ir.index import add, mul, num, ref
+from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+
+
+def split_reduced(statement: TensorExpr) -> TensorExpr:
+    """The same sums over more axes; the statement itself where that leaves a quotient or a remainder."""
+    if statement.kind is not StatementKind.REDUCE:
+        return statement
+    found = statement
+    for axis in statement.reduced:
+        found = _with_split(found, axis)
+    return found
+
+
+def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
+    parts = _parts(statement, axis)
+    if len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
+        return statement
+    value: Expr = num(0)
+    for part in parts:
+        value = add(mul(value, num(part.extent)), ref(part.name))
+    extents = {p.name: p.extent for p in parts}
+    body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: divided(node, extents))
+    if any(_is_division(node) and axes_of(node) & extents.keys() for node in walk(body)):
+        return statement
+    i = statement.axes.index(axis)
+    return replace(statement, axes=(*statement.axes[:i], *parts, *statement.axes[i + 1 :]), body=body)
+
+
+def _parts(statement: TensorExpr, axis: Axis) -> tuple[Axis, ...]:
+    """Outermost first; none where the places at which it is divided do not divide each other."""
+    scales = {scale for node in walk(statement.body) if (scale := _scale(node, axis.name)) is not None}
+    parts: list[Axis] = []
+    inner = 1
+    for scale in sorted(scales | {axis.extent}):
+        if scale % inner:
+            return ()
+        if scale > inner:
+            parts.append(replace(axis, name=f"{axis.name}.{len(parts)}", extent=scale // inner))
+        inner = scale
+    return tuple(reversed(parts)) if inner == axis.extent else ()
+
+
+def _scale(expr: Expr, axis: str) -> int | None:
+    """Neighbouring values of the axis that a quotient or a remainder takes together, or begins anew after."""
+    match expr:
+        case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=int(by)))) if by > 0:
+            scale = _unit(x, axis)
+            return None if scale is None else scale * by
+        case _:
+            return None
+
+
+def _unit(expr: Expr, axis: str) -> int | None:
+    """Neighbouring values of the axis at which the expression is one value."""
+    match expr:
+        case AxisRef(name=name) if name == axis:
+            return 1
+        case Cast(arg=arg):
+            return _unit(arg, axis)
+        case Op(kind=OpKind.FLOORDIV):
+            return _scale(expr, axis)
+        case Op(kind=OpKind.MOD, args=(x, _)):
+            return _unit(x, axis)
+        case _:
+            return None
+
+
+def _is_division(expr: Expr) -> bool:
+    return isinstance(expr, Op) and expr.kind in (OpKind.FLOORDIV, OpKind.MOD) and not expr.dtype.is_float
+
+
+def divided(node: Expr, extents: dict[str, int]) -> Expr:
+    """(9 c + 3 h + w) // 9 is c, its remainder 3 h + w, where what is left of 9 c is less than 9."""
+    match node:
+        case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
+            known = affine(x)
+            if known is None or known.offset or not {name for name, _ in known.coeffs} <= extents.keys():
+                return node
+            rest = [(name, c) for name, c in known.coeffs if c % by]
+            if any(c < 0 for _, c in rest) or sum(c * (extents[name] - 1) for name, c in rest) >= by:
+                return node
+            terms = rest if kind is OpKind.MOD else [(name, c // by) for name, c in known.coeffs if c % by == 0]
+            total: Expr = num(0)
+            for name, c in terms:
+                total = add(total, mul(ref(name), num(c)))
+            return total
+        case _:
+            return node

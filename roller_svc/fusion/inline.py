@@ -1,0 +1,126 @@
+"""TensorProgram → statements with cheap element-wise producers inlined (Halide's default schedule)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.analysis.inlining import plain, value_of
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, rewrite, substitute, walk
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
+
+# A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
+MAX_BODY_NODES = 400
+MAX_INLINED_NODES = 120
+# An expensive producer is stored once each of its values would be computed more often than this.
+MAX_RECOMPUTES = 4
+
+_CHEAP = frozenset({
+    OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE,
+    OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.BITAND, OpKind.BITOR, OpKind.BITXOR, OpKind.BITNOT, OpKind.SHL,
+    OpKind.SHR, OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.ABS, OpKind.RELU, OpKind.SQUARE, OpKind.FMA,
+    OpKind.CLIP, OpKind.SIGN, OpKind.FLOORDIV, OpKind.MOD,
+})  # fmt: skip
+
+
+def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
+    """The statements that must be computed as such, in order; every other one has become part of its readers."""
+    wanted = {output.tensor for output in program.outputs}
+    readers = _readers(program)
+    inlinable: dict[str, TensorExpr] = {}
+    kept: list[TensorExpr] = []
+    for statement in live_statements(program, wanted):
+        new = plain(_with_producers(statement, inlinable))
+        if new.output not in wanted and _may_inline(new, readers.get(new.output, ())):
+            inlinable[new.output] = new
+        else:
+            kept.append(new)
+    return tuple(kept)
+
+
+def squeezed(statement: TensorExpr) -> TensorExpr:
+    """The statement without its axes of one point, but for its last reduced one: keepdims makes them, and rows that
+    differ in nothing else share a loop nest."""
+    if statement.kind is StatementKind.SCATTER:
+        return statement
+    unit = {a.name for a in statement.spatial if a.extent == 1}
+    long = [a for a in statement.reduced if a.extent > 1]
+    unit |= {a.name for a in statement.reduced if a.extent == 1 and (long or a is not statement.reduced[-1])}
+    if not unit:
+        return statement
+    zero: dict[str, Expr] = {name: Const(0, DType.INT32) for name in unit}
+    return replace(
+        statement, axes=tuple(a for a in statement.axes if a.name not in unit),
+        index=tuple(substitute(i, zero) for i in statement.index), body=substitute(statement.body, zero),
+    )  # fmt: skip
+
+
+def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:
+    """Who reads a tensor, with each of its loads; a scatter reads its target as a whole (None)."""
+    readers: dict[str, list[tuple[TensorExpr, Load | None]]] = {}
+    for statement in program.statements:
+        for load in statement.reads:
+            readers.setdefault(load.tensor, []).append((statement, load))
+        if statement.target is not None:
+            readers.setdefault(statement.target, []).append((statement, None))
+    return {name: tuple(found) for name, found in readers.items()}
+
+
+def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | None], ...]) -> bool:
+    if statement.kind is not StatementKind.MAP:
+        return False
+    size = sum(1 for _ in walk(statement.body))
+    if size > MAX_INLINED_NODES:
+        return False
+    if any(load is None or any(load.checked) for _, load in readers):
+        return False  # an index from data must meet a tensor that exists, to be checked against
+    if size * len(readers) > MAX_BODY_NODES:
+        return False
+    if not _is_expensive(statement.body):
+        return True
+    recomputes = sum(_uses_per_element(reader, statement) for reader, _ in readers)
+    return recomputes <= MAX_RECOMPUTES
+
+
+def _uses_per_element(reader: TensorExpr, producer: TensorExpr) -> float:
+    """How often a reader needs each value. A sum of products stages its operands, so there it counts as once."""
+    if reader.kind is StatementKind.REDUCE and _is_product(reader.body):
+        return 1.0
+    return reader.points / max(1, producer.points)
+
+
+def _is_product(body: Expr) -> bool:
+    while isinstance(body, Cast):
+        body = body.arg
+    return isinstance(body, Op) and body.kind is OpKind.MUL
+
+
+def _is_expensive(body: Expr) -> bool:
+    return any(isinstance(node, Op) and node.kind not in _CHEAP for node in _value_nodes(body))
+
+
+def _value_nodes(expr: Expr) -> list[Expr]:
+    """The nodes that compute the value, without those inside indices."""
+    found: list[Expr] = []
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        if not isinstance(node, Load):
+            stack.extend(children(node))
+    return found
+
+
+def _with_producers(statement: TensorExpr, inlinable: dict[str, TensorExpr]) -> TensorExpr:
+    if not any(name in inlinable for name in statement.reads_tensors):
+        return statement
+
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.tensor in inlinable:
+            return value_of(inlinable[node.tensor], node.index)
+        return node
+
+    return replace(
+        statement, index=tuple(rewrite(i, change) for i in statement.index), body=rewrite(statement.body, change),
+        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""Statements of a kernel group → the tile space that construction and the model work in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from roller_svc.analysis.online_reduction import joints
+from roller_svc.fusion.contraction import Contraction
+from roller_svc.ir.affine import Dim, dim_of
+from roller_svc.ir.attention import Attention
+from roller_svc.ir.expr import Expr, loads_of
+from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+
+SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place for lanes
+
+
+def contraction_space(
+    statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType],
+    second: Contraction | None = None,
+) -> TileSpace:  # fmt: skip
+    """Axes batch (one each), m, n, k (fused each); `types` are those of the tensors in memory. `second`: statements[1]
+    where that is another sum."""
+    axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
+    for role, members in c.roles:
+        if role is not AxisRole.BATCH:
+            axes.append(TileAxis("_".join(a.name for a in members), role, members))
+    factors = (c.b,) if second is None else (c.b, second.b)
+    accesses = [*_reads(c.a, types, "a"), *(read for b in factors for read in _reads(b, types, "b"))]
+    for statement in statements[len(factors) :]:
+        accesses += _reads(statement.body, types)
+    accesses += _writes(statements, types)
+    return TileSpace(
+        axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
+        compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
+        sums=len(factors),
+    )  # fmt: skip
+
+
+def attention_space(
+    statements: tuple[TensorExpr, ...], c: Contraction, attention: Attention, types: Mapping[str, TensorType]
+) -> TileSpace:
+    """Axes batch (one each), m, n, keys and features (fused each). A row that no axis tells from others is one of m."""
+    dots = attention.before[0]
+    m = c.m or (Axis(f"{dots.output}.row", 1, AxisKind.SPATIAL),)
+    axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
+    for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
+        axes.append(TileAxis("_".join(a.name for a in members), role, members))
+    accesses = [*_reads(attention.q, types, "a"), *_reads(attention.k, types, "b"), *_reads(attention.v, types, "b")]
+    for expr in (attention.score, *(s.body for s in statements[1:])):
+        accesses += _reads(expr, types)
+    accesses += _writes(statements, types)
+    return TileSpace(
+        axes=tuple(axes), accesses=_distinct(accesses),
+        flops=attention.flops_before + sum(s.flops for s in statements), compute_dtype=statements[0].accumulator,
+        vector_axis=axes[-3].name,
+    )  # fmt: skip
+
+
+def nest_space(
+    statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]
+) -> TileSpace:
+    """Axes outer (one each) and, fused into one, the inner axes of the statement with the most points."""
+    names = {a.name for a in outer}
+    anchor = max(statements, key=lambda s: s.points)
+    axes = [TileAxis(a.name, AxisRole.OUTER, (a,)) for a in outer]
+    inner = tuple(a for a in anchor.axes if a.name not in names)
+    if inner:
+        axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
+    accesses: list[TileAccess] = []
+    second = {joint.second.output for joint in joints(statements)}  # needs no pass of its own
+    for statement in statements:
+        predicate = () if statement.predicate is None else (statement.predicate,)
+        found = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
+        accesses += [a for a in _distinct(found) if statement.output not in second or a not in accesses]
+    accesses += _writes(statements, types)
+    distinct = tuple(replace(access, passes=passes) for access, passes in Counter(accesses).items())
+    targets = [s.target for s in statements if s.target is not None]
+    return TileSpace(
+        axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
+        compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
+        copied_bytes=sum(types[t].bytes for t in targets),
+    )  # fmt: skip
+
+
+def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> Iterator[TileAccess]:
+    for load in loads_of(expr):
+        if load.tensor in types:
+            type_ = types[load.tensor]
+            yield TileAccess(load.tensor, type_.dtype, _dims(load.index, type_), is_output=False, operand=operand)
+
+
+def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
+    for statement in statements:
+        if statement.output in types:
+            type_ = types[statement.output]
+            yield TileAccess(statement.output, type_.dtype, _dims(statement.index, type_), is_output=True)
+
+
+def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:
+    return tuple(dim_of(i, size) for i, size in zip(index, type_.shape, strict=True))
+
+
+def _distinct(accesses: list[TileAccess]) -> tuple[TileAccess, ...]:
+    return tuple(dict.fromkeys(accesses))
+
+
+def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
+    """The tile axis along which most bytes lie next to each other; ties go to outer axes, then to the innermost."""
+    wide = [a for a in axes if a.extent > 1] or axes
+    if not wide:
+        return ""
+
+    def score(axis: TileAxis) -> tuple[float, int, int]:
+        inner = axis.members[-1]
+        total = sum(_contiguity(access, inner) * access.tensor_bytes for access in accesses)
+        if axis.role is AxisRole.INNER:
+            total *= min(1.0, axis.members[-1].extent / SHORT_ROW)
+        return total, axis.role is AxisRole.OUTER, axes.index(axis)
+
+    return max(wide, key=score).name
+
+
+def _contiguity(access: TileAccess, axis: Axis) -> float:
+    """1: neighbours along the axis are neighbours in memory; 0: the axis does not move it; -1: they are apart."""
+    used = [(d, c) for d, dim in enumerate(access.dims) for name, c in dim.coeffs if name == axis.name]
+    if not used:
+        return 0.0
+    last = [d for d, dim in enumerate(access.dims) if dim.size > 1]
+    d, coeff = used[-1]
+    dim = access.dims[d]
+    if len(used) == 1 and (not last or d >= last[-1]):
+        if not dim.opaque:
+            return 1.0 if abs(coeff) == 1 else 0.25
+        if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # an element for some neighbours: packed values
+            return 1.0
+    return -1.0

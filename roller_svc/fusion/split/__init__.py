@@ -1,0 +1,1 @@
+"""Kernel groups → groups of several launches: split reductions and split keys."""

@@ -1,0 +1,71 @@
+"""Attention whose keys are shared out → two groups: pieces with maxima of their own, then their join.
+
+The exponentials of a piece are below its own maximum: joined, they all are below the greatest (flash-decoding: Dao,
+Haziza, Massa and Sizov 2023). The join is written as ordinary statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.errors import InvariantError
+from roller_svc.fusion.space import nest_space
+from roller_svc.fusion.split.reduction import Halves
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
+from roller_svc.ir.rprogram import RProgram
+
+Workspaces = tuple[tuple[str, TensorType], ...]
+
+
+def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspaces) -> Halves:
+    """`workspaces`: [piece, ...] results, maxima and sums of exponentials."""
+    partial = replace(group, name=f"{group.name}_partial", stored=workspaces)
+    statements = _joined(group, workspaces)
+    types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
+    written = {s.output for s in statements}
+    read = {t for s in statements for t in s.reads_tensors} - written
+    inputs = tuple((t, type_) for t, type_ in types.items() if t in read)
+    locals_ = frozenset(written - {t for t, _ in group.stored})
+    outer = statements[0].spatial
+    space = nest_space(statements, outer, {t: type_ for t, type_ in types.items() if t not in locals_})
+    combining = KernelGroup(
+        f"{group.name}_combine", GroupKind.NEST, statements, outer, locals_, group.stored, inputs, space
+    )
+    return Halves(partial, program, combining, workspaces)
+
+
+def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...]:
+    """Maximum, sum and result of a row from those of its pieces, then what the group does with results."""
+    if group.attention is None:
+        raise InvariantError(f"{group.name} is no attention")
+    attention, (before, mixed, *maps) = group.attention, group.attention.unsplit
+    (results, type_), (maxima, _), (totals, _) = workspaces
+    piece = Axis("piece_", type_.shape[0], AxisKind.REDUCE)
+    rows = before.index
+
+    def part(tensor: str, index: tuple[Expr, ...]) -> Load:
+        return Load(tensor, (AxisRef(piece.name), *index), type_.dtype, (False,) * (len(index) + 1))
+
+    def reduction(name: str, body: Expr, combine: Combine) -> TensorExpr:
+        axes = (*mixed.spatial, piece)
+        whole = TensorType(type_.dtype, mixed.type.shape)
+        return TensorExpr(name, name, StatementKind.REDUCE, whole, axes, mixed.index, body, combine)
+
+    def value(statement: TensorExpr) -> Load:
+        return Load(statement.output, mixed.index, type_.dtype, (False,) * len(mixed.index))
+
+    high = reduction(f"{attention.total.output}.high", part(maxima, rows), Combine.MAX)
+    below = Op(OpKind.SUB, (part(maxima, rows), value(high)), type_.dtype)
+    scale = Const(attention.scale, type_.dtype)
+    weight = Op(OpKind.EXP, (Op(OpKind.MUL, (below, scale), type_.dtype),), type_.dtype)
+
+    def weighed(tensor: str, index: tuple[Expr, ...]) -> Expr:
+        return Op(OpKind.MUL, (part(tensor, index), weight), type_.dtype)
+
+    total = reduction(attention.total.output, weighed(totals, rows), Combine.SUM)
+    result = reduction(f"{mixed.output}.joined", weighed(results, mixed.index), Combine.SUM)
+    quotient = Op(OpKind.DIV, (value(result), value(total)), type_.dtype)
+    mapped = replace(mixed, kind=StatementKind.MAP, combine=None, axes=mixed.spatial, body=quotient)
+    return (high, total, result, mapped, *maps)

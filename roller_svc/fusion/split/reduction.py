@@ -1,0 +1,196 @@
+"""Kernel group with a split reduction → two groups: partial results, then their combination.
+
+The reduction over k becomes C'[s, ...] over k's of piece s, and C[...] over s (Halide's rfactor). Both are ordinary
+statements, so that nothing below construction knows of splitting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.online_reduction import Joint
+from roller_svc.analysis.operand import LONGEST_RUN
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.space import contraction_space, nest_space
+from roller_svc.fusion.split.online_reduction import even_pieces, joined_pair, joint_of, partial_pair
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
+from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.hardware import ComputeUnit
+from roller_svc.ir.index import add, ceil_div, less, mul, num, ref
+from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
+from roller_svc.ir.rprogram import RProgram, RTile
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    partial: KernelGroup
+    partial_program: RProgram
+    combining: KernelGroup
+    workspaces: tuple[tuple[str, TensorType], ...]
+
+
+def may_split(group: KernelGroup) -> bool:
+    """One reduction comes first, or two that share a pass, and the rest are maps of its own points.
+
+    Not as a convolution: the same group as a contraction is there to be split. Nor where there are two sums.
+    """
+    if group.is_paired:
+        return False
+    return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or joint_of(group) is not None)
+
+
+def _is_single(group: KernelGroup) -> bool:
+    first, *rest = group.statements
+    outer = {a.name for a in group.outer}
+    return first.kind is StatementKind.REDUCE and all(
+        s.kind is StatementKind.MAP and {a.name for a in s.axes} == outer for s in rest
+    )
+
+
+def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
+    """Points of the longest reduced axis in one piece.
+
+    Where that axis is the innermost one, in whole steps of a matrix unit (where it is one of several, in whole runs),
+    or whole runs of a nest: then neighbours lie in each piece as they do in the whole, and move together as before.
+    """
+    reduced = space.reduced
+    longest = max([m for axis in reduced for m in axis.members], key=lambda m: m.extent)
+    length = ceil_div(longest.extent, split_k)
+    inner = reduced[-1]
+    if inner.members[-1] != longest:
+        return length
+    alone = all(m.extent == 1 for m in inner.members[:-1])
+    if unit.is_matrix:
+        step = block[inner.name] if alone else LONGEST_RUN
+    else:
+        step = LONGEST_RUN if inner.role is AxisRole.INNER else 1
+    return ceil_div(length, step) * step
+
+
+def split_group(group: KernelGroup, program: RProgram) -> Halves:
+    """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
+    if (joint := None if _is_single(group) else joint_of(group)) is not None:
+        return _split_pair(group, program, joint)
+    first = group.statements[0]
+    tensor = f"{first.output}.partial"
+    longest = max(first.reduced, key=lambda a: a.extent)
+    length = piece_length(group.space, program.unit, program.block.as_dict(), program.split_k)
+    pieces = ceil_div(longest.extent, length)
+    piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
+    type_ = TensorType(first.accumulator, (pieces, *first.type.shape))
+    partial = _partial(first, tensor, longest, length, piece, type_)
+    inputs = dict(group.inputs)
+    types = {**inputs, tensor: type_}
+    workspaces = ((tensor, type_),)
+    partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, workspaces)
+    # partial results keep the accumulator's type: only the complete one is of the tensor's
+    body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
+    combined = replace(first, axes=(*first.spatial, replace(piece, kind=AxisKind.REDUCE)), body=body)
+    combining = _combining_group(group, (combined, *group.statements[1:]), workspaces)
+    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
+
+
+def _split_pair(group: KernelGroup, program: RProgram, joint: Joint) -> Halves:
+    longest = max(joint.first.reduced, key=lambda a: a.extent)
+    pieces = even_pieces(longest.extent, program.split_k)
+    cut = replace(longest, extent=longest.extent // pieces)
+    piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
+    names = (f"{joint.first.output}.partial", f"{joint.second.output}.partial")
+    place = add(mul(ref(piece.name), num(cut.extent)), ref(cut.name))
+    partials = partial_pair(joint, names, cut, place, piece)
+    workspaces = tuple((s.output, s.type) for s in partials)
+    types = {**dict(group.inputs), **dict(workspaces)}
+    partial_group = _regrouped(group, f"{group.name}_partial", partials, types, workspaces)
+    points = math.prod(a.extent for a in partials[0].reduced)
+    combining = _combining_group(group, joined_pair(joint, names, piece, points, group.statements), workspaces)
+    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
+
+
+def _partial(
+    first: TensorExpr, tensor: str, longest: Axis, length: int, piece: Axis, type_: TensorType
+) -> TensorExpr:  # fmt: skip
+    place = add(mul(ref(piece.name), num(length)), ref(longest.name))
+    combine = first.combine or Combine.SUM
+    guard = less(place, num(longest.extent)) if longest.extent % length else None
+    body = substitute(first.body, {longest.name: place})
+    if as_contraction(first):
+        body = _widened(body, first.accumulator)
+        body = body if guard is None else _guarded(body, guard, combine)
+    elif guard is not None:
+        body = _kept(body, guard, combine)
+    axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
+    return replace(
+        first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
+        body=body,
+    )  # fmt: skip
+
+
+def _widened(body: Expr, accumulator: DType) -> Expr:
+    """An integer product in the sums' type: what it has more than in its own is cut off with the complete sum."""
+    if isinstance(body, Op) and body.kind is OpKind.MUL and not body.dtype.is_float and body.dtype is not accumulator:
+        wide = (_widened(arg, accumulator) for arg in body.args)
+        args = tuple(a if a.dtype is accumulator else Cast(a, accumulator, implicit=True) for a in wide)
+        return Op(OpKind.MUL, args, accumulator)
+    return body
+
+
+def _kept(body: Expr, guard: Expr, combine: Combine) -> Expr:
+    """The body where the guard holds; elsewhere it reads nothing and adds nothing."""
+    return Select(guard, body, identity(combine, body.dtype), body.dtype)
+
+
+def _guarded(body: Expr, guard: Expr, combine: Combine) -> Expr:
+    """The same of a product, which stays one, to be read as a contraction."""
+    if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
+        args = tuple(_guarded(a, guard, Combine.SUM) for a in body.args)
+        return Op(OpKind.MUL, args, body.dtype)
+    if isinstance(body, Cast) and body.implicit and combine is Combine.SUM:
+        return Cast(_guarded(body.arg, guard, combine), body.dtype, implicit=True)
+    return _kept(body, guard, combine)
+
+
+def _regrouped(
+    group: KernelGroup, name: str, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
+    stored: tuple[tuple[str, TensorType], ...],
+) -> KernelGroup:  # fmt: skip
+    outer = statements[0].spatial
+    contraction = as_contraction(statements[0]) if group.kind is GroupKind.CONTRACTION else None
+    if contraction is not None:
+        kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)
+        factors: Factors | None = Factors(contraction.a, contraction.b)
+    else:
+        kind, space, factors = GroupKind.NEST, nest_space(statements, outer, types), None
+    read = {t for s in statements for t in s.reads_tensors}
+    written = {s.output for s in statements}
+    inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in written)
+    return KernelGroup(name, kind, statements, outer, frozenset(), stored, inputs, space, factors)
+
+
+def _combining_group(
+    group: KernelGroup, statements: tuple[TensorExpr, ...], workspaces: tuple[tuple[str, TensorType], ...]
+) -> KernelGroup:
+    types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
+    read = {t for s in statements for t in s.reads_tensors}
+    inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in {s.output for s in statements})
+    views = {t: ty for t, ty in types.items() if t not in group.locals}
+    space = nest_space(statements, group.outer, views)
+    return KernelGroup(
+        f"{group.name}_combine", GroupKind.NEST, statements, group.outer, group.locals, group.stored, inputs, space
+    )
+
+
+def _moved(program: RProgram, space: TileSpace) -> RProgram:
+    """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
+
+    def tile(old: RTile) -> RTile:
+        known = old.as_dict()
+        extents = []
+        for axis in space.axes:
+            extent = known.get(axis.name, 1)
+            extents.append((axis.name, min(extent, axis.extent) if axis.role is AxisRole.INNER else extent))
+        return RTile(tuple(extents))
+
+    return replace(program, space=space, block=tile(program.block), thread=tile(program.thread), split_k=1)

@@ -1,0 +1,95 @@
+"""Contraction whose rows of results are reduced at once → the launches that compute it.
+
+`Y[m] +=! f(C[m, n])` after `C[m, n] +=! A[m, k] * B[k, n]`: a block of a matrix unit reduces the columns of its own
+tile, and where there are several tiles along n a second launch joins their parts. Other units store C and reduce it
+after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.errors import InvariantError
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.space import contraction_space, nest_space
+from roller_svc.ir.expr import AxisRef, Load
+from roller_svc.ir.group import COLUMN_TILE, AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
+from roller_svc.ir.rprogram import RProgram
+
+Workspace = tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The contraction, with its rProgram, and what is left for a nest; `workspace` of the program's own tensors is
+    known elsewhere."""
+
+    contraction: KernelGroup
+    program: RProgram
+    rest: KernelGroup
+    workspace: Workspace = ()
+
+
+def column_tiles(program: RProgram) -> int:
+    """Tiles along n."""
+    (n,) = program.space.role(AxisRole.N)
+    return -(-n.extent // program.block[n.name])
+
+
+def stored_first(group: KernelGroup, program: RProgram) -> Launches:
+    """The contraction stores what the reduction reads."""
+    reduction = _reduction(group)
+    statements = tuple(s for s in group.statements if s is not reduction)
+    written = {s.output: s for s in statements}
+    known = dict(group.stored)
+    types = {name: known.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()}
+    read = {t for t in reduction.reads_tensors if t in written}
+    stored = tuple((t, ty) for t, ty in types.items() if t in known or t in read)
+    contraction = _contraction(group, statements, stored)
+    inputs = tuple((t, ty) for t, ty in (*group.inputs, *types.items()) if t in reduction.reads_tensors)
+    result = (reduction.output, known[reduction.output])
+    return Launches(contraction, replace(program, space=contraction.space), _nest(group, reduction, inputs, result))
+
+
+def joined_after(group: KernelGroup, program: RProgram, parts: int) -> Launches:
+    """Blocks leave one part a row and tile along n; the rest joins them."""
+    reduction = _reduction(group)
+    partial = (f"{reduction.output}.parts", TensorType(reduction.accumulator, (parts, *reduction.type.shape)))
+    left = replace(
+        reduction, output=partial[0], name=partial[0], type=partial[1], index=(AxisRef(COLUMN_TILE), *reduction.index)
+    )
+    statements = tuple(left if s is reduction else s for s in group.statements)
+    stored = tuple(partial if t == reduction.output else (t, ty) for t, ty in group.stored)
+    contraction = replace(group, statements=statements, stored=stored)
+    part = Axis("part_", parts, AxisKind.REDUCE)
+    body = Load(partial[0], (AxisRef(part.name), *reduction.index), reduction.accumulator, (False,) * len(left.index))
+    join = replace(reduction, axes=(*reduction.spatial, part), body=body)
+    result = (reduction.output, dict(group.stored)[reduction.output])
+    return Launches(contraction, program, _nest(group, join, (partial,), result), (partial,))
+
+
+def _reduction(group: KernelGroup) -> TensorExpr:
+    if group.row_reduction is None:
+        raise InvariantError(f"{group.name} reduces no rows")
+    return group.row_reduction
+
+
+def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored: Workspace) -> KernelGroup:
+    contraction = as_contraction(statements[0])
+    if contraction is None:
+        raise InvariantError(f"{group.name} is no contraction")
+    space = contraction_space(statements, contraction, {**dict(group.inputs), **dict(stored)})
+    read = {t for s in statements for t in s.reads_tensors}
+    kept = {t for t, _ in stored}
+    return replace(
+        group, statements=statements, stored=stored, space=space, locals=frozenset(group.locals - kept),
+        inputs=tuple((t, ty) for t, ty in group.inputs if t in read),
+    )  # fmt: skip
+
+
+def _nest(group: KernelGroup, statement: TensorExpr, inputs: Workspace, result: tuple[str, TensorType]) -> KernelGroup:
+    space = nest_space((statement,), statement.spatial, dict((*inputs, result)))
+    return KernelGroup(
+        f"{group.name}_rows", GroupKind.NEST, (statement,), statement.spatial, frozenset(), (result,), inputs, space
+    )

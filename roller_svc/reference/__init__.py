@@ -1,0 +1,1 @@
+"""What a program means: interpreter, rounding, comparison, test inputs."""

@@ -1,0 +1,192 @@
+"""A typed expression → its values at many points at once, each with the bound on a kernel's error if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller_svc.errors import IndexRangeError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of
+from roller_svc.ir.program import Combine, TensorType
+from roller_svc.reference import rounding
+from roller_svc.reference.scalar_ops import apply
+from roller_svc.reference.values import Array, convert, round_to, wide_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Wide values and how far a kernel's may be from them; `error` None: not at all."""
+
+    value: Array
+    error: Array | None = None
+
+
+# tensor id, one index array a dimension (in range, broadcastable), where it is read (None: everywhere) -> values
+Fetch = Callable[[str, tuple[Array, ...], Array | None], Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What loads see: types by id, names as the text has them by id, and how to read."""
+
+    types: Mapping[str, TensorType]
+    names: Mapping[str, str]
+    fetch: Fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates over one block: `axes` holds the coordinates, each an integer array that broadcasts with the others.
+
+    `live` marks the points that count: elsewhere values are arbitrary, but nothing is read out of range.
+    `exactly`: floating operators round to the type they compute in, one by one.
+    """
+
+    tensors: Tensors
+    axes: Mapping[str, Array]
+    track: bool
+    allow_tf32: bool = False
+    exactly: bool = False
+
+    def term(self, expr: Expr, live: Array | None = None) -> Term:
+        match expr:
+            case Const(value=value, dtype=dtype):
+                wide = np.asarray(value, dtype=wide_dtype(dtype))
+                return Term(round_to(wide, dtype.compute) if self.exactly and dtype.is_float else wide)
+            case AxisRef(name=name):
+                return Term(self.axes[name])
+            case Load():
+                return self._load(expr, live)
+            case Op(kind=OpKind.FLOOR | OpKind.CEIL) | Cast() if _is_grid_index(expr):
+                return self._grid_index(expr)
+            case Cast():
+                return self._cast(expr, live)
+            case Select():
+                return self._select(expr, live)
+            case Op(kind=OpKind.LAND | OpKind.LOR):
+                return self._logical(expr, live)
+            case Op():
+                return self._op(expr, live)
+
+    def index_of(self, tensor: str, dim: int, expr: Expr, live: Array | None) -> Term:
+        """An index of one dimension: checked where it counts, moved inside where it does not."""
+        size = self.tensors.types[tensor].shape[dim]
+        term = self.term(expr, live)
+        index = term.value.astype(np.int64)
+        outside = (index < 0) | (index >= size)
+        if outside.any():
+            wrong = outside if live is None else outside & live
+            if wrong.any():
+                value = int(np.broadcast_to(term.value, wrong.shape)[wrong][0])
+                raise out_of_range(self.tensors.names.get(tensor, tensor), dim, size, value)
+            index = np.clip(index, 0, size - 1)
+        return Term(index, term.error)
+
+    def _load(self, load: Load, live: Array | None) -> Term:
+        index = [self.index_of(load.tensor, d, e, live) for d, e in enumerate(load.index)]
+        got = self.tensors.fetch(load.tensor, tuple(t.value for t in index), live)
+        error = got.error
+        for term in index:
+            if term.error is not None:
+                # Another index reads another element, of which nothing is known here.
+                error = np.where(term.error > 0, np.inf, np.zeros(()) if error is None else error)
+        return Term(got.value, error)
+
+    def _grid_index(self, expr: Op | Cast) -> Term:
+        """An integer made from floating arithmetic on axes alone: computed in the types that stand there, so exact."""
+        (arg,) = children(expr)
+        value = replace(self, exactly=True).term(arg).value
+        if isinstance(expr, Op):
+            return Term(apply(expr.kind, arg.dtype, expr.dtype, (value,)))
+        return Term(convert(value, arg.dtype, expr.dtype, rounded=False))
+
+    def _op(self, op: Op, live: Array | None) -> Term:
+        args = [self.term(arg, live) for arg in op.args]
+        operand = op.args[0].dtype
+        values = tuple(arg.value for arg in args)
+        value = apply(op.kind, operand, op.dtype, values)
+        if self.exactly and op.dtype.is_float:
+            return Term(round_to(value, op.dtype.compute))
+        if not self.track:
+            return Term(value)
+        errors = [arg.error for arg in args]
+        error = rounding.propagate(op.kind, operand, op.dtype, values, errors, value)
+        if self.allow_tf32 and op.kind in (OpKind.MUL, OpKind.FMA) and op.dtype is DType.FLOAT32:
+            # Both factors are cut to 10 bits of fraction.
+            product = np.abs(values[0] * values[1])
+            error = (np.zeros(()) if error is None else error) + 2.0**-10 * product
+        return Term(value, error)
+
+    def _logical(self, op: Op, live: Array | None) -> Term:
+        """The right side counts only where the left does not decide."""
+        left = self.term(op.args[0], live)
+        goes_on = (left.value != 0) if op.kind is OpKind.LAND else (left.value == 0)
+        right = self.term(op.args[1], _and(live, goes_on))
+        value = apply(op.kind, op.args[0].dtype, op.dtype, (left.value, right.value))
+        if left.error is None and right.error is None:
+            return Term(value)
+        zero = np.zeros(())
+        right_error = np.where(goes_on, zero if right.error is None else right.error, zero)
+        return Term(value, np.maximum(zero if left.error is None else left.error, right_error))
+
+    def _cast(self, cast: Cast, live: Array | None) -> Term:
+        arg = self.term(cast.arg, live)
+        source, target = cast.arg.dtype, cast.dtype
+        value = convert(arg.value, source, target, rounded=not cast.implicit)
+        if self.exactly and target.is_float:
+            return Term(round_to(value, target.compute if cast.implicit else target))
+        if not self.track:
+            return Term(value)
+        return Term(value, rounding.of_cast(arg.value, arg.error, source, target, rounded=not cast.implicit))
+
+    def _select(self, select: Select, live: Array | None) -> Term:
+        condition = self.term(select.cond, live)
+        taken = condition.value != 0
+        then = self.term(select.then, _and(live, taken))
+        otherwise = self.term(select.otherwise, _and(live, ~taken))
+        value = np.where(taken, then.value, otherwise.value)
+        if not self.track:
+            return Term(value)
+        branches = (then.value, then.error), (otherwise.value, otherwise.error)
+        return Term(value, rounding.of_choice(condition.error, *branches, taken))
+
+
+def _is_grid_index(expr: Expr) -> bool:
+    """Whether an integer is made from floats that depend on axes and numbers alone."""
+    (arg,) = children(expr)
+    return arg.dtype.is_float and not expr.dtype.is_float and not loads_of(arg)
+
+
+def _and(live: Array | None, also: Array) -> Array:
+    return also if live is None else live & also
+
+
+def out_of_range(tensor: str, dim: int, size: int, value: int) -> IndexRangeError:
+    """What a call raises when an index that comes from data leaves its tensor."""
+    return IndexRangeError(
+        f"{tensor}: index {value} in dimension {dim} is outside 0..{size - 1}",
+        hint="guard the access with when(...), or correct the data",
+    )
+
+
+def accumulation_dtype(body: DType, result: DType, combine: Combine) -> DType:
+    """The type in which a reduction of `body` into `result` is formed: the wider of the two in the language's order.
+
+    The greatest and the least integer are found before they are converted: a sign must not change the order.
+    """
+    if combine in (Combine.MAX, Combine.MIN) and not (body.is_float or result.is_float):
+        return body
+    if body.is_float != result.is_float:
+        return body if body.is_float else result
+    return body if body.bits > result.bits else result
+
+
+def as_dtype(term: Term, source: DType, target: DType, *, track: bool) -> Term:
+    """A term converted, not rounded."""
+    value = convert(term.value, source, target, rounded=False)
+    if not track:
+        return Term(value)
+    return Term(value, rounding.of_cast(term.value, term.error, source, target, rounded=False))

@@ -1,0 +1,223 @@
+"""Random arrays that a program can be run on: in the domains of its functions, its indices within their tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.program import StatementKind, TensorProgram
+from roller_svc.reference.values import Array, convert, narrow
+
+_POSITIVE_DOMAIN = frozenset({OpKind.LOG, OpKind.LOG2, OpKind.LOG10, OpKind.SQRT, OpKind.RSQRT})
+_DIVISIONS = frozenset({OpKind.FLOORDIV, OpKind.MOD, OpKind.FMOD, OpKind.REMAINDER, OpKind.TRUNC_DIV})
+_SHIFTS = frozenset({OpKind.SHL, OpKind.SHR})
+
+
+@dataclass(slots=True)
+class _Demands:
+    """What the program's text asks of its inputs, by name."""
+
+    positive: set[str] = field(default_factory=set)
+    above_one: set[str] = field(default_factory=set)
+    divisors: set[str] = field(default_factory=set)
+    small: set[str] = field(default_factory=set)
+    shift_widths: dict[str, int] = field(default_factory=dict)
+    index_sizes: dict[str, int] = field(default_factory=dict)
+    scatter_indices: set[str] = field(default_factory=set)
+
+
+def random_inputs(
+    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    distinct: int | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """An array for every input.
+
+    Floats are uniform in [-1, 1], positive under logarithms and roots, above 1 under acosh. Integers are small,
+    divisors not 0, shift counts below the width. Indices lie within the smallest dimension they index, and those of a
+    scatter are distinct where there is room. `hints` override by input: `range` [low, high), `values`, `unique`.
+    `distinct`: so many values are drawn for an array without hints, and repeated; drawing takes longer than a kernel.
+    """
+    patterns = drawn_patterns(program, seed, hints, distinct)
+    return {name: _repeated(patterns[name], math.prod(kind.shape)).reshape(kind.shape) for name, kind in program.inputs}
+
+
+def drawn_patterns(
+    program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
+    distinct: int | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """The same before they are repeated: flat arrays, of `distinct` values where so many are drawn."""
+    rng = np.random.default_rng(seed)
+    demands = _demands(program)
+    result = {}
+    for name, type_ in program.inputs:
+        hint = (hints or {}).get(name, {})
+        drawn = _hinted(rng, hint, type_.dtype, type_.shape)
+        if drawn is None:
+            total = math.prod(type_.shape)
+            repeats = distinct is not None and distinct < total and name not in demands.scatter_indices
+            shape = (distinct,) if distinct is not None and repeats else type_.shape
+            drawn = _drawn(rng, name, type_.dtype, shape, demands)
+        source = DType.FLOAT64 if drawn.dtype.kind == "f" else DType.INT64
+        wide = convert(np.asarray(drawn), source, type_.dtype, rounded=False)
+        result[name] = np.ascontiguousarray(narrow(wide, type_.dtype)).reshape(-1)
+    return result
+
+
+def _repeated(values: Array, total: int) -> Array:
+    """So many elements: the values over and over."""
+    if values.size == total:
+        return values
+    result = np.empty(total, values.dtype)
+    for start in range(0, total, values.size):
+        part = result[start : start + values.size]
+        part[:] = values[: part.size]
+    return result
+
+
+def _hinted(rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]) -> Array | None:
+    total = math.prod(shape)
+    values = hint.get("values")
+    if values is not None and np.size(values) == total:
+        return np.asarray(values, dtype=np.float64 if dtype.is_float else np.int64).reshape(shape)
+    if "range" in hint:
+        low, high = hint["range"]
+        return rng.uniform(low, high, shape) if dtype.is_float else rng.integers(low, high, shape)
+    if hint.get("unique"):
+        return _distinct(rng, max(int(hint["unique"]), total), shape)
+    return None
+
+
+def _distinct(rng: np.random.Generator, size: int, shape: tuple[int, ...]) -> Array:
+    return rng.permutation(size)[: math.prod(shape)].reshape(shape)
+
+
+def _drawn(rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, ...], demands: _Demands) -> Array:
+    if dtype.is_float:
+        low, high = -1.0, 1.0
+        if name in demands.positive:
+            low, high = 0.1, 2.0
+        if name in demands.above_one:
+            low, high = 1.1, 3.0
+        return rng.uniform(low, high, shape)
+    if name in demands.index_sizes:
+        size = min(demands.index_sizes[name], dtype.integer_range[1] + 1)  # an int8 reaches no further than 127
+        if name in demands.scatter_indices and math.prod(shape) <= size <= 1 << 24:
+            return _distinct(rng, size, shape)
+        return rng.integers(0, size, shape)
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, shape)
+    if name in demands.shift_widths:
+        return rng.integers(0, min(8, demands.shift_widths[name]), shape)
+    if name in demands.divisors:
+        return rng.integers(1, 8, shape)
+    if name in demands.small or not dtype.is_signed:
+        return rng.integers(0, 8, shape)
+    return rng.integers(-4, 5, shape)
+
+
+def _demands(program: TensorProgram) -> _Demands:
+    demands = _Demands()
+    tracer = _Tracer(program)
+    for statement in program.statements:
+        scatter = statement.kind is StatementKind.SCATTER
+        roots = (statement.body, *statement.index, *(() if statement.predicate is None else (statement.predicate,)))
+        for node in (n for root in roots for n in walk(root)):
+            if isinstance(node, Op):
+                _of_operation(node, tracer, demands)
+            elif isinstance(node, Load):
+                _of_index(node.index, program.types[node.tensor].shape, tracer, demands)
+        if scatter:
+            _of_index(statement.index, statement.type.shape, tracer, demands)
+            for index in statement.index:
+                demands.scatter_indices |= tracer.integer_sources(index)
+    return demands
+
+
+def _of_index(index: Sequence[Expr], shape: tuple[int, ...], tracer: _Tracer, demands: _Demands) -> None:
+    for expr, size in zip(index, shape, strict=True):
+        for name in tracer.integer_sources(expr):
+            demands.index_sizes[name] = min(size, demands.index_sizes.get(name, size))
+
+
+def _of_operation(op: Op, tracer: _Tracer, demands: _Demands) -> None:
+    fractional = op.kind is OpKind.POW and op.dtype.is_float and not _is_whole(op.args[1])
+    if op.kind in _POSITIVE_DOMAIN or fractional:
+        demands.positive |= tracer.summands(op.args[0])
+    elif op.kind is OpKind.ACOSH:
+        demands.above_one |= tracer.summands(op.args[0])
+    elif op.kind is OpKind.DIV:
+        demands.divisors |= tracer.integer_sources(op.args[1])
+    elif not op.dtype.is_float and op.kind in _DIVISIONS:
+        demands.small |= tracer.integer_sources(op.args[0])
+        demands.divisors |= tracer.integer_sources(op.args[1])
+    elif op.kind in _SHIFTS:
+        demands.small |= tracer.integer_sources(op.args[0])
+        for name in tracer.integer_sources(op.args[1]):
+            demands.shift_widths[name] = min(op.dtype.bits, demands.shift_widths.get(name, op.dtype.bits))
+
+
+def _is_whole(expr: Expr) -> bool:
+    while isinstance(expr, Cast):
+        expr = expr.arg
+    return isinstance(expr, Const) and float(expr.value).is_integer()
+
+
+class _Tracer:
+    """Which inputs a value comes from, through intermediates."""
+
+    def __init__(self, program: TensorProgram) -> None:
+        self.inputs = dict(program.inputs)
+        self.bodies = {s.output: s.body for s in program.statements if s.kind is not StatementKind.SCATTER}
+        self._summands: dict[str, frozenset[str]] = {}
+        self._integers: dict[str, frozenset[str]] = {}
+
+    def integer_sources(self, expr: Expr) -> frozenset[str]:
+        """Integer inputs that are read anywhere in the expression."""
+        found: frozenset[str] = frozenset()
+        for load in loads_of(expr):
+            found |= self._integers_of(load.tensor)
+        return found
+
+    def _integers_of(self, tensor: str) -> frozenset[str]:
+        if tensor not in self._integers:
+            self._integers[tensor] = frozenset()
+            if tensor in self.inputs:
+                whole = not self.inputs[tensor].dtype.is_float
+                self._integers[tensor] = frozenset({tensor}) if whole else frozenset()
+            elif tensor in self.bodies:
+                self._integers[tensor] = self.integer_sources(self.bodies[tensor])
+        return self._integers[tensor]
+
+    def summands(self, expr: Expr) -> frozenset[str]:
+        """Floating inputs whose sign the expression's follows: through sums, scalings, choices and copies."""
+        match expr:
+            case Load(tensor=tensor):
+                return self._summands_of(tensor)
+            case Cast(arg=arg):
+                return self.summands(arg)
+            case Select(then=then, otherwise=otherwise):
+                return self.summands(then) | self.summands(otherwise)
+            case Op(kind=OpKind.ADD | OpKind.MAX | OpKind.MIN | OpKind.FMAX | OpKind.FMIN, args=args):
+                return frozenset().union(*(self.summands(a) for a in args))
+            case Op(kind=OpKind.DIV, args=(numerator, _)):
+                return self.summands(numerator)
+            case Op(kind=OpKind.MUL, args=(x, y)) if isinstance(x, Const) or isinstance(y, Const):
+                return self.summands(x) | self.summands(y)
+            case _:
+                return frozenset()
+
+    def _summands_of(self, tensor: str) -> frozenset[str]:
+        if tensor not in self._summands:
+            self._summands[tensor] = frozenset()
+            if tensor in self.inputs:
+                floating = self.inputs[tensor].dtype.is_float
+                self._summands[tensor] = frozenset({tensor}) if floating else frozenset()
+            elif tensor in self.bodies:
+                self._summands[tensor] = self.summands(self.bodies[tensor])
+        return self._summands[tensor]

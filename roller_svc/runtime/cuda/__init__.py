@@ -1,0 +1,1 @@
+"""CUDA modules, arrays and the driver."""

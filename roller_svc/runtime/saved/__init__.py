@@ -1,0 +1,1 @@
+"""Kernels saved to a folder."""

@@ -1,0 +1,262 @@
+"""A kernel ↔ a folder: text, binary and a metadata.json that is enough to launch it without this project."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
+from roller_svc.ir.quoting import quote_comment, require_identifier
+from roller_svc.runtime.binding import ALIGNMENT_BYTES
+from roller_svc.runtime.saved.json_fields import Damaged, mapping, printable, string
+from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
+
+METADATA = "metadata.json"
+HEADER = "kernel.h"
+_BINARY_NAMES = {Language.C: "kernel.so", Language.CUDA: "kernel.cubin", Language.HIP: "kernel.hsaco"}
+_MAX_FILE_BYTES = 256 << 20
+_C_TYPES = {
+    DType.FLOAT64: "double", DType.FLOAT32: "float", DType.BFLOAT16: "uint16_t", DType.FLOAT16: "uint16_t",
+    DType.FLOAT8_E4M3FN: "uint8_t", DType.FLOAT8_E5M2: "uint8_t", DType.BOOL: "uint8_t",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SavedKernel:
+    """What a folder holds. `estimate` and `extra` are JSON-able and stored as they are."""
+
+    compiled: CompiledKernel
+    expression: str
+    target: str
+    digest: str
+    estimate: Mapping[str, Any] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save(kernel: SavedKernel, folder: str | os.PathLike[str]) -> Path:
+    """Write the kernel into `folder`, which need not exist. Readers see the whole kernel or none; the folder's path.
+
+    In a folder that is there, files of other names stay as they are.
+    """
+    target = _folder(folder)
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(f"{target} is not a folder", code="not-a-folder")
+    try:
+        _write(_files(kernel), target)
+    except OSError as failure:
+        raise ArgumentError(f"cannot write to {target}: {failure.strerror}", code="unwritable-folder") from failure
+    return target
+
+
+def load(folder: str | os.PathLike[str]) -> SavedKernel:
+    """The kernel in `folder`, its files checked against their digests, which are of this folder's own making.
+
+    Reads three files of it, follows no link among them and runs nothing. Running the kernel runs its binary's machine
+    code as this process: run only what comes from somebody you would take a program from.
+    Raises UnknownKernelError where there is none and ArgumentError (damaged-kernel) for one that is not as saved.
+    """
+    source_folder = _folder(folder)
+    if not (source_folder / METADATA).is_file():
+        raise UnknownKernelError(f"{source_folder} holds no saved kernel ({METADATA} is missing)")
+    try:
+        document = _parsed(_read(source_folder, METADATA, MAX_METADATA_BYTES))
+        files = {}
+        for name in _file_names(document):
+            files[name] = _read(source_folder, name, _MAX_FILE_BYTES)
+            if document["files"][name]["sha256"] != hashlib.sha256(files[name]).hexdigest():
+                raise Damaged(f"{name} is not the file that was saved (its sha256 differs)")
+        text, binary = (files[name] for name in _file_names(document))
+        compiled = read_compiled(document, text.decode(), binary)
+        return SavedKernel(
+            compiled,
+            expression=string(document["expression"], MAX_METADATA_BYTES),
+            target=printable(document, "target"),
+            digest=printable(document, "digest"),
+            estimate=None if document["estimate"] is None else mapping(document, "estimate"),
+            extra=mapping(document, "extra"),
+        )
+    except (Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArgumentError(f"{source_folder} is not a kernel as saved: {error!r}", code="damaged-kernel") from error
+
+
+def c_header(compiled: CompiledKernel) -> str:
+    """Prototypes of a C kernel's functions, in the order in which they are to be called."""
+    source = compiled.source
+    buffers = {b.symbol: b for b in source.buffers}
+    about = (
+        f"{source.name}: call these in this order. Arrays are dense, row-major, {ALIGNMENT_BYTES}-byte aligned.\n"
+        "metadata.json says which tensor each is, what to zero before a call and what is workspace. What is marked\n"
+        "`once` need not be called again while its constants and the workspace that it fills stay as they are."
+    )
+    lines = [
+        quote_comment(about) + "#pragma once",
+        "#include <stdint.h>",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+    ]
+    for launch in source.launches:
+        parameters = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
+        once = "  /* once */" if launch.prepares else ""
+        lines.append(f"void {require_identifier(launch.name)}({parameters});{once}")
+    lines += ["#ifdef __cplusplus", "}", "#endif", ""]
+    return "\n".join(lines)
+
+
+def _folder(given: str | os.PathLike[str]) -> Path:
+    if not isinstance(given, str | os.PathLike):
+        raise ArgumentError(f"a folder's path was expected, not {type(given).__qualname__}", code="invalid-argument")
+    return Path(given)
+
+
+def _write(files: Mapping[str, bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        staged = Path(temporary) / "kernel"
+        staged.mkdir()
+        for name, data in files.items():
+            (staged / name).write_bytes(data)
+        if not target.exists() or not any(target.iterdir()):
+            staged.rename(target)  # over an empty folder too
+            return
+        # Without its metadata a half-replaced folder is no kernel, rather than a wrong one.
+        (target / METADATA).unlink(missing_ok=True)
+        for name in files:  # metadata comes last
+            (staged / name).replace(target / name)
+
+
+def _parameter(buffer: Buffer) -> str:
+    type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")
+    return f"{type_} *{require_identifier(buffer.symbol)}"
+
+
+def _files(kernel: SavedKernel) -> dict[str, bytes]:
+    """Every file by name, metadata last."""
+    source = kernel.compiled.source
+    files = {
+        f"kernel{source.language.suffix}": source.text.encode(),
+        _BINARY_NAMES[source.language]: kernel.compiled.binary,
+    }
+    digests = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    if source.language is Language.C:
+        files[HEADER] = c_header(kernel.compiled).encode()
+    document = _metadata(kernel) | {"files": digests}
+    metadata = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise InvariantError(f"{METADATA} has {len(metadata)} bytes, of which load takes {MAX_METADATA_BYTES} at most")
+    return files | {METADATA: metadata}
+
+
+def _metadata(kernel: SavedKernel) -> dict[str, Any]:
+    compiled = kernel.compiled
+    source = compiled.source
+    buffers = {b.symbol: b for b in source.buffers}
+    return {
+        "format": FORMAT,
+        "name": source.name,
+        "expression": kernel.expression,
+        "target": kernel.target,
+        "digest": kernel.digest,
+        "language": source.language.value,
+        "arch": str(source.arch),
+        "options": list(source.options),
+        "constants": list(source.constants),
+        "source_key": source.key,
+        "estimate": kernel.estimate,
+        "workspace_bytes": source.workspace_bytes,
+        "buffers": [_buffer(b) for b in source.buffers],
+        "launches": [
+            {
+                "entry": launch.name,
+                "parameters": [
+                    *({"kind": "buffer", **_buffer(buffers[symbol])} for symbol in launch.args),
+                    *(map_json(view) for view in launch.maps),
+                ],
+                "grid": list(launch.grid),
+                "block": list(launch.block),
+                "cluster": [launch.cluster, 1, 1],
+                "dynamic_shared_bytes": launch.shared_bytes,
+                "zeroed": list(launch.zeroed),
+                "prepares": launch.prepares,
+                "resources": {
+                    "registers_per_thread": used.registers_per_thread,
+                    "shared_bytes": used.shared_bytes,
+                    "spill_bytes": used.spill_bytes,
+                },
+            }
+            for launch, used in zip(source.launches, compiled.resources, strict=True)
+        ],
+        "checks": [
+            {"tensor": c.tensor, "dimension": c.dimension, "size": c.size, "index": c.index, "axis": c.axis}
+            for c in source.checks
+        ],
+        "compile_seconds": compiled.compile_seconds,
+        "log": compiled.log,
+        "extra": dict(kernel.extra),
+    }
+
+
+def _buffer(buffer: Buffer) -> dict[str, Any]:
+    """`strides` are in elements."""
+    strides = []
+    step = 1
+    for extent in reversed(buffer.shape):
+        strides.append(step)
+        step *= extent
+    return {
+        "name": buffer.name,
+        "symbol": buffer.symbol,
+        "role": buffer.role.value,
+        "dtype": buffer.dtype.value,
+        "shape": list(buffer.shape),
+        "strides": strides[::-1],
+        "alignment": ALIGNMENT_BYTES,
+        "bytes": buffer.bytes,
+    }
+
+
+def _parsed(metadata: bytes) -> Any:
+    """The JSON document; ValueError for what is none, and for numbers that JSON has no text for."""
+    return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Damaged(f"{METADATA} has the number {text[:40]}")
+    return value
+
+
+def _file_names(document: Any) -> tuple[str, str]:
+    """Text and binary: by the language alone, never a name that the metadata gives."""
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise Damaged(f"{METADATA} is not in the format {FORMAT}")
+    language = Language(document["language"])
+    return f"kernel{language.suffix}", _BINARY_NAMES[language]
+
+
+def _read(folder: Path, name: str, limit_bytes: int) -> bytes:
+    """The file, unless it is a link, no plain file or too large."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise Damaged(f"{name} is no plain file")
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
+    if max(found.st_size, len(data)) > limit_bytes:
+        raise Damaged(f"{name} is larger than {limit_bytes} bytes")
+    return data

@@ -1,0 +1,1 @@
+"""Schedules and schedule trees: hand-written schedules, transforms, legality, prepacking."""

@@ -1,0 +1,302 @@
+"""Schedule → the loop nest of every stage: extents, the axes' values, guards, and the region of each function.
+
+Functions are taken last to first: what a producer must compute follows from the loops of its consumers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller_svc.analysis.inlining import inlined_body
+from roller_svc.analysis.linear import Linear, expression, linear, span
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, substitute, walk
+from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
+from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+from roller_svc.ir.schedule import LoopKind
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Part, Schedule, Site, Split, Stage
+
+# Copies of a statement that unrolled and vector loops may make of it: compilers take seconds over some hundreds.
+MAX_COPIES = 512
+MAX_LANES = 1024
+LANES_A_COPY = 8
+MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
+
+
+@dataclass(frozen=True, slots=True)
+class NestLoop:
+    """`name` in its stage, `var` in the tree."""
+
+    stage: str
+    name: str
+    var: str
+    extent: int
+    kind: LoopKind
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """0 <= value < size must hold; a side that always holds is not asked for."""
+
+    value: Expr
+    size: int
+    below: bool  # whether value may be less than 0
+    above: bool  # whether it may reach size
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Indices of one dimension: `extent` of them from `first` on."""
+
+    first: Expr
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """One stage's loops. `values`: what its axes are, over the variables of `outer` and `loops`."""
+
+    stage: Stage
+    prefix: str
+    outer: tuple[NestLoop, ...]
+    loops: tuple[NestLoop, ...]
+    values: Mapping[str, Expr]
+    guards: tuple[Guard, ...]
+
+    @property
+    def scope(self) -> tuple[NestLoop, ...]:
+        return (*self.outer, *self.loops)
+
+
+@dataclass(frozen=True, slots=True)
+class Nests:
+    """All that follows from a schedule. Only functions that have loops are in it, in the schedule's order."""
+
+    schedule: Schedule
+    functions: tuple[Function, ...]
+    bodies: Mapping[str, TensorExpr]  # statements with their inlined producers in them
+    nests: Mapping[str, Nest]
+    rooms: Mapping[str, tuple[Range, ...]]  # what each stored function's room holds
+
+
+def nests_of(schedule: Schedule) -> Nests:
+    """Raises ScheduleError where a function is not computed around all that read it, or loops cannot be as marked."""
+    bodies, functions = _expanded(schedule)
+    found = Nests(schedule, functions, bodies, nests := {}, rooms := {})
+    for function in reversed(functions):
+        path = _path(found, function.computed, function.name)
+        room_path = _path(found, function.stored, function.name)
+        if path[: len(room_path)] != room_path:
+            raise ScheduleError(f"{function.name} is stored inside of where it is computed", code="schedule-scope")
+        _check_site(found, function, path, room_path)
+        room = _region(found, function, room_path)
+        region = _region(found, function, path)
+        sizes = function.statement.type.shape
+        # what is computed as a whole needs room as a whole, even if its readers only want a part
+        rooms[function.name] = tuple(
+            Range(num(0), size) if part.extent == size else kept
+            for kept, part, size in zip(room, region, sizes, strict=True)
+        )
+        for stage in function.stages:
+            nests[stage.name] = _nest(function, stage, region, path)
+            _check_loops(nests[stage.name], function)
+    return found
+
+
+def stage_reads(stage: Stage, body: TensorExpr) -> tuple[Load, ...]:
+    """The loads of a stage, in its own axes."""
+    match stage.part:
+        case Part.START if body.kind is StatementKind.SCATTER:
+            return (Load(body.target or "", tuple(ref(a.name) for a in stage.axes), body.type.dtype),)
+        case Part.START:
+            return ()
+        case _:
+            return body.reads
+
+
+def _expanded(schedule: Schedule) -> tuple[dict[str, TensorExpr], tuple[Function, ...]]:
+    bodies: dict[str, TensorExpr] = {}
+    for function in schedule.functions:
+        inline = {f.name: bodies[f.name] for f in schedule.functions if f.computed is Fixed.INLINE and f.name in bodies}
+        bodies[function.name] = inlined_body(function.statement, inline)
+    needed = set(schedule.outputs)
+    for function in reversed(schedule.functions):
+        if function.name in needed:
+            needed.update(bodies[function.name].reads_tensors)
+    live = tuple(f for f in schedule.functions if f.name in needed and f.computed is not Fixed.INLINE)
+    return bodies, live
+
+
+def _path(found: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
+    """The loops around a site, from the outside in."""
+    if not isinstance(site, At):
+        return ()
+    nest = found.nests.get(site.stage)
+    if nest is None:
+        found.schedule.stage(site.stage)
+        raise ScheduleError(
+            f"{name} cannot be computed in {site.stage}, which has no loops after it", code="schedule-scope",
+            hint="compute a function inside one that reads it",
+        )  # fmt: skip
+    return (*nest.outer, *nest.loops[: nest.stage.position(site.loop) + 1])
+
+
+def _check_site(found: Nests, function: Function, path: tuple[NestLoop, ...], room_path: tuple[NestLoop, ...]) -> None:
+    name = function.name
+    if path and name in found.schedule.outputs:
+        raise ScheduleError(f"{name} is an output: it is computed at root, whole", code="schedule-scope")
+    if path and function.statement.kind is StatementKind.SCATTER:
+        raise ScheduleError(f"{name} is a scatter: any part of it may need all of it", code="schedule-scope")
+    for nest in found.nests.values():
+        reads = any(load.tensor == name for load in stage_reads(nest.stage, found.bodies[_owner(found, nest)]))
+        if reads and nest.scope[: len(path)] != path:
+            loop = path[-1]
+            raise ScheduleError(
+                f"{name} is computed in loop {loop.name} of {loop.stage}; {nest.stage.name} reads it outside of that",
+                code="schedule-scope",
+            )
+    for loop in path[len(room_path) :]:
+        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
+            raise ScheduleError(
+                f"iterations of {loop.name}, which is {loop.kind.value}, would share the room of {name}",
+                code="schedule-dependence", hint=f"store {name} inside of {loop.name}",
+            )  # fmt: skip
+
+
+def _owner(found: Nests, nest: Nest) -> str:
+    return found.schedule.owner(nest.stage.name).name
+
+
+# regions ------------------------------------------------------------------------------------------------------------
+def _region(found: Nests, function: Function, path: tuple[NestLoop, ...]) -> tuple[Range, ...]:
+    """What all readers want while the loops of the path stand still."""
+    sizes = function.statement.type.shape
+    if not path:
+        return tuple(Range(num(0), size) for size in sizes)
+    wanted: list[list[tuple[Linear, int, int]] | None] = [[] for _ in sizes]
+    fixed = {loop.var for loop in path}
+    for nest in found.nests.values():
+        body = found.bodies[_owner(found, nest)]
+        extents = {loop.var: loop.extent for loop in nest.scope}
+        for load in stage_reads(nest.stage, body):
+            if load.tensor != function.name:
+                continue
+            for d, index in enumerate(load.index):
+                part = None if any(load.checked) else _part(substitute(index, nest.values), fixed, extents)
+                parts = wanted[d]
+                if part is None or parts is None:
+                    wanted[d] = None
+                else:
+                    parts.append(part)
+    return tuple(_hull(parts, size) for parts, size in zip(wanted, sizes, strict=True))
+
+
+def _part(index: Expr, fixed: set[str], extents: Mapping[str, int]) -> tuple[Linear, int, int] | None:
+    """(what stands still, least and greatest of the rest); None where the index comes from data."""
+    if any(isinstance(node, Load) for node in walk(index)):
+        return None
+    still: Linear = {}
+    moving: Linear = {}
+    for term, c in linear(index).items():
+        (still if term is not None and axes_of(term) <= fixed else moving)[term] = c
+    low, high = span(moving, extents)
+    return still, low, high
+
+
+def _hull(parts: list[tuple[Linear, int, int]] | None, size: int) -> Range:
+    if not parts or any(still != parts[0][0] for still, _, _ in parts):
+        return Range(num(0), size)
+    low, high = min(p[1] for p in parts), max(p[2] for p in parts)
+    if high - low + 1 >= size:
+        return Range(num(0), size)
+    return Range(expression({**parts[0][0], None: low}), high - low + 1)
+
+
+# loops --------------------------------------------------------------------------------------------------------------
+def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tuple[NestLoop, ...]) -> Nest:
+    prefix = f"{stage.name}." if path else ""
+    ranges = _axis_ranges(function.statement, stage, region)
+    extents = {axis.name: ranges[axis.name].extent if axis.name in ranges else axis.extent for axis in stage.axes}
+    whole = extents_of(stage, extents)
+    loops = tuple(NestLoop(stage.name, x.name, prefix + x.name, whole[x.name], x.kind) for x in stage.loops)
+    values, ragged = _values(stage, whole, {x.name: ref(x.var) for x in loops})
+    in_scope = {x.var: x.extent for x in (*path, *loops)}
+    guards = [Guard(value, size, below=False, above=True) for value, size in ragged]
+    placed: dict[str, Expr] = {}
+    for axis in stage.axes:
+        start = ranges[axis.name].first if axis.name in ranges else num(0)
+        placed[axis.name] = expression(linear(add(start, values[axis.name]))) if start != num(0) else values[axis.name]
+        guards += _domain(axis, placed[axis.name], start, extents[axis.name], in_scope)
+    return Nest(stage, prefix, path, loops, placed, tuple(guards))
+
+
+def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
+    """Iterations of every loop that a stage has or had, for these extents of its axes."""
+    whole = dict(axes)
+    for cut in stage.cuts:
+        match cut:
+            case Split(loop=loop, factor=factor):
+                whole[cut.inner] = min(factor, whole[loop])
+                whole[cut.outer] = ceil_div(whole[loop], whole[cut.inner])
+            case Fuse(fused=fused):
+                whole[fused] = whole[cut.outer] * whole[cut.inner]
+                if whole[fused] > MAX_EXTENT:
+                    raise ScheduleError(f"{fused} would have {whole[fused]} iterations", code="schedule-extent")
+    return whole
+
+
+def _axis_ranges(statement: TensorExpr, stage: Stage, region: tuple[Range, ...]) -> dict[str, Range]:
+    """The part of each spatial axis that is computed."""
+    if statement.kind is StatementKind.SCATTER:
+        return {}
+    return {index.name: part for index, part in zip(statement.index, region, strict=True) if isinstance(index, AxisRef)}
+
+
+def _values(
+    stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]
+) -> tuple[dict[str, Expr], list[tuple[Expr, int]]]:
+    """Every axis over the loop variables, and what may go beyond its extent: the last round of a ragged split."""
+    values = dict(loops)
+    ragged: list[tuple[Expr, int]] = []
+    for cut in reversed(stage.cuts):
+        match cut:
+            case Split(loop=loop):
+                values[loop] = add(mul(values[cut.outer], num(whole[cut.inner])), values[cut.inner])
+                if whole[loop] % whole[cut.inner]:
+                    ragged.append((values[loop], whole[loop]))
+            case Fuse(fused=fused):
+                values[cut.outer] = div(values[fused], whole[cut.inner])
+                values[cut.inner] = mod(values[fused], whole[cut.inner])
+    return values, ragged
+
+
+def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[str, int]) -> list[Guard]:
+    """A region may reach beyond the tensor where its readers do not: in a guarded read, or a ragged last round."""
+    if first == num(0):
+        return []
+    low, high = span(linear(first), extents)
+    below, above = low < 0, high + extent > axis.extent
+    return [Guard(value, axis.extent, below, above)] if below or above else []
+
+
+def _check_loops(nest: Nest, function: Function) -> None:
+    """What the kinds of loops ask for."""
+    reduced = {a.name for a in function.statement.reduced}
+    copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
+    copies *= math.prod(ceil_div(x.extent, LANES_A_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
+    if copies > MAX_COPIES:
+        raise ScheduleError(
+            f"{nest.stage.name} would be written out {copies} times, more than {MAX_COPIES}", code="schedule-extent"
+        )
+    for loop in nest.loops:
+        if loop.kind is LoopKind.VECTOR and loop.extent > MAX_LANES:
+            raise ScheduleError(f"{loop.name} of {loop.extent} lanes is too wide: {MAX_LANES}", code="schedule-extent")
+        carries = nest.stage.axes_of(loop.name) & reduced
+        scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is Part.UPDATE
+        if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
+            raise ScheduleError(
+                f"iterations of {loop.name} all write the same elements of {function.name}", code="schedule-dependence",
+                hint="a reduction's loops stay serial unless each has an accumulator of its own",
+            )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Schedule → schedule tree: loops from the outside in, rooms around their users, producers where they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.linear import expression, linear
+from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
+from roller_svc.ir.index import add, both, div, least, less, less_equal, num, ref, sub
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, nests_of
+from roller_svc.schedule.default import storage_types
+from roller_svc.schedule.nest_statements import converted
+from roller_svc.schedule.schedule import At, Fixed, Function, Part, Schedule, Site
+
+
+def tree(schedule: Schedule) -> tuple[Node, ...]:
+    """The nodes of the whole schedule. Every tensor that is no output lies in a storage node, `T.tile`."""
+    return _Trees(nests_of(schedule), storage_types(schedule)).at(Fixed.ROOT, ())
+
+
+def schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
+    """The same as one launch."""
+    return ScheduleTree(name, tree(schedule))
+
+
+def tile_name(tensor: str) -> str:
+    """Storage node that holds what is kept of a tensor. No program's name has a dot in it."""
+    return f"{tensor}.tile"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    found: Nests
+    types: Mapping[str, TensorType]
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        return self.found.schedule.outputs
+
+    def at(self, site: Site, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes of a site, after the functions computed there and inside of the rooms stored there."""
+        for function in reversed(self.found.functions):
+            if function.computed == site:
+                nodes = (*self._production(function), *nodes)
+            if function.stored == site and function.name not in self.outputs:
+                shape = tuple(part.extent for part in self.found.rooms[function.name])
+                dtype = self.types[function.name].dtype
+                nodes = (Storage(tile_name(function.name), dtype, shape, Scope.STACK, nodes),)
+        return nodes
+
+    def _production(self, function: Function) -> tuple[Node, ...]:
+        return tuple(node for stage in function.stages for node in self._stage(function, self.found.nests[stage.name]))
+
+    def _stage(self, function: Function, nest: Nest) -> tuple[Node, ...]:
+        lets = {a: _let_name(nest, a) for a in nest.values if _wants_let(nest, a)}
+        names = {a: ref(lets[a]) if a in lets else value for a, value in nest.values.items()}
+        nodes: tuple[Node, ...] = (self._compute(function, nest, names),)
+        for depth in range(len(nest.loops), -1, -1):
+            loop = nest.loops[depth - 1] if depth else None
+            if loop is not None:
+                nodes = self.at(At(nest.stage.name, loop.name), nodes)
+            guards = [g for g in nest.guards if _depth(nest, g.value) == depth]
+            here = [(lets[a], v) for a, v in nest.values.items() if a in lets and _depth(nest, v) == depth]
+            nodes = _looped(loop, guards, here, nodes)
+        return nodes
+
+    # one point ------------------------------------------------------------------------------------------------------
+    def _compute(self, function: Function, nest: Nest, names: Mapping[str, Expr]) -> Node:
+        body = self.found.bodies[function.name]
+        index, value, combine = _point(nest, body)
+        tensor, place = self._element(function.name, index, nest, names)
+        checked = body.checked if nest.stage.part is Part.UPDATE else ()
+        write = Compute(tensor, place, self._placed(value, nest, names), combine, checked=checked)
+        if nest.stage.part is Part.UPDATE and body.predicate is not None:
+            return Branch(self._placed(body.predicate, nest, names), (write,))
+        return write
+
+    def _placed(self, expr: Expr, nest: Nest, names: Mapping[str, Expr]) -> Expr:
+        """The expression with axes replaced by `names`, and loads of stored functions by loads of their rooms."""
+        if isinstance(expr, AxisRef):
+            return names.get(expr.name, expr)
+        if isinstance(expr, Load):
+            tensor, index = self._element(expr.tensor, expr.index, nest, names)
+            return replace(expr, tensor=tensor, index=index)
+        if not (operands := children(expr)):
+            return expr
+        return with_children(expr, tuple(self._placed(x, nest, names) for x in operands))
+
+    def _element(
+        self, tensor: str, index: tuple[Expr, ...], nest: Nest, names: Mapping[str, Expr]
+    ) -> tuple[str, tuple[Expr, ...]]:
+        """Where an element of a tensor lies: in a buffer, or in the room of its function."""
+        if tensor not in self.found.rooms or tensor in self.outputs:
+            return tensor, tuple(self._placed(i, nest, names) for i in index)
+        places: list[Expr] = []
+        for i, part in zip(index, self.found.rooms[tensor], strict=True):
+            if part.first == num(0):
+                places.append(self._placed(i, nest, names))
+            else:  # over loop variables throughout, so that what both sides share falls away
+                places.append(expression(linear(sub(self._placed(i, nest, nest.values), part.first))))
+        return tile_name(tensor), tuple(places)
+
+
+def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combine | None]:
+    """(where, what, joined how) a stage writes."""
+    match nest.stage.part:
+        case Part.VALUE:
+            return body.index, converted(body.body, body), None
+        case Part.UPDATE:
+            value = body.body if body.kind is StatementKind.REDUCE else converted(body.body, body)
+            return body.index, value, body.combine
+        case Part.START if body.kind is StatementKind.SCATTER:
+            place = tuple(ref(a.name) for a in nest.stage.axes)
+            return place, Load(body.target or "", place, body.type.dtype), None
+        case Part.START:
+            return body.index, identity(body.combine or Combine.SUM, body.accumulator), None
+
+
+# loops --------------------------------------------------------------------------------------------------------------
+def _depth(nest: Nest, value: Expr) -> int:
+    """How many of the nest's own loops are needed to know the value."""
+    used = axes_of(value)
+    return max((d for d, loop in enumerate(nest.loops, 1) if loop.var in used), default=0)
+
+
+def _wants_let(nest: Nest, axis: str) -> bool:
+    """Whether an axis gets a variable: not a loop's own, nor the lane of a vector, whose place must show."""
+    value = nest.values[axis]
+    if not children(value):
+        return False
+    lanes = {loop.var for loop in nest.loops if loop.kind is LoopKind.VECTOR}
+    return not axes_of(value) & lanes
+
+
+def _let_name(nest: Nest, axis: str) -> str:
+    """The axis' own name, unless it is a loop's that walks from 0 what the axis walks from elsewhere."""
+    name = nest.prefix + axis
+    return f"{name}.at" if any(loop.var == name for loop in nest.loops) else name
+
+
+def _looped(
+    loop: NestLoop | None, guards: Sequence[Guard], lets: Sequence[tuple[str, Expr]], nodes: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """The nodes in the loop (or before all loops, where there is none), where the guards hold, below the lets."""
+
+    def inside(conditions: Expr | None, below: tuple[Node, ...]) -> tuple[Node, ...]:
+        if conditions is not None:
+            below = (Branch(conditions, below),)
+        for name, value in reversed(lets):
+            below = (Let(name, value, below),)
+        return below
+
+    if loop is None:
+        return inside(_conditions(guards), nodes)
+    if loop.kind is LoopKind.VECTOR and (whole := _every_lane(loop, guards)) is not None:
+        lanes: Node = Loop(loop.var, loop.extent, loop.kind, inside(None, nodes))
+        serial = _looped(replace(loop, kind=LoopKind.SERIAL), guards, lets, nodes)
+        return (Branch(whole, (lanes,), serial),)
+    limits = [(g, _limit(loop, g)) for g in guards]
+    if loop.kind is LoopKind.SERIAL:
+        left = [g if limit is None else replace(g, above=False) for g, limit in limits]
+        limit = _least([limit for _, limit in limits if limit is not None])
+        return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(left), nodes), limit),)
+    return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(guards), nodes)),)
+
+
+def _conditions(guards: Sequence[Guard]) -> Expr | None:
+    found: Expr | None = None
+    for guard in guards:
+        if guard.below:
+            found = both(found, less_equal(num(0), guard.value))
+        if guard.above:
+            found = both(found, less(guard.value, num(guard.size)))
+    return found
+
+
+def _limit(loop: NestLoop, guard: Guard) -> Expr | None:
+    """What the loop variable must stay below; None where the guard does not say so."""
+    terms = linear(guard.value)
+    step = terms.pop(ref(loop.var), 0)
+    if not guard.above or step < 1 or any(loop.var in axes_of(t) for t in terms if t is not None):
+        return None
+    room = sub(num(guard.size), expression(terms))
+    return room if step == 1 else div(add(room, num(step - 1)), step)
+
+
+def _least(limits: Sequence[Expr]) -> Expr | None:
+    found: Expr | None = None
+    for limit in limits:
+        found = limit if found is None else least(found, limit)
+    return found
+
+
+def _every_lane(loop: NestLoop, guards: Sequence[Guard]) -> Expr | None:
+    """When no lane of a vector loop is guarded away: the first and the last say it for those between."""
+    found: Expr | None = None
+    for guard in guards:
+        terms = linear(guard.value)
+        step = terms.pop(ref(loop.var), 0)
+        if step < 1 or any(loop.var in axes_of(t) for t in terms if t is not None):
+            return None
+        if guard.below:
+            found = both(found, less_equal(num(0), substitute(guard.value, {loop.var: num(0)})))
+        if guard.above:
+            last = expression(linear(substitute(guard.value, {loop.var: num(loop.extent - 1)})))
+            found = both(found, less(last, num(guard.size)))
+    return found

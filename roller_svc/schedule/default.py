@@ -1,0 +1,91 @@
+"""TensorProgram → its default schedule (Halide's): row-major serial loops, maps inlined, the rest at root."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller_svc.analysis.inlining import inlined_body, is_inlinable, plain
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Load, walk
+from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType, live_statements
+from roller_svc.schedule.nest_statements import acc_name
+from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Part, Schedule, Stage, StageLoop
+
+# Beyond this many nodes in a body the default schedule stores a map: chains must not double for ever.
+MAX_DEFAULT_NODES = 400
+
+
+def default_schedule(program: TensorProgram) -> Schedule:
+    """Statements that no output needs are left out.
+
+    A reduction formed in another type than its tensor's becomes two functions: `C.acc`, which reduces, and the map C.
+    """
+    outputs = frozenset(o.tensor for o in program.outputs)
+    statements: list[TensorExpr] = []
+    for statement in live_statements(program, outputs):
+        statements += _with_accumulator(plain(statement), is_output=statement.output in outputs)
+    functions = [Function(s, _stages(s)) for s in statements]
+    bodies: dict[str, TensorExpr] = {}
+    for i, function in enumerate(functions):
+        producers = {f.name: bodies[f.name] for f in functions[:i] if f.computed is Fixed.INLINE}
+        try:
+            bodies[function.name] = inlined_body(function.statement, producers)
+        except ScheduleError:  # too much at once: what it reads is stored
+            read = set(function.statement.reads_tensors)
+            functions[:i] = [Function(f.statement, f.stages) if f.name in read else f for f in functions[:i]]
+            bodies[function.name] = function.statement
+        readers = tuple(f.statement for f in functions[i + 1 :])
+        size = sum(1 for _ in walk(bodies[function.name].body)) * max(1, _loads(function.name, readers))
+        if function.name not in outputs and size <= MAX_DEFAULT_NODES and is_inlinable(function.statement, readers):
+            functions[i] = replace(function, computed=Fixed.INLINE, stored=Fixed.INLINE)
+    return Schedule(program, tuple(functions))
+
+
+def _loads(tensor: str, readers: tuple[TensorExpr, ...]) -> int:
+    return sum(load.tensor == tensor for reader in readers for load in reader.reads)
+
+
+def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[TensorExpr, ...]:
+    """The statement, taken apart where its sum cannot be formed in the tensor itself."""
+    stored = stored_dtype(statement.type.dtype, is_output=is_output)
+    wraps = not stored.is_float and statement.body.dtype is not statement.type.dtype
+    if statement.kind is not StatementKind.REDUCE or (statement.accumulator is stored and not wraps):
+        return (statement,)
+    name, dtype = acc_name(statement.output), statement.accumulator
+    total = Cast(Load(name, statement.index, dtype), statement.body.dtype, implicit=statement.body.dtype.is_float)
+    return (
+        replace(statement, output=name, name=name, type=TensorType(dtype, statement.type.shape)),
+        replace(statement, kind=StatementKind.MAP, combine=None, axes=statement.spatial, body=total),
+    )
+
+
+def stored_dtype(dtype: DType, *, is_output: bool) -> DType:
+    """The type in which a tensor lies in memory: an intermediate of a narrow float keeps its digits."""
+    return dtype if is_output else dtype.compute
+
+
+def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
+    """How every function's tensor lies in memory where it is stored whole."""
+    outputs = schedule.outputs
+    return {
+        f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in outputs), f.statement.type.shape)
+        for f in schedule.functions
+    }
+
+
+def _stages(statement: TensorExpr) -> tuple[Stage, ...]:
+    name = statement.output
+    match statement.kind:
+        case StatementKind.MAP:
+            return (_stage(name, Part.VALUE, statement.spatial),)
+        case StatementKind.REDUCE:
+            return (_stage(name, Part.START, statement.spatial), _stage(name + UPDATE, Part.UPDATE, statement.axes))
+        case StatementKind.SCATTER:
+            dimensions = tuple(Axis(f"d{d}", n, AxisKind.SPATIAL) for d, n in enumerate(statement.type.shape))
+            return (_stage(name, Part.START, dimensions), _stage(name + UPDATE, Part.UPDATE, statement.axes))
+
+
+def _stage(name: str, part: Part, axes: tuple[Axis, ...]) -> Stage:
+    return Stage(name, part, axes, tuple(StageLoop(a.name) for a in axes))

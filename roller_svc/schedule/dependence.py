@@ -1,0 +1,220 @@
+"""Parallel loops → whether their iterations stay out of each other's way: each writes elements of its own.
+
+Where iterations of a loop write: index values over loop variables, and whether two iterations can meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from roller_svc.analysis.linear import linear
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.schedule import Loop, LoopKind, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An index as loops make it. `terms`: loop variable → coefficient, '' → constant; None where it is no such sum."""
+
+    terms: tuple[tuple[str, int], ...] | None
+    loops: frozenset[str]
+    from_data: bool
+    expr: Expr | None  # tells values without terms from each other
+
+    @classmethod
+    def of_loop(cls, var: str) -> Value:
+        return cls(((var, 1),), frozenset((var,)), from_data=False, expr=None)
+
+
+Position = tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class Variables:
+    """What is in scope: loop variables and Lets by name, and which loops the contents of storage nodes follow."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    contents: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def value(self, expr: Expr) -> Value:
+        """The value of an expression."""
+        if isinstance(expr, AxisRef):
+            return self.values[expr.name]
+        total: dict[str, int] = {}
+        for term, c in linear(expr).items():
+            if term is None:
+                total[""] = total.get("", 0) + c
+                continue
+            known = self.values[term.name].terms if isinstance(term, AxisRef) else None
+            if known is None:
+                return self._opaque(expr)
+            for name, k in known:
+                total[name] = total.get(name, 0) + c * k
+        terms = tuple(sorted((name, c) for name, c in total.items() if c))
+        return Value(terms, frozenset(name for name, _ in terms if name), from_data=False, expr=None)
+
+    def _opaque(self, expr: Expr) -> Value:
+        loops, from_data = self.followed(expr)
+        return Value(None, loops, from_data, expr)
+
+    def followed(self, expr: Expr) -> tuple[frozenset[str], bool]:
+        """The loops that an expression follows, and whether it reads anything."""
+        loops: set[str] = set()
+        from_data = False
+        for node in walk(expr):
+            if isinstance(node, AxisRef):
+                value = self.values[node.name]
+                loops |= value.loops
+                from_data |= value.from_data
+            elif isinstance(node, Load):
+                loops |= self.contents.get(node.tensor, frozenset())
+                from_data = True
+        return frozenset(loops), from_data
+
+
+def are_disjoint(position: Position, var: str, extent: int, inner: Mapping[str, int]) -> bool:
+    """Whether two iterations of the loop over `var` never write one element, whatever the loops inside of it do.
+
+    A dimension decides it where its terms are digits of a number: each coefficient exceeds what the smaller ones
+    reach together. One that is no sum of loop variables (a decoded fused axis) is taken at its word.
+    """
+    moving = {name: n for name, n in {**inner, var: extent}.items() if n > 1}
+    for value in position:
+        if var not in value.loops:
+            continue
+        if value.terms is None:
+            return True
+        reach = 0
+        for name, c in sorted(value.terms, key=lambda term: abs(term[1])):
+            if name not in moving:
+                continue
+            if abs(c) <= reach:
+                break
+            reach += abs(c) * (moving[name] - 1)
+        else:
+            return True
+    return False
+
+
+def are_apart(write: Position, read: Position, moving: Mapping[str, int]) -> bool:
+    """Whether what is read lies beyond all that is written while the loops in `moving` run."""
+    for a, b in zip(write, read, strict=True):
+        if a.terms is None or b.terms is None:
+            continue
+        (still, low, high), (other, first, last) = (_reach(v.terms or (), moving) for v in (a, b))
+        if still == other and (high < first or last < low):
+            return True
+    return False
+
+
+def _reach(terms: tuple[tuple[str, int], ...], moving: Mapping[str, int]) -> tuple[list[tuple[str, int]], int, int]:
+    """(what stands still, least and greatest of the rest)."""
+    still, low, high = [], 0, 0
+    for name, c in terms:
+        if not name:
+            low, high = low + c, high + c
+        elif name in moving:
+            end = c * (moving[name] - 1)
+            low, high = low + min(0, end), high + max(0, end)
+        else:
+            still.append((name, c))
+    return still, low, high
+
+
+# How many loops stand around a tensor's storage node, and its scope; (0, None) of a tensor in memory.
+Room = tuple[int, Scope | None]
+
+_PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
+
+
+@dataclass(slots=True)
+class _Accesses:
+    """What the iterations of one parallel loop write and read of tensors that live outside of it."""
+
+    writes: dict[str, list[Position]] = field(default_factory=dict)
+    reads: dict[str, list[Position]] = field(default_factory=dict)
+    inner: dict[str, int] = field(default_factory=dict)  # loops inside of it and their extents
+
+
+@dataclass(slots=True)
+class Dependence:
+    """The loops and branches around a node, and what each loop's iterations write and read."""
+
+    variables: Variables = field(default_factory=Variables)
+    loops: list[Loop] = field(default_factory=list)
+    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (loops around it, condition)
+    accesses: list[_Accesses] = field(default_factory=list)  # of each of the loops
+
+    @contextmanager
+    def inside(self, loop: Loop) -> Iterator[None]:
+        """The loop's body; raises ScheduleError (schedule-dependence) where iterations meet in what it does."""
+        for accesses in self.accesses:
+            accesses.inner[loop.var] = loop.extent
+        self.loops.append(loop)
+        self.accesses.append(_Accesses())
+        yield
+        self.loops.pop()
+        self._settle(loop, self.accesses.pop())
+
+    def record(self, tensor: str, index: tuple[Expr, ...], room: Room, *, is_write: bool) -> None:
+        """Note an access for every parallel loop around it whose iterations share the tensor."""
+        depth, scope = room
+        position: Position | None = None
+        for level, loop in enumerate(self.loops):
+            shared = level >= depth or (scope is Scope.SHARED and loop.kind is LoopKind.THREAD)
+            if not shared or loop.kind not in _PARALLEL or loop.extent == 1:
+                continue
+            if position is None:
+                position = tuple(self.variables.value(i) for i in index)
+            accesses = self.accesses[level]
+            (accesses.writes if is_write else accesses.reads).setdefault(tensor, []).append(position)
+            if is_write:
+                self._own_element(tensor, position, level)
+
+    def _own_element(self, tensor: str, position: Position, level: int) -> None:
+        loop = self.loops[level]
+        inner = {x.var: x.extent for x in self.loops[level + 1 :]}
+        if any(loop.var in value.loops for value in position):
+            # threads of a block share work in ways that need barriers, not arithmetic, to be right
+            if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
+                return
+        elif any(depth > level and _pins(cond, loop.var, self.variables) for depth, cond in self.branches):
+            return
+        raise ScheduleError(
+            f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
+            code="schedule-dependence",
+        )
+
+    def _settle(self, loop: Loop, accesses: _Accesses) -> None:
+        """An iteration may read of what the loop writes only its own elements."""
+        if loop.kind is LoopKind.THREAD:
+            return
+        moving = {loop.var: loop.extent, **accesses.inner}
+        for tensor in accesses.writes.keys() & accesses.reads.keys():
+            writes = accesses.writes[tensor]
+            for read in accesses.reads[tensor]:
+                if any(_same_slice(write, read, loop.var) for write in writes):
+                    continue
+                if not all(are_apart(write, read, moving) for write in writes):
+                    raise ScheduleError(
+                        f"iterations of {loop.kind.value} loop {loop.var} read each other's elements of {tensor}",
+                        code="schedule-dependence",
+                    )
+
+
+def _same_slice(write: Position, read: Position, var: str) -> bool:
+    return any(a == b and var in a.loops for a, b in zip(write, read, strict=True))
+
+
+def _pins(cond: Expr, var: str, variables: Variables) -> bool:
+    """Whether the condition lets one iteration through: an equality with the variable somewhere in an `and`."""
+    match cond:
+        case Op(kind=OpKind.LAND, args=args):
+            return any(_pins(arg, var, variables) for arg in args)
+        case Op(kind=OpKind.EQ, args=(a, b)):
+            return var in variables.value(a).loops or var in variables.value(b).loops
+        case _:
+            return False

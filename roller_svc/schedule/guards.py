@@ -1,0 +1,49 @@
+"""Guards of vector loops → one test for all lanes, and a loop without guards where it holds.
+
+A conjunction of comparisons of affine index expressions holds on a convex set: where the first and the last lane are
+inside, all are. Padding is rare next to the interior, and loads under a guard keep a loop from being vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.ir.affine import affine
+from roller_svc.ir.expr import Expr, Op, OpKind, Select, axes_of, rewrite, substitute, walk
+from roller_svc.ir.index import both, num
+from roller_svc.ir.schedule import Branch, Compute, Loop, Node
+
+_ORDER = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
+
+
+def without_guards_inside(loop: Loop) -> Node:
+    """The loop, or a branch to a copy of it without those of its guards that a test beforehand decides."""
+    guards: dict[Expr, None] = {}
+    for node in loop.body:
+        if isinstance(node, Compute):
+            for part in walk(node.value):
+                if isinstance(part, Select) and _is_convex(part.cond):
+                    guards[part.cond] = None
+    if not guards:
+        return loop
+    inside: Expr | None = None
+    for guard in guards:
+        inside = both(inside, substitute(guard, {loop.var: num(0)}))
+        if loop.var in axes_of(guard):
+            inside = both(inside, substitute(guard, {loop.var: num(loop.extent - 1)}))
+
+    def taken(expr: Expr) -> Expr:
+        return expr.then if isinstance(expr, Select) and expr.cond in guards else expr
+
+    plain = tuple(replace(n, value=rewrite(n.value, taken)) if isinstance(n, Compute) else n for n in loop.body)
+    return loop if inside is None else Branch(inside, (replace(loop, body=plain),), (loop,))
+
+
+def _is_convex(cond: Expr) -> bool:
+    match cond:
+        case Op(kind=OpKind.LAND, args=(a, b)):
+            return _is_convex(a) and _is_convex(b)
+        case Op(kind=kind, args=(a, b)) if kind in _ORDER:
+            return not a.dtype.is_float and affine(a) is not None and affine(b) is not None
+        case _:
+            return False

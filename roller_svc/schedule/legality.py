@@ -1,0 +1,456 @@
+"""Schedule trees → whether they may be generated: the rules every tree obeys, whoever made it.
+
+Order: what is read has been computed. Scope: a room stands around all that uses it. Vectors: only innermost loops.
+Extents: only serial loops end early. Dependence: parallel iterations write elements of their own. Barriers: all
+threads of a block meet them.
+
+What of a schedule tree is there to be read where: the rules of scope and order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Expr, Load, walk
+from roller_svc.ir.index import add, ref
+from roller_svc.ir.rprogram import WARPGROUP
+from roller_svc.ir.schedule import (
+    AnyThread,
+    AwaitCopies,
+    Barrier,
+    Branch,
+    Compute,
+    Copy,
+    Exp2,
+    JoinLanes,
+    LaneReduce,
+    Let,
+    LoadMatrix,
+    Loop,
+    LoopKind,
+    Mma,
+    Node,
+    PackFragment,
+    Prefetch,
+    RoundFragment,
+    Routine,
+    Scope,
+    Storage,
+    Transpose,
+    descend,
+)
+from roller_svc.ir.schedule_hopper import (
+    WARP_THREADS,
+    BulkLoad,
+    BulkStore,
+    HopperNode,
+    StoreMatrix,
+    WarpgroupMma,
+    hopper_expressions,
+)
+from roller_svc.schedule.async_verifier import AsyncOrder, together
+from roller_svc.schedule.dependence import Dependence, Value, Variables
+
+
+@dataclass(slots=True)
+class Scopes:
+    """Follows the walk over a tree: storage nodes around, and what has been written so far."""
+
+    storages: frozenset[str]  # all of the tree
+    computed: frozenset[str]
+    buffers: Collection[str] | None
+    rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
+    dependence: Dependence = field(default_factory=Dependence)
+    written: set[str] = field(default_factory=set)
+    pending: set[str] = field(default_factory=set)  # read in a branch before they are written, perhaps a round ago
+    order: AsyncOrder = field(default_factory=AsyncOrder)
+
+    @property
+    def loops(self) -> list[Loop]:
+        return self.dependence.loops
+
+    @property
+    def variables(self) -> Variables:
+        return self.dependence.variables
+
+    @contextmanager
+    def bound(self, name: str, value: Value) -> Iterator[None]:
+        """Within a loop over that variable, or a binding of it."""
+        values = self.variables.values
+        saved = values.get(name)
+        values[name] = value
+        yield
+        if saved is None:
+            del values[name]
+        else:
+            values[name] = saved
+
+    @contextmanager
+    def opened(self, storage: Storage) -> Iterator[None]:
+        """Within a storage node: its room has no contents at first, and all that was read of it has been written."""
+        name = storage.tensor
+        saved = self.rooms.get(name)
+        if alive := [t for t in storage.over if t in self.rooms]:
+            raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
+        self.rooms[name] = (len(self.loops), storage.scope)
+        self.written.discard(name)
+        self.variables.contents.pop(name, None)
+        yield
+        self.settle(self.pending & {name})
+        if saved is None:
+            del self.rooms[name]
+        else:
+            self.rooms[name] = saved
+
+    def room(self, tensor: str) -> tuple[int, Scope | None]:
+        return self.rooms.get(tensor, (0, None))
+
+    def in_scope(self, tensor: str) -> None:
+        if tensor in self.rooms:
+            return
+        if tensor in self.storages or (self.buffers is not None and tensor not in self.buffers):
+            raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
+
+    def reads(self, expr: Expr) -> None:
+        for node in walk(expr):
+            if isinstance(node, AxisRef):
+                if node.name not in self.variables.values:
+                    raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
+            elif isinstance(node, Load):
+                self.read(node)
+
+    def read(self, load: Load) -> None:
+        tensor = load.tensor
+        self.in_scope(tensor)
+        if tensor not in self.computed and tensor not in self.rooms:
+            return
+        if tensor not in self.written:
+            self._read_early(tensor)
+        self.order.read(tensor)
+        self.record(tensor, load.index, is_write=False)
+
+    def _read_early(self, tensor: str) -> None:
+        """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
+        room = self.room(tensor)[0]
+        in_branch = any(depth > room for depth, _ in self.dependence.branches)
+        if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[room:]):
+            raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
+        self.pending.add(tensor)
+
+    def round_ended(self) -> None:
+        """Of a serial loop: what it has written the next round may read."""
+        self.pending -= {t for t in self.pending if t in self.written and self.room(t)[0] <= len(self.loops)}
+
+    def settle(self, pending: Collection[str]) -> None:
+        if pending:
+            raise ScheduleError(f"{min(pending)} is read before it is computed", code="schedule-order")
+
+    def record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
+        self.dependence.record(tensor, index, self.room(tensor), is_write=is_write)
+
+
+MOST_LANES = 64  # of the widest vector, of bytes
+_SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
+
+
+def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp: int = WARP_THREADS) -> None:
+    """Raises ScheduleError with the rule's code. `buffers`: tensors in memory; None: all that no storage node holds.
+    `warp`: the device's, in threads."""
+    storages: set[str] = set()
+    computed: set[str] = set()
+    for node in descend(nodes):
+        if isinstance(node, Storage):
+            storages.add(node.tensor)
+        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma | StoreMatrix):
+            computed.add(node.tensor)
+    scopes = Scopes(frozenset(storages), frozenset(computed), buffers)
+    _Checker(scopes, _strides(nodes), warp).nodes(nodes)
+    scopes.settle(scopes.pending)
+    scopes.order.settle()
+
+
+def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
+    """How many threads with neighbouring numbers have the same value of each thread loop."""
+    strides: dict[str, int] = {}
+    stride = 1
+    for loop in reversed([n for n in descend(nodes) if isinstance(n, Loop) and n.kind is LoopKind.THREAD]):
+        strides[loop.var] = stride
+        stride *= loop.extent
+    return strides
+
+
+@dataclass(slots=True)
+class _Checker:
+    scopes: Scopes
+    strides: dict[str, int]  # thread loop → neighbouring threads that share its value
+    warp: int  # threads
+    uneven: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
+
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            match node:
+                case Loop():
+                    self._loop(node)
+                case Let():
+                    self.scopes.reads(node.value)
+                    with self.scopes.bound(node.var, self.scopes.variables.value(node.value)):
+                        self.nodes(node.body)
+                case Storage():
+                    self._storage(node)
+                case Compute():
+                    self._compute(node)
+                case Branch() | Routine() | AnyThread():
+                    self._inside(node)
+                case Barrier():
+                    self._barrier()
+                case Prefetch():
+                    self.scopes.in_scope(node.tensor)
+                    for expr in node.index:
+                        self.scopes.reads(expr)
+                case JoinLanes() | LaneReduce():
+                    self._lanes(node)
+                case Transpose():
+                    self._transpose(node)
+                case _:
+                    self._of_matrix_units(node)
+
+    def _of_matrix_units(self, node: Node) -> None:
+        match node:
+            case Copy():
+                self._copy(node)
+            case AwaitCopies():
+                self.scopes.order.awaited()
+            case LoadMatrix() | RoundFragment() | Mma():
+                self._fragment(node)
+            case PackFragment() | Exp2():
+                self._compute(_computed(node))
+            case _ if isinstance(node, HopperNode):
+                self._hopper(node)
+
+    def _loop(self, loop: Loop) -> None:
+        if any(outer.kind is LoopKind.VECTOR for outer in self.scopes.loops):
+            raise ScheduleError(
+                f"loop {loop.var} is inside of a vector loop: only innermost loops are vectors",
+                code="schedule-vector-inner",
+            )
+        alike: tuple[int, ...] = ()
+        if loop.limit is not None:
+            if loop.kind is not LoopKind.SERIAL:
+                raise ScheduleError(
+                    f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
+                    code="schedule-extent",
+                )
+            self.scopes.reads(loop.limit)
+            alike = self._alike(loop.limit)
+        self.uneven += alike
+        with self.scopes.bound(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
+            self.nodes(loop.body)
+        del self.uneven[len(self.uneven) - len(alike) :]
+        if loop.kind is LoopKind.SERIAL:
+            self.scopes.round_ended()
+
+    def _storage(self, storage: Storage) -> None:
+        with self.scopes.opened(storage):
+            if storage.window is not None:
+                self._window(storage, storage.window)
+            self.nodes(storage.body)
+
+    def _window(self, storage: Storage, window: Load) -> None:
+        """A private room that lies in memory: what is there may be read; written, it must be each iteration's own."""
+        if storage.scope is not Scope.STACK:
+            raise ScheduleError(f"{storage.tensor} lies in memory, but is no private room", code="schedule-scope")
+        self.scopes.in_scope(window.tensor)
+        for expr in window.index:
+            self.scopes.reads(expr)
+        self.scopes.written.add(storage.tensor)
+        writers = [n for n in descend(storage.body) if isinstance(n, Compute | Transpose | JoinLanes)]
+        if any(node.tensor == storage.tensor for node in writers):
+            self.scopes.record(window.tensor, window.index, is_write=True)
+
+    def _inside(self, node: Branch | Routine | AnyThread) -> None:
+        match node:
+            case Branch():
+                self._branch(node)
+            case Routine():
+                self._routine(node)
+            case AnyThread():
+                self._any_thread(node)
+
+    def _branch(self, branch: Branch) -> None:
+        self.scopes.reads(branch.cond)
+        alike = self._alike(branch.cond)
+        self.uneven += alike
+        self.scopes.dependence.branches.append((len(self.scopes.loops), branch.cond))
+        self.nodes(branch.then)
+        self.nodes(branch.otherwise)
+        self.scopes.dependence.branches.pop()
+        del self.uneven[len(self.uneven) - len(alike) :]
+
+    def _routine(self, routine: Routine) -> None:
+        """One thread's own work: a function that is called, not a piece of the loops around it."""
+        for node in descend(routine.body):
+            if isinstance(node, Routine) or (isinstance(node, Loop) and node.kind in _SHARED_LOOPS):
+                raise ScheduleError(
+                    f"routine {routine.name} holds a loop for several threads, or another routine",
+                    code="schedule-routine",
+                )  # fmt: skip
+        self.nodes(routine.body)
+
+    def _barrier(self) -> None:
+        self._barrier_like("block")
+        self.scopes.order.met()
+
+    def _barrier_like(self, threads: str) -> None:
+        known = {"warp": self.warp, "warpgroup": WARPGROUP}
+        uneven = any(threads not in known or alike % known[threads] for alike in self.uneven)
+        if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
+            raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
+
+    def _lanes(self, node: JoinLanes | LaneReduce) -> None:
+        """Lanes of a vector; of threads: what each has must be its own, and all must come to see what it becomes."""
+        if isinstance(node, JoinLanes):
+            self._compute(Compute(node.tensor, node.index, node.first))
+            return
+        self._barrier_like("warp")
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.REGISTER:
+            raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
+        for expr in node.index:
+            self.scopes.reads(expr)
+        if node.tensor not in self.scopes.written:
+            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+
+    def _transpose(self, node: Transpose) -> None:
+        """Into a room of its thread's own, where its elements' places need no comparison; or as two loops over them."""
+        if node.along is not None:
+            self._turned(node, node.along)
+            return
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.STACK:
+            raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
+        for expr in node.index:
+            self.scopes.reads(expr)
+        self.scopes.reads(node.source)
+        self.scopes.written.add(node.tensor)
+        self.scopes.record(node.tensor, node.index, is_write=True)
+
+    def _turned(self, node: Transpose, along: int) -> None:
+        moved = {along: ref(".turned.column"), len(node.index) - 1: ref(".turned.row")}
+        index = tuple(add(i, moved[d]) if d in moved else i for d, i in enumerate(node.index))
+        nodes: tuple[Node, ...] = (Compute(node.tensor, index, node.source),)
+        for place, extent in ((".turned.row", node.rows), (".turned.column", node.columns)):
+            nodes = (Loop(place, extent or node.lanes or MOST_LANES, LoopKind.SERIAL, nodes),)
+        self.nodes(nodes)
+
+    def _any_thread(self, node: AnyThread) -> None:
+        """All threads of the block come to see the same value; roles meet warp by warp."""
+        self.scopes.reads(node.cond)
+        if node.threads is None:
+            self._barrier()
+        else:
+            self._barrier_like("warp")
+        with self.scopes.bound(node.var, Value.of_loop(node.var)):
+            self.nodes(node.body)
+
+    # tensor cores ---------------------------------------------------------------------------------------------------
+    def _copy(self, node: Copy) -> None:
+        """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
+        self.scopes.in_scope(node.tensor)
+        if self.scopes.room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.rooms:
+            raise ScheduleError(f"{node.tensor} is copied to, but not from memory to a shared room",
+                                code="schedule-scope")  # fmt: skip
+        for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
+            self.scopes.reads(expr)
+        self.scopes.read(node.source)
+        self.scopes.written.add(node.tensor)
+        self.scopes.order.copied(node.tensor)
+        self.scopes.record(node.tensor, node.index, is_write=True)
+
+    def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
+        """With fragments in registers; but for rounding a warp does it together: all of its threads must get there."""
+        if not isinstance(node, RoundFragment):
+            self._barrier_like("warp")
+        read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
+        match node:
+            case LoadMatrix():
+                self.scopes.read(Load(node.source, node.at, DType.UINT32))
+                read = []
+            case Mma():
+                read += [(node.a, node.a_index), (node.b, node.b_index)]
+        for expr in node.index:
+            self.scopes.reads(expr)
+        for tensor, index in ((node.tensor, node.index), *read):
+            self.scopes.in_scope(tensor)
+            if self.scopes.room(tensor)[1] is not Scope.REGISTER:
+                raise ScheduleError(f"{tensor} is a fragment, but not in registers", code="schedule-scope")
+            for expr in index:
+                self.scopes.reads(expr)
+        for tensor, _ in read:
+            if tensor not in self.scopes.written:
+                raise ScheduleError(f"{tensor} is used before it has a value", code="schedule-order")
+        self.scopes.written.add(node.tensor)
+
+    def _hopper(self, node: HopperNode) -> None:
+        """Those who must do it together do; what it reads is there; what it begins is noted."""
+        if (threads := together(node)) is not None:
+            self._barrier_like(threads)
+        for expr in hopper_expressions(node):
+            self.scopes.reads(expr)
+        self.scopes.order.node(node)
+        match node:
+            case BulkLoad(tensor=tensor):
+                self.scopes.in_scope(tensor)
+                self.scopes.written.add(tensor)
+            case StoreMatrix(tensor=tensor, source=source, index=index):
+                self.scopes.in_scope(tensor)
+                self.scopes.read(Load(source, index, DType.UINT16))
+                self.scopes.written.add(tensor)
+            case BulkStore(tensor=tensor, index=index):
+                self.scopes.read(Load(tensor, index, DType.UINT32))
+            case WarpgroupMma(tensor=tensor, a=a, b=b):
+                for side in (a, b):
+                    if side.tensor not in self.scopes.order.in_flight:  # several products may read the same registers
+                        self.scopes.read(Load(side.tensor, side.index, side.dtype))
+                self.scopes.in_scope(tensor)
+                if self.scopes.room(tensor)[1] is not Scope.REGISTER:
+                    raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
+                self.scopes.written.add(tensor)
+            case _:
+                pass
+
+    def _alike(self, expr: Expr) -> tuple[int, ...]:
+        """Where threads of one block may see different values of it: how many neighbours see the same."""
+        value = self.scopes.variables.value(expr)
+        threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
+        if threads and value.from_data:
+            return (1,)
+        strides = [self.strides[var] for var in threads & value.loops]
+        return (math.gcd(*strides),) if strides else ()
+
+    def _compute(self, node: Compute) -> None:
+        self.scopes.in_scope(node.tensor)
+        for expr in (*node.index, node.value):
+            self.scopes.reads(expr)
+        if node.combine is not None and node.tensor in self.scopes.rooms and node.tensor not in self.scopes.written:
+            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+        self.scopes.written.add(node.tensor)
+        if self.scopes.room(node.tensor)[1] is Scope.SHARED:
+            self.scopes.order.written(node.tensor)
+        self.scopes.order.changed(node.tensor)
+        if node.tensor in self.scopes.rooms and not node.value.dtype.is_float:
+            known = self.scopes.variables.contents.get(node.tensor, frozenset())
+            self.scopes.variables.contents[node.tensor] = known | self.scopes.variables.followed(node.value)[0]
+        if not node.atomic:
+            self.scopes.record(node.tensor, node.index, is_write=True)
+
+
+def _computed(node: PackFragment | Exp2) -> Compute:
+    """What it does to a thread's own registers."""
+    if isinstance(node, PackFragment):
+        return Compute(node.tensor, node.index, node.first)
+    return Compute(node.tensor, node.index, Load(node.tensor, node.index, DType.FLOAT32))

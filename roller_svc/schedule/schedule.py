@@ -1,0 +1,150 @@
+"""Schedule: in which loops each statement of a program is computed, and where; what it computes stays as it is.
+
+A statement is a function of one or two stages: a map has one, a reduction a first that fills in the identity and an
+`.update` that joins, a scatter a first that copies its target and an `.update` that writes. The value of a schedule
+says only what was decided; extents, regions and guards follow from it (schedule/bounds.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from roller_svc.errors import ScheduleError
+from roller_svc.ir.program import Axis, TensorExpr, TensorProgram
+from roller_svc.ir.schedule import LoopKind
+
+UPDATE = ".update"
+
+
+class Part(Enum):
+    """What a stage does at a point."""
+
+    VALUE = "value"  # a map's value
+    START = "start"  # a reduction's identity, a scatter's copy of its target
+    UPDATE = "update"  # what joins, or is scattered
+
+
+class Fixed(Enum):
+    ROOT = "root"  # before all loops, the whole tensor
+    INLINE = "inline"  # in place of every load of it: no loops and no room of its own
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Inside a stage's loop, for as much as one iteration of it needs."""
+
+    stage: str
+    loop: str
+
+
+Site = Fixed | At
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """loop = outer * factor + inner."""
+
+    loop: str
+    outer: str
+    inner: str
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """outer = fused // extent of inner, inner = fused % extent of inner."""
+
+    outer: str
+    inner: str
+    fused: str
+
+
+Cut = Split | Fuse
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoop:
+    name: str
+    kind: LoopKind = LoopKind.SERIAL
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`loops` from the outside in. They came from `axes` by `cuts`, in order."""
+
+    name: str
+    part: Part
+    axes: tuple[Axis, ...]
+    loops: tuple[StageLoop, ...]
+    cuts: tuple[Cut, ...] = ()
+
+    def position(self, loop: str) -> int:
+        for i, found in enumerate(self.loops):
+            if found.name == loop:
+                return i
+        loops = ", ".join(x.name for x in self.loops) or "none"
+        raise ScheduleError(f"{self.name} has no loop {loop}", code="schedule-name", hint=f"its loops: {loops}")
+
+    def axes_of(self, loop: str) -> frozenset[str]:
+        """The axes that a loop came from."""
+        origin = {a.name: frozenset({a.name}) for a in self.axes}
+        for cut in self.cuts:
+            match cut:
+                case Split():
+                    origin[cut.outer] = origin[cut.inner] = origin[cut.loop]
+                case Fuse():
+                    origin[cut.fused] = origin[cut.outer] | origin[cut.inner]
+        return origin[loop]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One statement. `stored` lies outside of `computed` or is the same; an inlined function has neither."""
+
+    statement: TensorExpr
+    stages: tuple[Stage, ...]
+    computed: Site = Fixed.ROOT
+    stored: Site = Fixed.ROOT
+
+    @property
+    def name(self) -> str:
+        return self.statement.output
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`functions` in an order in which each reads only inputs and earlier ones."""
+
+    program: TensorProgram
+    functions: tuple[Function, ...]
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        return frozenset(o.tensor for o in self.program.outputs)
+
+    def function(self, name: str) -> Function:
+        for function in self.functions:
+            if function.name == name:
+                return function
+        names = ", ".join(f.name for f in self.functions)
+        raise ScheduleError(f"there is no function {name}", code="schedule-name", hint=f"functions: {names}")
+
+    def owner(self, stage: str) -> Function:
+        """The function that a stage is of."""
+        for function in self.functions:
+            if any(s.name == stage for s in function.stages):
+                return function
+        names = ", ".join(s.name for f in self.functions for s in f.stages)
+        raise ScheduleError(f"there is no stage {stage}", code="schedule-name", hint=f"stages: {names}")
+
+    def stage(self, name: str) -> Stage:
+        return next(s for s in self.owner(name).stages if s.name == name)
+
+    def with_function(self, new: Function) -> Schedule:
+        return replace(self, functions=tuple(new if f.name == new.name else f for f in self.functions))
+
+    def with_stage(self, new: Stage) -> Schedule:
+        owner = self.owner(new.name)
+        stages = tuple(new if s.name == new.name else s for s in owner.stages)
+        return self.with_function(replace(owner, stages=stages))

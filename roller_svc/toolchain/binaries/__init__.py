@@ -1,0 +1,1 @@
+"""Reading compiled binaries: cubins, SASS and AMD code objects."""

@@ -1,0 +1,1 @@
+"""Checks of compiled kernels: corpora, results, SASS lint."""

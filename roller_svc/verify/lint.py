@@ -1,0 +1,145 @@
+"""Compiled CUDA kernels and the plans they were made from → what their machine code has, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Resources
+from roller_svc.ir.report import Plan
+from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.toolchain.binaries.sass import SassFunction, sass_functions
+from roller_svc.toolchain.nvrtc import ptxas_warnings
+from roller_svc.verify.expected_instructions import Promise, promises
+
+
+class FindingKind(Enum):
+    SPILL = "spill"  # registers kept in memory
+    WARNING = "ptxas-warning"  # C75xx: an instruction that ptxas could not use as asked
+    LOCAL_ARRAY = "local-array"  # an array of one thread that became memory, without a spill
+    INSTRUCTION = "missing-instruction"  # the text asks for one that the code does not have
+    MATRIX_UNIT = "no-matrix-instruction"  # planned for a matrix unit, computed elsewhere
+    REGISTERS = "registers"  # more of them than planned, so that fewer blocks share a core
+    SHARED = "shared-memory"  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`launch`: the launch it is about, '' where the compiler does not say."""
+
+    kind: FindingKind
+    launch: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKernel:
+    """A binary with the plan that it was made from, and the groups that the plan is for."""
+
+    compiled: CompiledKernel
+    plan: Plan
+    groups: tuple[KernelGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the plan has for a launch: the unit, and what the model assumes that a block takes."""
+
+    unit: ComputeUnit
+    needs: BlockNeeds | None
+
+
+@dataclass(frozen=True, slots=True)
+class LintedLaunch:
+    """`planned`: None for launches that prepare or join, which no plan chooses."""
+
+    launch: LaunchSpec
+    resources: Resources
+    code: SassFunction
+    planned: Planned | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lint:
+    launches: tuple[LintedLaunch, ...]
+    findings: tuple[Finding, ...]
+
+    def count(self, kind: FindingKind) -> int:
+        return sum(finding.kind is kind for finding in self.findings)
+
+
+def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[Lint]:
+    """Every launch disassembled and held against its plan and its text. The kernels are for one device.
+
+    Raises ToolchainMissingError where there is no disassembler, CompileError where it does not read a binary.
+    """
+    codes = sass_functions([kernel.compiled.binary for kernel in kernels], hw.arch)
+    return [_linted(kernel, code, hw) for kernel, code in zip(kernels, codes, strict=True)]
+
+
+def _linted(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: HardwareSpec) -> Lint:
+    compiled = kernel.compiled
+    planned = {
+        compiled.source.main_launch(group.name): Planned(choice.program.unit, planned_needs(group, choice.program, hw))
+        for group, choice in zip(kernel.groups, kernel.plan.choices, strict=True)
+    }
+    launches = tuple(
+        LintedLaunch(launch, used, code[launch.name], planned.get(position))
+        for position, (launch, used) in enumerate(zip(compiled.source.launches, compiled.resources, strict=True))
+    )
+    asked = promises(compiled.source)
+    findings = [Finding(FindingKind.WARNING, "", line) for line in ptxas_warnings(compiled.log)]
+    for one in launches:
+        findings += _findings(one, asked.get(one.launch.name, ()), hw)
+    return Lint(launches, tuple(findings))
+
+
+def matrix_families(unit: ComputeUnit) -> tuple[str, ...]:
+    """The instructions, any of them, that a matrix unit of NVIDIA computes with; empty for units that are none."""
+    if unit.kind not in (UnitKind.MMA, UnitKind.WGMMA):
+        return ()
+    prefix = {UnitKind.MMA: "", UnitKind.WGMMA: "G"}[unit.kind]
+    if unit.in_dtype is DType.FLOAT64:
+        return ("DMMA",)
+    if not unit.in_dtype.is_float:
+        return (f"I{prefix}MMA",)
+    # float8 without an instruction of its own is converted to float16 (verify/expected_instructions.py)
+    return (f"Q{prefix}MMA", f"H{prefix}MMA") if unit.in_dtype.bits == 8 else (f"H{prefix}MMA",)
+
+
+def _findings(one: LintedLaunch, asked: Sequence[Promise], hw: HardwareSpec) -> Iterator[Finding]:
+    name, used, code = one.launch.name, one.resources, one.code
+    local = code.count("LDL", "STL")
+    if used.spill_bytes:
+        yield Finding(FindingKind.SPILL, name, f"{used.spill_bytes} bytes of registers go through memory")
+    elif local:
+        yield Finding(FindingKind.LOCAL_ARRAY, name, f"{local} accesses of an array that is not in registers")
+    for promise in asked:
+        if not code.count(*promise.families):
+            yield Finding(FindingKind.INSTRUCTION, name, f"{promise.what}, but no {' or '.join(promise.families)}")
+    if one.planned is not None:
+        yield from _against_plan(one, one.planned, hw)
+
+
+def _against_plan(one: LintedLaunch, planned: Planned, hw: HardwareSpec) -> Iterator[Finding]:
+    name, used = one.launch.name, one.resources
+    families = matrix_families(planned.unit)
+    if families and not one.code.count(*families):
+        yield Finding(FindingKind.MATRIX_UNIT, name, f"planned for {planned.unit.name}, but no {' or '.join(families)}")
+    if (needs := planned.needs) is None:
+        return
+    assumed = blocks_per_core(needs, hw)
+    registers, shared = used.registers_per_thread, used.shared_bytes
+    for kind, what, real in (
+        (FindingKind.REGISTERS, f"{registers} registers a thread in place of {needs.registers_per_thread}",
+         replace(needs, registers_per_thread=registers)),
+        (FindingKind.SHARED, f"{shared} bytes of shared memory in place of {needs.shared_bytes}",
+         replace(needs, shared_bytes=shared)),
+    ):  # fmt: skip
+        if (fit := blocks_per_core(real, hw)) < assumed:
+            yield Finding(kind, name, f"{what}: {fit} blocks share a core, not {assumed}")

@@ -1,0 +1,151 @@
+"""Nouns survive JSON: from_json(to_json(x)) == x, equal nouns give equal text, wrong data is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roller_svc.errors import ArgumentError, CompileError
+from roller_svc.ir.canonical import canonical_text, digest, from_json, to_json
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Estimate, StageCost
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
+from roller_svc.ir.hardware import Arch, ComputeUnit, MemoryLevel, Scope, UnitKind
+from roller_svc.ir.kernel import (
+    Buffer,
+    CompiledKernel,
+    KernelSource,
+    Language,
+    LaunchSpec,
+    Measurement,
+    Resources,
+    Role,
+    RuntimeCheck,
+)
+from roller_svc.ir.program import Axis, AxisKind, Combine, Output, StatementKind, TensorExpr, TensorProgram, TensorType
+from roller_svc.ir.report import Attempt, Plan
+from roller_svc.ir.rprogram import RTile
+
+names = st.from_regex(r"[a-z][a-z0-9]{0,3}", fullmatch=True)
+dtypes = st.sampled_from(DType)
+counts = st.integers(1, 2**40)
+seconds = st.floats(0, 1e3)
+
+
+@st.composite
+def constants(draw: st.DrawFn) -> Const:
+    dtype = draw(dtypes)
+    return Const(draw(st.floats(allow_nan=False) if dtype.is_float else st.integers(-(2**31), 2**64 - 1)), dtype)
+
+
+def _grown(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+    several = st.lists(inner, min_size=1, max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(Op, st.sampled_from(OpKind), several, dtypes),
+        st.builds(Load, names, several, dtypes, st.lists(st.booleans(), max_size=3).map(tuple)),
+        st.builds(Cast, inner, dtypes, st.booleans()),
+        st.builds(Select, inner, inner, inner, dtypes),
+    )
+
+
+leaves: st.SearchStrategy[Expr] = st.one_of(constants(), st.builds(AxisRef, names))
+expressions = st.recursive(leaves, _grown, max_leaves=8)
+types = st.builds(TensorType, dtypes, st.lists(counts, max_size=4).map(tuple))
+axes = st.builds(Axis, names, counts, st.sampled_from(AxisKind))
+statements = st.builds(
+    TensorExpr, names, names, st.sampled_from(StatementKind), types, st.lists(axes, max_size=3).map(tuple),
+    st.lists(expressions, max_size=2).map(tuple), expressions, st.none() | st.sampled_from(Combine),
+    st.none() | names, st.none() | expressions, st.lists(st.booleans(), max_size=2).map(tuple),
+)  # fmt: skip
+programs = st.builds(
+    TensorProgram,
+    st.lists(st.tuples(names, types), max_size=3).map(tuple),
+    st.lists(statements, max_size=2).map(tuple),
+    st.lists(st.builds(Output, names, names), max_size=2).map(tuple),
+)
+levels = st.builds(MemoryLevel, names, st.sampled_from(Scope), counts, seconds, seconds, counts, counts, counts)
+units = st.builds(
+    ComputeUnit, names, st.sampled_from(UnitKind), st.lists(counts, max_size=3).map(tuple), dtypes, dtypes, seconds
+)
+estimates = st.builds(
+    Estimate, seconds, st.lists(st.builds(StageCost, names, seconds), max_size=3).map(tuple), seconds, counts, seconds
+)
+tiles = st.lists(st.tuples(names, counts), max_size=3).map(tuple)
+sources = st.builds(
+    KernelSource, names, st.sampled_from(Language), st.builds(Arch, names, counts, names), st.text(),
+    st.lists(st.builds(Buffer, names, names, st.sampled_from(Role), dtypes, st.lists(counts, max_size=3).map(tuple)),
+             max_size=2).map(tuple),
+    st.lists(st.builds(LaunchSpec, names, st.lists(names, max_size=2).map(tuple)), max_size=2).map(tuple),
+    st.lists(st.builds(RuntimeCheck, names, counts, counts, names), max_size=2).map(tuple),
+    st.lists(names, max_size=2).map(tuple),
+)  # fmt: skip
+kernels = st.builds(
+    CompiledKernel, sources, st.binary(max_size=20), st.text(max_size=20),
+    st.lists(st.builds(Resources, counts, counts, counts), max_size=2).map(tuple), seconds,
+)  # fmt: skip
+nouns = st.one_of(
+    programs, levels, units, estimates, kernels, st.builds(RTile, tiles),
+    st.builds(Measurement, seconds, seconds, counts, names, st.none() | seconds),
+)  # fmt: skip
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(nouns)
+def test_round_trip(noun: Any) -> None:
+    data = json.loads(json.dumps(to_json(noun), allow_nan=False))
+    again = from_json(type(noun), data)
+    assert again == noun
+    assert canonical_text(again) == canonical_text(noun)
+    assert digest(again) == digest(noun)
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(programs)
+def test_numbers_keep_their_kind(program: TensorProgram) -> None:
+    again = from_json(TensorProgram, json.loads(canonical_text(program)))
+    assert repr(again) == repr(program)
+
+
+def test_infinities_and_nan() -> None:
+    cost = StageCost("dram", math.inf)
+    assert to_json(cost) == {"name": "dram", "seconds": "inf"}
+    assert from_json(StageCost, to_json(cost)) == cost
+    assert math.isnan(from_json(StageCost, {"name": "x", "seconds": "nan"}).seconds)
+
+
+def test_an_integer_in_a_floating_field_makes_no_other_digest() -> None:
+    assert digest(StageCost("dram", 1)) == digest(StageCost("dram", 1.0))
+
+
+def test_errors_of_attempts() -> None:
+    attempt = Attempt(Plan(()), (), None, None, None, CompileError("no", log="long"))
+    again = from_json(Attempt, to_json(attempt))
+    assert isinstance(again.error, CompileError)
+    assert (again.error.code, again.error.message) == ("compile-failed", "no")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"dtype": "float32"}, r"TensorType\.shape: missing"),
+        ({"dtype": "float32", "shape": [1], "rank": 1}, r"TensorType\.rank: unknown field"),
+        ({"dtype": "float33", "shape": [1]}, r"TensorType\.dtype: expected one of float64"),
+        ({"dtype": "float32", "shape": [1.5]}, r"TensorType\.shape\[0\]: expected int"),
+        ({"dtype": "float32", "shape": [True]}, r"TensorType\.shape\[0\]: expected int"),
+        ({"dtype": "float32", "shape": 3}, r"TensorType\.shape: expected an array"),
+        ([], "TensorType: expected an object"),
+    ],
+)
+def test_wrong_data_is_refused_with_its_place(data: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        from_json(TensorType, data)
+
+
+def test_an_unknown_node_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"Cast\.arg\.node"):
+        from_json(Cast, {"arg": {"node": "Lambda"}, "dtype": "int8", "implicit": False})

@@ -1,0 +1,204 @@
+"""PTX and SASS as blobs: made once, read from then on, whatever happens to what was kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from httpx import Client
+from serving import served
+
+from roller_svc.errors import CompileError, QueueFullError, UnknownKernelError
+from roller_svc.farm.build import build_artifact
+from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.service import disassembly as texts
+from roller_svc.service.app import create_app
+from roller_svc.service.disassembly import TEXTS_AT_ONCE, TEXTS_WAITING_MOST, Texts
+from roller_svc.settings import Settings
+from roller_svc.toolchain.binaries import sass
+from tests.service.test_listings import BODY
+
+
+class Maker:
+    """Counts what it makes, and waits for `gate` before."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.version = "tool 1"
+        self.made: list[str] = []
+        self.at_once: list[int] = []
+        self._lock = threading.Lock()
+        self._working = 0
+
+    def tool(self) -> str:
+        return self.version
+
+    def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
+        with self._lock:
+            self._working += 1
+            self.at_once.append(self._working)
+            self.made.append(str(facts["note"]))
+        assert self.gate.wait(60)
+        with self._lock:
+            self._working -= 1
+        if files["source"] == b"wrong":
+            raise CompileError("no")
+        return f"{self.version} {facts['note']}"
+
+
+def digest_of(number: int) -> str:
+    return f"sha256:{number:064x}"
+
+
+def published(store: Store, number: int = 0, *, language: str = "cuda", source: bytes = b"right") -> str:
+    digest = digest_of(number)
+    facts: Json = {"digest": digest, "language": language, "note": str(number)}
+    store.publish(digest_of(number + 1000), Artifact(digest, facts, {"source": source, "binary": b"\x7fELF"}))
+    return digest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+@pytest.fixture
+def making(store: Store, maker: Maker) -> Iterator[Texts]:
+    found = Texts(store, {"ptx": maker, "sass": maker})
+    yield found
+    maker.gate.set()
+    found.close()
+
+
+def test_a_text_is_made_once_and_kept(making: Texts, maker: Maker, store: Store) -> None:
+    digest = published(store)
+    assert making.kept(digest, "ptx") is None
+    assert making.made(digest, "ptx").result() == b"tool 1 0"
+    assert making.kept(digest, "ptx") == b"tool 1 0"
+    assert making.made(digest, "ptx").result() == b"tool 1 0"  # asked for by one that saw it missing before
+    assert Texts(Store(store.root), {"ptx": maker}).kept(digest, "ptx") == b"tool 1 0"
+    assert maker.made == ["0"]
+
+
+def test_requests_for_one_text_share_it(making: Texts, maker: Maker, store: Store) -> None:
+    digest = published(store)
+    maker.gate.clear()
+    futures = {making.made(digest, "ptx") for _ in range(50)}
+    assert len(futures) == 1
+    other = making.made(digest, "sass")
+    maker.gate.set()
+    assert {future.result() for future in (*futures, other)} == {b"tool 1 0"}
+    assert maker.made == ["0", "0"]  # one a kind
+
+
+def test_few_are_made_at_once_and_some_may_wait(making: Texts, maker: Maker, store: Store) -> None:
+    digests = [published(store, number) for number in range(TEXTS_WAITING_MOST + 1)]
+    maker.gate.clear()
+    futures = [making.made(digest, "ptx") for digest in digests[:-1]]
+    with pytest.raises(QueueFullError):
+        making.made(digests[-1], "ptx")
+    assert making.made(digests[0], "ptx") is futures[0]  # to join takes no place
+    assert making.kept(digests[-1], "ptx") is None  # reading waits for nobody
+    maker.gate.set()
+    assert [future.result() for future in futures] == [f"tool 1 {n}".encode() for n in range(TEXTS_WAITING_MOST)]
+    assert max(maker.at_once) <= TEXTS_AT_ONCE
+    assert making.made(digests[-1], "ptx").result()
+
+
+def test_a_failure_is_told_to_all_and_not_kept(making: Texts, maker: Maker, store: Store) -> None:
+    digest = published(store, source=b"wrong")
+    maker.gate.clear()
+    first, second = making.made(digest, "ptx"), making.made(digest, "ptx")
+    maker.gate.set()
+    for future in (first, second):
+        with pytest.raises(CompileError):
+            future.result()
+    with pytest.raises(CompileError):
+        making.made(digest, "ptx").result()
+    assert maker.made == ["0", "0"]
+
+
+def test_another_tool_makes_the_text_again(making: Texts, maker: Maker, store: Store) -> None:
+    digest = published(store)
+    making.made(digest, "ptx").result()
+    maker.version = "tool 2"
+    assert making.kept(digest, "ptx") is None
+    assert making.made(digest, "ptx").result() == b"tool 2 0"
+
+
+def test_what_has_no_text_is_refused(making: Texts, store: Store) -> None:
+    with pytest.raises(UnknownKernelError, match="only CUDA has PTX"):
+        making.kept(published(store, language="c"), "ptx")
+    with pytest.raises(UnknownKernelError):
+        making.kept(digest_of(7), "ptx")
+    with pytest.raises(UnknownKernelError):
+        making.made(digest_of(7), "ptx").result()
+
+
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the texts that tools make from now on."""
+    runs: list[str] = []
+    ptx, sass_text = texts.toolchain.ptx, texts.toolchain.sass_text
+    monkeypatch.setattr(texts.toolchain, "ptx", lambda *given: runs.append("ptx") or ptx(*given))
+    monkeypatch.setattr(texts.toolchain, "sass_text", lambda *given: runs.append("sass") or sass_text(*given))
+    return runs
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with served(create_app(Settings(store=tmp_path / "store"), build_artifact)) as client:
+        yield client
+
+
+def links(client: Client) -> dict[str, str]:
+    answer = client.post("/v1/kernels:compile", json=BODY, headers={"Prefer": "wait=60"}).json()
+    found: dict[str, str] = answer["response"]["links"]
+    return found
+
+
+def test_a_service_makes_each_text_once_and_mends_it(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = links(client)
+    runs = count_runs(monkeypatch)
+    for kind, word in (("ptx", ".target sm_80"), ("sass", "STG.E")):
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _, link=found[kind]: client.get(link), range(16)))
+        assert {answer.status_code for answer in answers} == {200}
+        (text,) = {answer.text for answer in answers}
+        assert word in text
+        assert runs == [kind]
+        (name,) = (tmp_path / "store" / "derived").glob(f"*.{kind}")
+        for damage in (b"", b"\xff", b"[]", name.read_bytes()[:-2]):
+            name.write_bytes(damage)
+            assert client.get(found[kind]).text == text
+        for blob in (tmp_path / "store" / "cas").rglob("*"):
+            if blob.is_file() and blob.read_bytes() == text.encode():
+                blob.write_bytes(b"damaged")
+        assert client.get(found[kind]).text == text
+        assert client.get(found[kind]).text == text
+        assert runs == [kind] * 6
+        runs.clear()
+
+
+def test_texts_outlive_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(store=tmp_path / "store")
+    with served(create_app(settings, build_artifact)) as first:
+        found = links(first)
+        before = first.get(found["sass"]).text
+    runs = count_runs(monkeypatch)
+    with served(create_app(settings, build_artifact)) as second:
+        assert second.get(found["sass"]).text == before
+        assert runs == []
+        monkeypatch.setattr(sass, "_version_of", lambda _: "another nvdisasm")
+        assert second.get(found["sass"]).text == before
+        assert runs == ["sass"]

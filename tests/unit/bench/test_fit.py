@@ -1,0 +1,162 @@
+"""Constants of the CPU model, fitted to times that a model with other constants made up."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from tile_spaces import matmul, relu, row_sum
+
+from roller_svc import hardware
+from roller_svc.bench.model.fit import WITHIN, all_estimated, fitted, fitted_together
+from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan
+from roller_svc.construct.construct import prepared, rank
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.report import Plan
+from roller_svc.perf.cpu_costs import CpuCosts
+from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.model import Model
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+HW = hardware.load("cpu-x86-avx512")
+START = CpuCosts()
+# what made-up times were made with
+TRUE = replace(
+    START,
+    contraction=replace(START.contraction, copy_cycles=4.0, call_cycles=90.0),
+    nest=replace(START.nest, overlap_leak=3 * START.nest.overlap_leak),
+    memory=replace(START.memory, written=1.6),
+)
+GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), relu(4096, 1024), row_sum(4096, 1024))
+
+
+def case(group: KernelGroup, costs: CpuCosts, slower: float = 1.0) -> FitCase:
+    candidates, _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 8)
+    plans = [MeasuredPlan(Plan((candidate,)), (group,), 1.0) for candidate in candidates]
+    made = FitCase(group.name, "made up", tuple(plans))
+    (seconds,) = all_estimated((made,), HW, costs)
+    timed = tuple(replace(plan, seconds=slower * s) for plan, s in zip(plans, seconds, strict=True))
+    return replace(made, plans=timed)
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[FitCase, ...]:
+    return tuple(case(group, TRUE) for group in GROUPS)
+
+
+def worst(costs: CpuCosts, of: tuple[FitCase, ...] | None = None, hw: HardwareSpec = HW) -> float:
+    """The largest |ln(predicted / measured)|."""
+    of = of or cases()
+    pairs = zip(all_estimated(of, hw, costs), of, strict=True)
+    return max(
+        abs(math.log(found / plan.seconds))
+        for estimates, one in pairs
+        for found, plan in zip(estimates, one.plans, strict=True)
+    )
+
+
+def test_times_are_explained_where_constants_can_explain_them() -> None:
+    assert worst(START) > 0.1
+    assert worst(fitted(cases(), HW, START)) < 0.5 * worst(START)
+
+
+def test_the_same_measurements_give_the_same_constants() -> None:
+    assert fitted(cases(), HW, START) == fitted(cases(), HW, START)
+
+
+def test_true_constants_stay() -> None:
+    assert fitted(cases(), HW, TRUE) == TRUE
+
+
+def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay_put() -> None:
+    slow = tuple(case(group, TRUE, slower=30.0) for group in GROUPS)
+    found = fitted(slow, HW, START)
+    assert found.convolution == START.convolution
+    for part in (found.contraction, found.nest):
+        started = START.contraction if part is found.contraction else START.nest
+        for constant in fields(part):
+            ratio = getattr(part, constant.name) / getattr(started, constant.name)
+            assert 1 / WITHIN - 1e-9 <= ratio <= WITHIN + 1e-9
+    assert found.contraction.copy_cycles > START.contraction.copy_cycles
+
+
+def test_without_measurements_nothing_changes() -> None:
+    assert fitted((), HW, START) == START
+
+
+def test_measurements_on_two_machines_are_fitted_together() -> None:
+    """One case on a machine whose clock is half as fast: with the same constants it takes another time there."""
+    slow = replace(HW, clock_hz=HW.clock_hz / 2)
+    first, *others = cases()
+    (seconds,) = all_estimated((first,), slow, TRUE)
+    plans = tuple(replace(plan, seconds=s) for plan, s in zip(first.plans, seconds, strict=True))
+    there = (replace(first, plans=plans),)
+    together = fitted_together(((there, slow), (others, HW)), START)
+    assert worst(together, there, slow) < 0.5 * worst(START, there, slow)
+    assert worst(together, there, slow) < worst(fitted(others, HW, START), there, slow)
+
+
+@pytest.mark.parametrize("number", range(len(GROUPS)))
+def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
+    one = cases()[number]
+    alone = (
+        Model(prepared(GROUPS[number], HW, choice.program.unit)).with_costs(TRUE).estimate(choice.program).seconds
+        for plan in one.plans
+        for choice in plan.plan.choices
+    )
+    assert all_estimated((one,), HW, TRUE) == (tuple(alone),)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_fitted_module_replaces_the_old_one_whole(
+    tmp_path: Path, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    module = tmp_path / "costs.py"
+    module.write_text("OLD = 1\n", encoding="utf-8")
+    if writes:
+        script.replace_file(module, "NEW = 2\n")
+    else:
+        with pytest.raises(UnicodeEncodeError):
+            script.replace_file(module, "NEW = 2\n\ud800")
+    assert module.read_text(encoding="utf-8") == ("NEW = 2\n" if writes else "OLD = 1\n")
+    assert list(tmp_path.iterdir()) == [module]
+
+
+def test_classes_whose_kernels_have_changed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    document = {"cases": [{"id": "a", "cls": "gemm"}, {"id": "b", "cls": "maxpool"}, {"id": "c", "cls": "relu"}]}
+    monkeypatch.setattr(script, "read_measurements", lambda _: document)
+    assert script.measured("old.json") == document
+    assert [case["id"] for case in script.measured("old.json:-maxpool,relu")["cases"]] == ["a"]
+    with pytest.raises(SystemExit, match=r"old.json has no class gem"):
+        script.measured("old.json:-gem")
+
+
+def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("fit_costs")
+    costs = replace(CpuCosts(), nest=replace(CpuCosts().nest, load_cycles=0.31415), single_task=0.2718)
+    found: dict[str, CpuCosts] = {}
+    exec(script.module(costs, "two plans of one program"), found)
+    assert found["FITTED"].contraction == costs.contraction
+    assert (found["FITTED"].nest.load_cycles, found["FITTED"].single_task) == (0.31, 0.27)
+
+
+def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:
+    start, fitted_to = asdict(CpuCosts()), asdict(FITTED)
+    for family, costs in start.items():
+        before_and_after = (costs, fitted_to[family])
+        if isinstance(costs, float):  # no family
+            pairs = [before_and_after]
+        else:
+            pairs = list(zip(*(one.values() for one in before_and_after), strict=True))
+        assert pairs
+        assert all(1 / WITHIN * 0.95 <= after / before <= WITHIN * 1.05 for before, after in pairs), family

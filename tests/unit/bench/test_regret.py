@@ -1,0 +1,73 @@
+"""What the model's choice costs, by hand; curves; and halves of cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from roller_svc.bench.model.cross_validation import halves
+from roller_svc.bench.model.measured_plans import FitCase
+from roller_svc.bench.model.regret import FIGURES, JudgedCase, case_json, figures, judgement, percentile, spearman
+
+RIGHT = JudgedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
+WRONG = JudgedCase("wrong", "conv", ((3.0, 1.0), (2.0, 1.5), (1.0, 2.0)))
+
+
+def test_regret_is_measured_from_the_best_of_all() -> None:
+    assert [RIGHT.regret(first) for first in (1, 2, 3)] == [0.0, 0.0, 0.0]
+    assert [WRONG.regret(first) for first in (1, 2, 3, 20)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+def test_of_plans_predicted_alike_the_first_counts() -> None:
+    assert JudgedCase("tie", "gemm", ((1.0, 3.0), (1.0, 2.0))).regret(1) == pytest.approx(0.5)
+
+
+def test_a_case_says_what_was_chosen_and_what_was_best() -> None:
+    row = case_json(WRONG)
+    assert (row["predicted_s"], row["measured_s"], row["best_s"]) == (1.0, 2.0, 1.0)
+    assert (row["top1_regret"], row["top10_regret"], row["spearman"]) == (1.0, 0.0, -1.0)
+    assert row["median_abs_log_ratio"] == pytest.approx(math.log(2))
+
+
+def test_figures_pool_plans_and_average_cases() -> None:
+    found = figures([RIGHT, WRONG])
+    assert (found["cases"], found["plans"]) == (2, 6)
+    assert found["spearman"] == pytest.approx(spearman([*RIGHT.pairs, *WRONG.pairs]))
+    assert found["spearman_within"] == pytest.approx(0.0)
+    assert (found["top1_regret_mean"], found["top1_regret_p90"], found["top1_regret_max"]) == (0.5, 1.0, 1.0)
+    assert found["top10_regret_mean"] == 0.0
+    assert found["chosen_median_abs_log_ratio"] == pytest.approx(math.log(2) / 2)
+
+
+def test_classes_are_judged_by_themselves() -> None:
+    found = judgement([RIGHT, WRONG])
+    assert {cls: one["top1_regret_mean"] for cls, one in found["classes"].items()} == {"conv": 1.0, "gemm": 0.0}
+    curve = found["overall"]["regret_curve"]
+    assert [point["first"] for point in curve] == list(range(1, 21))
+    assert [point["mean"] for point in curve[:4]] == pytest.approx([0.5, 0.25, 0.0, 0.0])
+
+
+def test_nothing_to_judge_has_no_figures() -> None:
+    overall = judgement([])["overall"]
+    assert overall == {"cases": 0, "plans": 0, "regret_curve": []} | dict.fromkeys(FIGURES)
+
+
+def test_a_percentile_is_an_element() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.9) == 3.0
+    assert percentile([float(n) for n in range(1, 11)], 0.9) == 9.0
+    assert percentile([5.0], 0.9) == 5.0
+
+
+def test_ties_share_their_mean_rank() -> None:
+    """Ranks 1.5 1.5 3 4 beside 1 2 3 4: by hand 3 / sqrt(10)."""
+    assert spearman([(1.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]) == pytest.approx(4.5 / math.sqrt(22.5))
+    assert spearman([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]) is None
+
+
+def test_halves_have_a_part_of_each_class_whatever_the_order() -> None:
+    cases = [FitCase(f"{cls}{n}", cls, ()) for n in (3, 1, 2, 0) for cls in ("b", "a")]
+    first, second = halves(cases)
+    assert [case.id for case in first] == ["a0", "a2", "b0", "b2"]
+    assert [case.id for case in second] == ["a1", "a3", "b1", "b3"]
+    assert halves(cases[::-1]) == (first, second)

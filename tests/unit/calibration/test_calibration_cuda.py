@@ -1,0 +1,171 @@
+"""Micro-benchmarks of NVIDIA devices: their texts compile and compute what they say, and their times become a spec.
+
+There is no device here: numbers are the emulator's, times those of a CuPy that is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulator_support import module
+from fake_cupy import FakeCupy
+
+from roller_svc import hardware
+from roller_svc.calibration.cuda import spec as cuda
+from roller_svc.calibration.cuda.kernels import SECONDS, Kernel, Sizes, kernels, sizes_of
+from roller_svc.errors import LaunchError
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
+from roller_svc.runtime.cuda import arrays as cuda_arrays
+from roller_svc.runtime.cuda import module as runtime_cuda
+from roller_svc.toolchain import compile_source, sass_text
+
+A100 = hardware.load("nvidia-a100-sxm-80gb")
+SMALL = Sizes(cores=2, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=4, steps=32)
+LONG = replace(SMALL, rounds=1 << 20, steps=1 << 17)  # where nothing runs
+BY_NAME = {kernel.name: kernel for kernel in kernels(A100, SMALL)}
+
+
+def emulated(kernel: Kernel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What it was given and what it left, outputs beginning with zeros."""
+    source = kernel.source
+    outputs = tuple(b.symbol for b in source.buffers_of(Role.OUTPUT))
+    zeroed = replace(source, launches=tuple(replace(launch, zeroed=outputs) for launch in source.launches))
+    inputs = {b.name: cuda.contents(b) for b in source.buffers_of(Role.INPUT)}
+    return inputs, module(zeroed).run(inputs)
+
+
+@pytest.mark.emulator
+def test_a_copy_copies_and_a_read_reads_everything_once() -> None:
+    given, left = emulated(BY_NAME["copy_dram_2"])
+    assert (given["source"] == left["target"]).all()
+    assert BY_NAME["copy_dram_2"].amount == 2 * given["source"].nbytes
+    given, left = emulated(BY_NAME["read_dram_1"])
+    threads = 256 * SMALL.cores
+    sums = given["source"].reshape(-1, threads, 4).sum(axis=0, dtype=np.uint32)
+    assert (np.bitwise_xor.reduce(sums, axis=1) == left["results"]).all()
+    assert BY_NAME["read_dram_1"].amount == given["source"].nbytes
+
+
+@pytest.mark.emulator
+def test_a_chase_goes_from_line_to_line() -> None:
+    for name in ("latency_dram", "latency_shared"):
+        kernel = BY_NAME[name]
+        given, left = emulated(kernel)
+        at = 0
+        for _ in range(int(kernel.amount)):
+            at = int(given["next"][at])
+        assert left["place"][0] == at
+
+
+@pytest.mark.emulator
+def test_chains_multiply_and_add_as_often_as_is_counted() -> None:
+    kernel = BY_NAME["multiply_fma_f64"]
+    given, left = emulated(kernel)
+    (a, b), threads = given["values"][:2], left["results"].size
+    expected = np.zeros(threads)
+    for chain in range(8):
+        x = given["values"][(np.arange(threads) % 256 + chain) % 8]
+        for _ in range(SMALL.rounds):
+            x = x * a + b
+        expected += x
+    assert np.allclose(left["results"], expected, rtol=1e-12)
+    assert kernel.amount == 2 * 8 * SMALL.rounds * threads
+
+
+def test_a_chase_meets_every_line_before_the_first_again() -> None:
+    following = cuda.one_round(32 * 100, np.random.default_rng(0))
+    at, met = 0, set()
+    while at not in met:
+        met.add(at)
+        at = int(following[at])
+    assert met == set(range(0, 3200, 32))
+
+
+def test_every_text_compiles_without_spills_to_the_instructions_that_it_is_for() -> None:
+    expected = {
+        "multiply_fma_f32": "FFMA", "multiply_fma_f16": "HFMA2", "matrix_mma_bf16": "HMMA", "matrix_mma_s8": "IMMA",
+        "read_shared_1": "LDS.128", "read_dram_1": "LDG.E.128", "copy_dram_1": "STG.E.128", "latency_l2": "LDG.E",
+        "latency_shared": "LDS", "barrier": "BAR.SYNC", "atomic_same": "RED.E.ADD.F32",
+    }  # fmt: skip
+    for kernel in kernels(A100, sizes_of(A100)):
+        compiled = compile_source(kernel.source)
+        assert [used.spill_bytes for used in compiled.resources] == [0], kernel.name
+        if kernel.name in expected:
+            assert expected[kernel.name] in sass_text(compiled.binary), kernel.name
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
+    """One whose kernels do nothing but count cycles, each launch in a millisecond."""
+    names = {kernel.source.launches[0].name for kernel in BY_NAME.values()}
+
+    def count(_: int, results: int) -> None:
+        ctypes.c_uint64.from_address(results).value = 1_410_000
+
+    fake = FakeCupy(dict.fromkeys(names, lambda *_: None) | {"clock_cycles": count})
+    for module_ in (runtime_cuda, cuda_arrays, cuda):
+        monkeypatch.setattr(module_, "import_cupy", lambda: fake)
+    monkeypatch.setattr(runtime_cuda, "device_present", lambda: True)
+    monkeypatch.setattr(cuda, "sizes_of", lambda _: LONG)
+
+    def compiled(source: KernelSource) -> CompiledKernel:
+        return CompiledKernel(source, b"cubin", "", (Resources(8, 0, 0),))
+
+    monkeypatch.setattr(cuda, "compile_source", compiled)
+    found = cuda.Device(0, "NVIDIA A100-SXM4-80GB", (8, 0), 96)
+    monkeypatch.setattr(cuda, "device", lambda _: found)
+    return found
+
+
+def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
+    spec = cuda.calibrated_cuda(0, 0.1)
+    assert (spec.id, spec.num_cores) == (A100.id, 96)
+    named = {one.name: one for one in spec.measured}
+    assert len(named) == len(BY_NAME)
+    for kernel in kernels(replace(A100, num_cores=96), LONG):
+        expected = 1e-3 / kernel.amount if kernel.unit == SECONDS else kernel.amount / 1e-3
+        if kernel.name == "clock":
+            expected = 1.41e9
+        assert named[kernel.name].median == pytest.approx(expected, rel=1e-3), kernel.name
+    assert spec.clock_hz == pytest.approx(1.41e9)
+    assert spec.limits.launch_overhead_s == pytest.approx(1e-3)
+    assert spec.level("l2").latency_s == pytest.approx(1e-3 / LONG.steps, rel=1e-3)
+    # of several occupancies the best
+    copies = [one for one in spec.measured if one.name.startswith("copy_dram")]
+    assert spec.dram.bandwidth_bytes_per_s == max(one.quiet for one in copies)
+    assert [one.figure for one in copies].count("levels.dram.bandwidth_bytes_per_s") == 1
+    assert spec.is_assumed("limits.max_blocks_per_core") == A100.is_assumed("limits.max_blocks_per_core")
+    assert not spec.is_assumed("units.fma_f32.flops_per_s")
+    # nothing here measures latency under load
+    assert spec.dram.latency_s == A100.dram.latency_s
+    assert hardware.load_yaml(hardware.yaml_of(spec)) == spec
+
+
+def test_another_device_than_the_specs_is_refused(device: cuda.Device) -> None:
+    cuda.check_spec(A100, device)
+    with pytest.raises(LaunchError, match="nvidia-h200-sxm") as refused:
+        cuda.check_spec(hardware.load("nvidia-h200-sxm"), device)
+    assert refused.value.code == "wrong-device"
+
+
+def test_a_device_is_known_by_its_name_and_capability() -> None:
+    def of(name: str, *capability: int) -> str | None:
+        spec = cuda.shipped_spec(name, (capability[0], capability[1]))
+        return None if spec is None else spec.id
+
+    assert of("NVIDIA H200", 9, 0) == "nvidia-h200-sxm"
+    assert of("NVIDIA H100 80GB HBM3", 9, 0) == "nvidia-h100-sxm"
+    assert of("NVIDIA A100-SXM4-80GB", 8, 0) == "nvidia-a100-sxm-80gb"
+    assert of("Tesla T4", 7, 5) == "nvidia-t4"
+    assert of("NVIDIA of tomorrow", 19, 0) is None
+    with pytest.raises(LaunchError, match="sm_190"):
+        cuda.spec_of(cuda.Device(0, "NVIDIA of tomorrow", (19, 0), 1))
+
+
+def test_what_computes_is_counted_in_operations() -> None:
+    units = {f"units.{unit.name}.flops_per_s" for unit in A100.units if unit.name != "mma_f64"}
+    assert {kernel.figure for kernel in BY_NAME.values() if kernel.figure.startswith("units.")} == units

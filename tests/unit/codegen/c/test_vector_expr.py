@@ -1,0 +1,271 @@
+"""Vector forms of expressions: every operation and pair of types against the interpreter, on special values too."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import roller_svc
+from roller_svc.codegen.c.vector.loops import pieces
+from roller_svc.frontend.lang import parse
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.interpreter import evaluate, reference
+from roller_svc.reference.values import storage_dtype
+
+TARGETS = pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
+FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
+# every length from nothing but a tail to beyond a vector of bytes, and two of bytes
+LENGTHS = (*range(1, 36), 63, 64, 65, 67, 127, 129)
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Overflow and NaN are what is tested here."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def values(dtype: str, count: int, seed: int = 0) -> np.ndarray:
+    """Random values of all magnitudes, the special ones among them."""
+    rng = np.random.default_rng(seed)
+    to = storage_dtype(DType(dtype))
+    if dtype == "bool":
+        return rng.integers(0, 2, count).astype(bool)
+    if dtype in INTEGERS:
+        limits = np.iinfo(to)
+        drawn = rng.integers(limits.min, limits.max, count, dtype=to, endpoint=True)
+        small = rng.integers(0, 10, count).astype(to)
+        drawn = np.where(rng.random(count) < 0.5, drawn, small)
+        special = np.array([limits.min, limits.max, 0, 1], to)
+    else:
+        drawn = (rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(to)
+        numbers = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 0.5, -1.5, 2.5, 255.7, 3e9]
+        special = np.array(numbers, np.float32).astype(to)
+        special = special if dtype != "float8_e4m3fn" else special[:1]
+    places = rng.permutation(count)[: min(count // 2, len(special))]
+    drawn[places] = special[: len(places)]
+    return drawn
+
+
+def check(bodies: Sequence[str], arrays: Arrays, target: str, *, is_vector: bool = True) -> None:
+    """All of them in one program, y0, y1, ...: a compile costs more than a statement."""
+    types = {name: TensorType(DType(str(a.dtype)), a.shape) for name, a in arrays.items()}
+    text = "; ".join(body.replace("y[", f"y{i}[", 1) for i, body in enumerate(bodies))
+    outputs = tuple(f"y{i}" for i in range(len(bodies)))
+    program = parse(text, types, outputs)
+    signature = {name: (t.dtype.value, t.shape) for name, t in types.items()}
+    kernel = roller_svc.compile(text, signature, select="model", top_k=1, target=target, outputs=outputs)
+    verdict = agrees(program, kernel(**arrays), evaluate(program, arrays))
+    assert verdict.ok, f"{bodies[int(verdict.output[1:])]} {signature}: {verdict}\n{kernel.source}"
+    assert not (is_vector and "for (long lane" in kernel.source), kernel.source
+
+
+def test_a_loop_is_covered_once_or_by_a_vector_that_reaches_back() -> None:
+    assert pieces(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
+    assert pieces(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))
+    assert pieces(3, 16, 4, overlapping=True) == ((0, 1), (1, 1), (2, 1))
+    for extent in range(1, 70):
+        for overlapping in (False, True):
+            cover = pieces(extent, 16, 4, overlapping=overlapping)
+            points = [first + i for first, lanes in cover for i in range(lanes)]
+            assert set(points) == set(range(extent))
+            assert overlapping or len(points) == extent
+            assert all(lanes == 1 or 4 <= lanes <= 16 for _, lanes in cover)
+
+
+@TARGETS
+@pytest.mark.parametrize("target_type", [*FLOATS, *INTEGERS])
+def test_every_type_becomes_every_other(target_type: str, target: str) -> None:
+    sources = [t for t in (*FLOATS, *INTEGERS) if t != target_type]
+    arrays = {f"x{i}": values(t, 137, i) for i, t in enumerate(sources)}
+    bodies = [f"y[n] = {name}[n].cast(`{target_type}`)" for name in arrays]
+    check(bodies, arrays, target, is_vector=False)
+
+
+UNARY = (
+    "-x[n]", "abs(x[n])", "sqrt(x[n])", "rsqrt(x[n])", "1.0 / x[n]", "x[n].call(`sign`)", "relu(x[n])", "floor(x[n])",
+    "ceil(x[n])", "x[n].call(`round`)", "x[n].call(`trunc`)", "isnan(x[n])", "isinf(x[n])", "x[n] * x[n] + 1.0",
+    "max(x[n], 0.5)", "min(0.5, x[n])", "clip(x[n], 0.0 - 1.0, 1.0)", "x[n] > 0.5", "~(x[n] <= 0.5)",
+    "x[n].when([x[n] > 0.0, x[n] < 2.0], 0.0 - x[n])", "(x[n] > 0.0) | (x[n] < 0.0 - 1.0)", "tan(x[n])", "atan(x[n])",
+)  # fmt: skip
+
+
+BINARY = (
+    "a[n] + b[n]", "a[n] - b[n]", "a[n] * b[n]", "a[n] / b[n]", "max(a[n], b[n])", "min(a[n], b[n])",
+    "fmax(a[n], b[n])", "fmin(a[n], b[n])", "fma(a[n], b[n], a[n])", "a[n] == b[n]", "a[n] != b[n]", "a[n] >= b[n]",
+    "atan2(a[n], b[n])", "fmod(a[n], b[n])", "a[n].when([a[n] < b[n]], b[n])", "pow(abs(a[n]), 1.5)",
+)  # fmt: skip
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_operators_of_one_float(dtype: str, target: str) -> None:
+    check([f"y[n] = {value}" for value in UNARY], {"x": values(dtype, 140)}, target)
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_operators_of_two_floats(dtype: str, target: str) -> None:
+    bodies = [f"y[n] = {value}" for value in BINARY]
+    check(bodies, {"a": values(dtype, 100), "b": values(dtype, 100, 1)}, target)
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_operators_of_integers(dtype: str, target: str) -> None:
+    bodies = [
+        "a[n] + b[n]", "a[n] - b[n]", "a[n] * b[n]", "-a[n]", "a[n] // b[n]", "a[n] % b[n]", "max(a[n], b[n])",
+        "min(a[n], b[n])", "a[n] < b[n]", "a[n] == b[n]", "bitwise_and(a[n], b[n])", "bitwise_or(a[n], b[n])",
+        "bitwise_xor(a[n], b[n])", "bitwise_not(a[n])", "a[n] << b[n]", "a[n] >> b[n]",
+        "a[n].when([a[n] > b[n]], b[n])", "(a[n] > b[n]) & (b[n] < 1)", "a[n].when([n % 2 == 0], b[n])",
+    ]  # fmt: skip
+    if dtype != "bool":
+        bodies += ["a[n] // 4", "a[n] % 8", "a[n] // 7", "a[n] % 7", "a[n] << 3", "a[n] >> 2", "a[n] + n"]
+    arrays = {"a": values(dtype, 139), "b": values(dtype, 139, 1)}
+    check([f"y[n] = {body}" for body in bodies], arrays, target, is_vector=False)
+
+
+@TARGETS
+@pytest.mark.parametrize("case", [
+    ("y[n] = a[n].cast(`float32`) * b[n]", "uint8", "float32"), ("y[n] = a[n] + b[n]", "float16", "float32"),
+    ("y[n] = a[n].cast(`float64`) + b[n].cast(`float64`)", "float32", "int64"),
+    ("y[n] = (a[n] > 0.0).cast(`int64`) * b[n]", "float32", "int64"),
+    ("y[n] = a[n].when([b[n] > 3], 0.0)", "float16", "int8"),
+    ("y[n] = a[n].when([b[n]], 0.0)", "float64", "bool"), ("y[n] = a[n] * b[n].cast(`float16`)", "float16", "int8"),
+    ("y[n] = a[n].when([b[n] < 0.5], b[n])", "bfloat16", "bfloat16"),
+    ("y[n] = (a[n] + b[n]) & 1 == 1", "int16", "int16"),
+])  # fmt: skip
+def test_widths_mix(case: tuple[str, str, str], target: str) -> None:
+    expression, a, b = case
+    check([expression], {"a": values(a, 140), "b": values(b, 140, 1)}, target)
+
+
+@TARGETS
+def test_every_length_has_its_tail(target: str) -> None:
+    for dtype in ("float32", "float64", "int8", "float16"):
+        arrays = {f"x{i}": values(dtype, count) for i, count in enumerate(LENGTHS)}
+        check([f"y[n] = max({x}[n] * 2, {x}[n] + 1)" for x in arrays], arrays, target, is_vector=False)
+
+
+PLACES = (
+    "y[m, n] = x[m, 2 * n] where n in 35", "y[m, n] = x[m, 2 * n + 1] where n in 35",
+    "y[m, n] = x[m, 70 - n] where n in 70",
+    "y[m, n] = x[m, 3 * n] where n in 20", "y[m, n] = x[m, n // 2] where n in 140",
+    "y[m, n] = x[m, n % 7] where n in 100",
+    "y[m, n] = x[n, m] where m in 71, n in 6", "y[m, n] = x[m, n - 1].when([n >= 1, n < 60], 0.25) where n in 72",
+    "y[m, n] = x[m, 2 * n - 3].when([2 * n >= 3, 2 * n < 74], 0.25) where n in 50", "y[m, n] = x[m, 3] + x[m, n]",
+    "y[m, n] = x[m, n].when([x[m, n] > 0.0], x[m, n + 1].when([n < 70], 0.5))",
+    "y[m, n] = x[m, n - 2].when([~(n < 2), (n < 40) | (n > 60)], x[m, n + 1].when([n < 70], 1.5)) where n in 73",
+    "y[m] +=! x[m, n] * x[m, 70 - n]", "y[m] >=! x[m, n].when([n > 3], 0.0)", "y[n] <=! x[m, n]",
+    "y[n] +=! x[m, n].cast(`float64`)", "y[m] +=! exp(x[m, n] - 3.0) where n in 71",
+)  # fmt: skip
+
+
+@TARGETS
+def test_places_of_all_kinds(target: str) -> None:
+    x = np.random.default_rng(3).standard_normal((6, 71)).astype(np.float32)
+    check(PLACES, {"x": x}, target, is_vector=False)
+
+
+@TARGETS
+def test_what_is_not_wanted_is_not_read(target: str) -> None:
+    """Pages before and after the array that cannot be read would end the process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at in (start, start + 2 * page):
+        assert libc.mprotect(ctypes.c_void_p(at), page, 0) == 0
+    x = np.frombuffer(memory, np.float32, page // 4, page)
+    x[:] = np.arange(page // 4)
+    n = page // 4
+    kernel = roller_svc.compile(
+        f"y[n] = x[n - 1].when([n >= 1, n <= {n}], -1.0) + x[n].when([n < {n}], 0.0) where n in {n + 2}",
+        {"x": ("float32", (n,))}, select="model", top_k=1, target=target,
+    )  # fmt: skip
+    got = kernel(x=x)["y"]
+    want = np.concatenate([[-1.0], x, [-1.0]]) + np.concatenate([x, [0.0, 0.0]])
+    np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+def test_halves_round_as_numpy_does() -> None:
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    halves = codes.view(np.float16)
+    up = np.nextafter(halves.astype(np.float32), np.float32(np.inf))
+    middle = ((halves[:-1].astype(np.float64) + halves[1:].astype(np.float64)) / 2).astype(np.float32)
+    for name, type_ in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+        for x in (up, middle, halves.astype(np.float32)):
+            inputs = {"x": ("float32", x.shape)}
+            kernel = roller_svc.compile(f"y[n] = x[n].cast(`{name}`)", inputs, select="model", top_k=1)
+            want = x.astype(type_)
+            np.testing.assert_array_equal(kernel(x=x)["y"].astype(np.float32), want.astype(np.float32))
+
+
+@TARGETS
+def test_shifts_by_what_is_unrolled_are_shifts_of_vectors(target: str) -> None:
+    """Eight weights of four bits in a word, as quantised layers keep them."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(64).astype(np.float32)
+    q = rng.integers(-(2**31), 2**31, (8, 96), dtype=np.int64).astype(np.int32)
+    kernel = roller_svc.compile(
+        "y[N] +=! x[S] * bitwise_and(q[S // 8, N] >> S % 8 * 4, 15).cast(`float32`) where S in 64",
+        {"x": ("float32", x.shape), "q": ("int32", q.shape)}, select="model", top_k=1, target=target,
+    )  # fmt: skip
+    assert "shr_i32(" not in kernel.source
+    weights = (q[np.arange(64) // 8] >> (np.arange(64) % 8 * 4)[:, None]) & 15
+    np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-5, atol=1e-4)
+
+
+FEW_BITS = (
+    "(bitwise_and(x[n], 7).cast(`float32`) - 3.0) * 0.75", "bitwise_and(x[n] >> 2, 7).cast(`bfloat16`) * 1.125",
+    "bitwise_and(x[n] >> 1, 5).cast(`float32`) / 3.0", "bitwise_and(x[n], 3) * bitwise_and(x[n], 3).cast(`int32`)",
+    "(x[n] % 8).cast(`float32`) * 0.625", "(x[n] % 8 - 4).cast(`float32`).when([x[n] % 8 > 2], 0.0 - 1.0)",
+    "max(bitwise_and(x[n], 6).cast(`float32`) * 0.375, 1.0)",
+    "(bitwise_and(x[n], 7).cast(`float32`) * 1.75).cast(`float16`)",
+)  # fmt: skip
+FOUR_BITS = tuple(body.replace("7)", "15)").replace("% 8", "% 16") for body in FEW_BITS)
+
+
+@TARGETS
+@pytest.mark.parametrize("bodies", [FEW_BITS, FOUR_BITS], ids=["three", "four"])
+@pytest.mark.parametrize("dtype", [t for t in INTEGERS if t != "bool"])
+def test_functions_of_few_bits_are_what_they_were(dtype: str, bodies: tuple[str, ...], target: str) -> None:
+    """Looked up where a vector has a lane for each of their values; to the last bit what the interpreter says."""
+    x, names = values(dtype, 139), tuple(f"y{i}" for i in range(len(bodies)))
+    text = "; ".join(f"{name}[n] = {body}" for name, body in zip(names, bodies, strict=True))
+    program = parse(text, {"x": TensorType(DType(dtype), x.shape)}, names)
+    kernel = roller_svc.compile(
+        text, {"x": (dtype, x.shape)}, select="model", top_k=1, target=target, outputs=names,
+    )  # fmt: skip
+    got, want = kernel(x=x), reference(program, {"x": x})
+    for name in names:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=f"{name} of {text}\n{kernel.source}")
+
+
+def printed(body: str, dtype: str, target: str) -> str:
+    inputs = {"x": (dtype, (4096,)), "s": ("float32", (4096,))}
+    return roller_svc.compile(f"y[n] = {body} + s[n]", inputs, select="model", top_k=1, target=target).source
+
+
+@pytest.mark.parametrize(("body", "dtype", "most"), [
+    ("bitwise_and(x[n] >> 4, 15).cast(`float32`)", "int32", 16), ("(x[n] >> 4).cast(`float32`)", "uint8", 16),
+    ("(x[n] % 16).cast(`float32`)", "int8", 16), ("bitwise_and(x[n], 7).cast(`float32`)", "int32", 8),
+    ("bitwise_and(x[n], 16).cast(`float32`)", "int32", 0), ("(x[n] >> 4).cast(`float32`)", "int8", 0),
+    ("(bitwise_and(x[n], 15) + x[n]).cast(`float32`)", "int32", 0), ("bitwise_and(n, 15).cast(`float32`)", "int32", 0),
+    ("(bitwise_and(x[n], 15) * bitwise_and(x[n] >> 4, 15)).cast(`float32`)", "int32", 0),
+    ("bitwise_and(x[n], 15).cast(`float32`) * (x[n] % 16).cast(`float32`)", "int32", 16),
+])  # fmt: skip
+def test_tables_have_a_lane_for_each_value(body: str, dtype: str, most: int) -> None:
+    """`most`: entries that the function needs, 0 where it is none of few bits of one value."""
+    for target, lanes in (("cpu-x86-avx512", 16), ("cpu-x86-avx2", 8)):
+        source = printed(body, dtype, target)
+        assert ("looked_up_v" in source) == (0 < most <= lanes), source

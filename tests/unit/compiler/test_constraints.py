@@ -1,0 +1,134 @@
+"""Tiles that a caller demands: given where they fit, else refused with the limit and the nearest that does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cases_matrix import AMPERE, contraction, unit
+
+from roller_svc.analysis.operand import operands
+from roller_svc.construct.construct import rank_units
+from roller_svc.errors import NoCandidateError
+from roller_svc.families.common.gpu.matrix.tile import mma_tile
+from roller_svc.fusion.split.reduction import piece_length
+from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.rprogram import RProgram
+
+SMALL = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 64 256", B="float16 256 96")
+
+
+def limited(**limits: int) -> HardwareSpec:
+    return replace(AMPERE, limits=replace(AMPERE.limits, **limits))
+
+
+def best(group: KernelGroup, hw: HardwareSpec = AMPERE, family: KernelFamily | None = KernelFamily.MMA,
+         **tiles: int) -> RProgram:  # fmt: skip
+    candidates, _ = rank_units(group, hw, 1, Demands(family=family, tiles=tuple(tiles.items())))
+    return candidates[0].program
+
+
+def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: KernelFamily | None = KernelFamily.MMA,
+            **tiles: int) -> NoCandidateError:  # fmt: skip
+    with pytest.raises(NoCandidateError) as failure:
+        best(group, hw, family, **tiles)
+    return failure.value
+
+
+@pytest.mark.parametrize(
+    "tiles", [{"split_k": 3}, {"split_k": 3, "stages": 5}, {"stream_k": 7}, {"stream_k": 2, "stages": 4}, {"raster": 2},
+              {"stages": 6, "raster": 2}],
+)  # fmt: skip
+def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None:
+    program = best(SMALL, **tiles)
+    assert {field: getattr(program, field) for field in tiles} == tiles
+    assert mma_tile(program, *operands(SMALL)).shared_bytes <= AMPERE.limits.shared_bytes_per_block
+    assert not (program.split_k > 1 and program.stream_k)
+    assert program.unit is unit(AMPERE, "mma_f16")
+
+
+def test_what_excludes_a_demand_gives_way() -> None:
+    """Where all that construction offers is rastered, or some of it streamed."""
+    large = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 8192 8192", B="float16 8192 8192")
+    assert best(large).raster > 1
+    streamed = best(large, stream_k=7)
+    assert (streamed.stream_k, streamed.raster) == (7, 1)
+    few = replace(AMPERE, num_cores=5)
+    _, construction = rank_units(SMALL, few, 1, Demands(family=KernelFamily.MMA, tiles=(("split_k", 3),)))
+    assert any(program.stream_k for program in construction.programs)
+    assert best(SMALL, few, split_k=3).stream_k == 0
+
+
+def test_no_part_of_a_demanded_split_is_without_work() -> None:
+    for parts in (2, 3, 4, 8):
+        program = best(SMALL, split_k=parts)
+        assert program.split_k == parts
+        length = piece_length(SMALL.space, program.unit, program.block.as_dict(), parts)
+        assert (parts - 1) * length < 256
+
+
+def test_parts_of_a_demanded_split_are_contractions() -> None:
+    """Of 9 products three parts would have 3 each: too few for a matrix unit."""
+    group = contraction("C[m, n] +=! A[m, k, r] * B[r, k, n]", A="float16 64 3 3", B="float16 3 3 96")
+    assert "3 parts of 3 in steps as of " in refused(group, split_k=3).message
+    assert "are too short" in refused(group, split_k=3).message
+
+
+def test_stages_beyond_shared_memory_name_the_limit_and_what_fits() -> None:
+    failure = refused(SMALL, limited(shared_bytes_per_block=16 << 10), stages=20)
+    assert failure.message.startswith("no tiles of kernel0 have stages = 20: 20 stages of m=")
+    assert "bytes of shared memory in a block where nvidia-a100-sxm-80gb has 16,384, " in failure.message
+    assert failure.hint is not None
+    assert failure.hint.startswith("the nearest that fits: stages = ")
+    fitting = int(failure.hint.split("stages = ")[1].split(",")[0])
+    assert 2 <= fitting < 20
+    program = best(SMALL, limited(shared_bytes_per_block=16 << 10), stages=fitting)
+    assert program.stages == fitting  # what is said to fit does
+
+
+@pytest.mark.parametrize(
+    ("tiles", "reason", "hint"),
+    [
+        ({"split_k": 99}, "99 parts of 256 in steps as of ", "split_k = "),
+        ({"stream_k": 10_000}, r"steps, one for each of as many blocks", "stream_k = "),
+        ({"stages": 1}, "a pipeline on mma_f16 has at least 2 stages", "stages = 2"),
+        ({"raster": 50}, " rows", "raster = "),
+        ({"split_k": 2, "stream_k": 3}, "split evenly or streamed, not both", "split_k = 2, stream_k = 0"),
+        ({"stream_k": 3, "raster": 2}, "streamed tiles come in their own order", "stream_k = 3, raster = 1"),
+        ({"lanes": 7}, "lanes is 32 here", "lanes = 32"),
+    ],
+)
+def test_a_demand_that_cannot_be_met_says_why(tiles: dict[str, int], reason: str, hint: str) -> None:
+    failure = refused(SMALL, **tiles)
+    assert reason in failure.message
+    assert failure.hint is not None
+    assert hint in failure.hint
+    assert failure.code == "no-candidate"
+
+
+def test_rows_that_are_reduced_in_the_epilogue_are_neither_split_nor_streamed() -> None:
+    group = contraction("C[m, n] +=! A[m, k] * B[k, n]; Y[m] >=! C[m, n]", A="float16 64 256", B="float16 256 96")
+    assert "cannot be split" in refused(group, split_k=2).message
+    assert "cannot reduce their rows" in refused(group, stream_k=2).message
+
+
+def test_single_threads_have_no_streams() -> None:
+    assert "fma_f32 has no stream-K" in refused(SMALL, family=KernelFamily.SIMT, stream_k=4).message
+
+
+def test_a_device_too_small_says_by_how_much_and_what_would_fit() -> None:
+    failure = refused(SMALL, limited(shared_bytes_per_block=2048))
+    assert failure.message.startswith("no tile of kernel0 fits nvidia-a100-sxm-80gb: m=16 n=16 k=")
+    assert "on mma_f16 takes" in failure.message
+    assert "bytes of shared memory in a block where nvidia-a100-sxm-80gb has 2,048, " in failure.message
+    assert "shared memory" in failure.rejections
+    assert failure.hint is not None
+    assert failure.hint.startswith("what fits: m=")
+    assert failure.hint.endswith("on fma_f32")
+
+
+def test_a_device_with_little_shared_memory_gets_small_tiles() -> None:
+    hw = limited(shared_bytes_per_block=8 << 10)
+    assert mma_tile(best(SMALL, hw), *operands(SMALL)).shared_bytes <= 8 << 10

@@ -1,0 +1,131 @@
+"""Convolutions on a CPU: staged windows give the interpreter's numbers, whatever slides, pads, strides and remains."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.construct.construct import rank_units
+from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_source
+
+F32 = DType.FLOAT32
+PADDED = ".when([ho + kh - 1 >= 0, ho + kh - 1 < 9, wo + kw - 1 >= 0, wo + kw - 1 < 11], 0.0)"
+CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
+    "3x3": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 7, wo in 19",
+            {"x": (2, 3, 9, 21), "w": (20, 3, 3, 3)}, F32),
+    "padded": (f"y[n, f, ho, wo] +=! x[n, c, ho + kh - 1, wo + kw - 1]{PADDED} * w[f, c, kh, kw]"
+    " where ho in 9, wo in 11",
+               {"x": (2, 5, 9, 11), "w": (17, 5, 3, 3)}, F32),
+    "strided": ("y[n, f, ho, wo] +=! x[n, c, ho * 2 + kh, wo * 3 + kw] * w[f, c, kh, kw] where ho in 5, wo in 7",
+                {"x": (1, 6, 12, 23), "w": (16, 6, 3, 5)}, F32),
+    "dilated": ("y[n, f, ho, wo] +=! x[n, c, ho + kh * 2, wo + kw * 3] * w[f, c, kh, kw] where ho in 5, wo in 7",
+                {"x": (2, 4, 9, 13), "w": (9, 4, 3, 3)}, F32),
+    "both even": ("y[n, f, ho, wo] +=! x[n, c, ho * 2 + kh * 2, wo * 4 + kw * 2] * w[f, c, kh, kw]"
+                  " where ho in 5, wo in 5",
+                  {"x": (1, 4, 13, 21), "w": (8, 4, 3, 3)}, F32),
+    "1x1": ("y[n, f, a, b] +=! x[n, c, a, b] * v[f, c]", {"x": (3, 8, 5, 7), "v": (24, 8)}, F32),
+    "1x1 strided": ("y[n, f, ho, wo] +=! x[n, c, ho * 2, wo * 2] * v[f, c] where ho in 4, wo in 5",
+                    {"x": (3, 8, 7, 9), "v": (24, 8)}, F32),
+    "1x1 padded": ("y[n, f, ho, wo] +=! x[n, c, ho - 1, wo - 3].when([ho - 1 >= 0, ho - 1 < 4, wo - 3 >= 0, "
+                   "wo - 3 < 37], 0.0) * v[f, c] where ho in 6, wo in 45", {"x": (2, 5, 4, 37), "v": (19, 5)}, F32),
+    "1x1 padded beyond": ("y[n, f, ho, wo] +=! x[n, c, ho, wo - 4].when([wo - 4 >= 0, wo - 4 < 3], 0.0) * v[f, c] "
+                          "where ho in 3, wo in 11", {"x": (2, 5, 3, 3), "v": (19, 5)}, F32),
+    "one channel": ("y[n, f, ho, wo] +=! x[n, ho * 2 + kh, wo * 2 + kw] * w[f, kh, kw] where ho in 6, wo in 33",
+                    {"x": (2, 15, 70), "w": (10, 5, 4)}, F32),
+    "grouped": ("y[n, g, f, ho, wo] +=! x[n, g, c, ho + kh, wo + kw] * w[g, f, c, kh, kw] where ho in 6, wo in 6",
+                {"x": (2, 3, 4, 8, 8), "w": (3, 8, 4, 3, 3)}, F32),
+    "channels last": ("y[n, ho, wo, f] +=! x[n, ho + kh - 1, wo + kw - 1, c].when([ho + kh - 1 >= 0, ho + kh - 1 < 6, "
+                      "wo + kw - 1 >= 0, wo + kw - 1 < 7], 0.0) * w[kh, kw, c, f] where ho in 6, wo in 7",
+                      {"x": (2, 6, 7, 5), "w": (3, 3, 5, 21)}, F32),
+    "one dimension": ("y[n, f, o] +=! x[n, c, o + k - 2].when([o + k - 2 >= 0, o + k - 2 < 40], 0.0) * w[f, c, k] "
+                      "where o in 40", {"x": (2, 4, 40), "w": (12, 4, 5)}, F32),
+    "three dimensions": ("y[n, f, a, b, d] +=! x[n, c, a + p, b + q, d + r] * w[f, c, p, q, r] where a in 3, b in 4, "
+                         "d in 5", {"x": (2, 3, 5, 6, 7), "w": (8, 3, 3, 3, 3)}, F32),
+    "fused channels and taps": ("y[n, f, ho, wo] +=! x[n, ck // 9, ho + ck % 9 // 3, wo + ck % 9 % 3] * w[f, ck] "
+                                "where ho in 6, wo in 9", {"x": (2, 4, 8, 11), "w": (20, 36)}, F32),
+    "float64": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
+                {"x": (2, 3, 8, 11), "w": (8, 3, 3, 3)}, DType.FLOAT64),
+    "float16": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
+                {"x": (2, 3, 8, 11), "w": (8, 3, 3, 3)}, DType.FLOAT16),
+    "int32": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
+              {"x": (2, 3, 8, 11), "w": (8, 3, 3, 3)}, DType.INT32),
+    "epilogue": ("s[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 18; "
+                 "y[n, f, ho, wo] = (s[n, f, ho, wo] + b[f]).call(`max`, [0.0]) + r[n, f, ho, wo]",
+                 {"x": (2, 3, 8, 20), "w": (18, 3, 3, 3), "b": (18,), "r": (2, 18, 6, 18)}, F32),
+    "activated image": ("z[n, c, a, b] = (x[n, c, a, b]).call(`max`, [0.0]); "
+                        "y[n, f, ho, wo] +=! z[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 6",
+                        {"x": (2, 3, 8, 8), "w": (8, 3, 3, 3)}, F32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
+    text, shapes, dtype = CASES[name]
+    program = parse(text, {n: TensorType(dtype, shape) for n, shape in shapes.items()}, ("y",))
+    hw = hardware.load(target)
+    groups = partition(program, hw)
+    (group,) = groups
+    unit = hw.unit_for(group.space.compute_dtype)
+    arrays = random_inputs(program, seed=1)
+    wanted = evaluate(program, arrays)
+    spaces = convolution_spaces(group)
+    assert spaces, "the program is not seen as a convolution"
+    ranked, _ = rank_units(group, hw, 200)
+    for space in spaces:
+        tiles = [c for c in ranked if c.program.space == space]
+        assert tiles, f"no tiles with vectors along {space.vector_axis}"
+        assert unit is tiles[0].program.unit
+        for candidate in (tiles[0], tiles[-1]):
+            source = generate(Plan((candidate,)), program, groups, hw)
+            got = CpuModule(compile_source(source)).run(arrays)
+            assert agrees(program, got, wanted).ok, candidate.program
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
+def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
+    """A register tile of several rows of pixels: what is in the window side by side is no list of elements, and where
+    pixels are two elements apart, not either in loops over taps that are not unrolled."""
+    image = f"n, c, {stride} * ho + kh, {stride} * wo + kw"
+    text = f"y[n, f, ho, wo] +=! x[{image}] * w[f, c, kh, kw] where ho in 30, wo in 30"
+    size = 29 * stride + taps
+    shapes = {"x": (4, 3, size, size), "w": (16, 3, taps, taps)}
+    program = parse(text, {n: TensorType(F32, shape) for n, shape in shapes.items()}, ("y",))
+    hw = hardware.load("cpu-x86-avx2")
+    groups = partition(program, hw)
+    ranked, _ = rank_units(groups[0], hw, 200)
+    rows = [c for c in ranked if c.program.space.vector_axis == "wo" and c.program.thread["ho"] > 1]
+    assert rows
+    text = generate(Plan((rows[0],)), program, groups, hw).text
+    kernel = text[text.index("acc_0_0") : text.index("= acc_0_0;")]
+    assert not re.search(r"\)\{\w+\[", kernel)  # (vf32x8){p0[0], p0[1], ...}
+
+
+def test_weights_are_turned_for_one_vector_of_filters_at_a_time() -> None:
+    """Rows of 32 filters side by side, 16 KiB apart, have no place in L1 until the next block of them reads on."""
+    program = parse(
+        "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 7, wo in 7",
+        {"x": TensorType(F32, (1, 512, 9, 9)), "w": TensorType(F32, (512, 512, 3, 3))},
+        ("y",),
+    )
+    hw = hardware.load("cpu-x86-avx512")
+    groups = partition(program, hw)
+    ranked, _ = rank_units(groups[0], hw, 200)
+    filters = [c for c in ranked if c.program.space.vector_axis == "f" and c.program.thread["f"] == 32]
+    text = generate(Plan((filters[0],)), program, groups, hw).text
+    turned = text[: text.index("(&weights[")].splitlines()[-4:]
+    loops = re.findall(r"for \(long (\w+)", "".join(turned))
+    assert loops[-2:] == ["vector", "block"]

@@ -1,0 +1,110 @@
+"""Gathers on CPUs: where an index from data is checked, and which rows hints ask for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import roller_svc
+from roller_svc import hardware
+from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.construct.construct import rank
+from roller_svc.errors import IndexRangeError
+from roller_svc.frontend.lang import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Load, loads_of
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import Compute, Let, Node, Prefetch, descend
+
+HW = hardware.load("cpu-x86-avx512")
+TABLE, ROWS = (30000, 1024), 3072
+
+
+def nodes(text: str, **inputs: tuple[str, tuple[int, ...]]) -> list[Node]:
+    program = parse(text, {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in inputs.items()})
+    (group,) = partition(program, HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    (tree,) = lower(group, candidate.program, HW)
+    return list(descend(tree.body))
+
+
+def gather(text: str = "y[n,c] = t[i[n],c]", rows: int = ROWS) -> list[Node]:
+    return nodes(text, t=("float32", TABLE), i=("int32", (rows,)))
+
+
+def checked_loads(found: list[Node]) -> list[Load]:
+    return [x for n in found if isinstance(n, Compute) for x in loads_of(n.value) if any(x.checked)]
+
+
+def checking(found: list[Node]) -> list[Let]:
+    return [n for n in found if isinstance(n, Let) and n.checked is not None]
+
+
+def test_an_index_is_checked_once_a_row() -> None:
+    found = gather()
+    (let,) = checking(found)
+    assert let.checked == ("t", 0)
+    assert not checked_loads(found)
+    assert all(n.var != "n" for n in descend(let.body) if isinstance(n, Let))  # below the row, above its columns
+    assert any(isinstance(n, Let) and n.var == "c.first" for n in descend(let.body))
+
+
+def test_hints_ask_for_the_row_that_a_later_index_names() -> None:
+    found = gather()
+    hints = [n for n in found if isinstance(n, Prefetch)]
+    (later,) = [n for n in found if isinstance(n, Let) and n.var.endswith(".later")]
+    assert hints
+    assert {h.tensor for h in hints} == {"t"}
+    assert later.checked is None
+    (read,) = loads_of(later.value)
+    assert read.tensor == "i"  # of a row that exists, the last one's hints too: min(n + 2, 3071)
+    assert "3071" in repr(read.index)
+
+
+@pytest.mark.parametrize(("text", "rows"), [
+    ("y[n,c] = t[i[n],c]", 2),  # too few to be ahead of one
+    ("y[n,c] = t[i[n],c]", 16),  # a core's own cache has them
+    ("y[c] +=! t[i[n],c]", ROWS),  # no map
+])  # fmt: skip
+def test_no_hints_where_none_are_known_to_pay(text: str, rows: int) -> None:
+    assert not [n for n in gather(text, rows) if isinstance(n, Let) and n.var.endswith(".later")]
+
+
+def test_a_read_on_a_condition_is_checked_where_it_is_wanted() -> None:
+    found = gather("y[n,c] = t[i[n],c].when([i[n] > 0], 0.0)")
+    assert not checking(found)
+    assert checked_loads(found)
+
+
+def test_an_index_that_is_computed_is_checked_where_it_is_used() -> None:
+    inputs = {"t": ("float32", (5000, 64)), "x": ("float32", (300,)), "w": ("float32", (300, 64))}
+    program = "p[n] = x[n].cast(`int32`); y[n,c] = t[p[n],c] + w[n,c]"
+    x = np.arange(300, dtype=np.float32)[::-1].copy()
+    t, w = (np.random.default_rng(1).random(shape, np.float32) for shape in ((5000, 64), (300, 64)))
+    kernel = roller_svc.compile(program, inputs, select="model", top_k=1)
+    np.testing.assert_array_equal(kernel(t=t, x=x, w=w)["y"], t[x.astype(int)] + w)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 37, 64, 1000])
+@pytest.mark.parametrize("text", ["y[n,c] = t[i[n],c]", "y[n,c] = t[i[n],c] * t[j[n],c]", "y[n,c] = t[i[j[n]],c]"])
+def test_gathered_rows_are_right_and_bad_indices_told(text: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    t = rng.random((700, columns), np.float32)
+    i, j = (rng.integers(0, 601, 601).astype(np.int32) for _ in range(2))
+    inputs = {"t": ("float32", t.shape), "i": ("int32", (601,)), "j": ("int32", (601,))}
+    inputs = {name: given for name, given in inputs.items() if f"{name}[" in text}
+    arrays = {name: {"t": t, "i": i, "j": j}[name] for name in inputs}
+    want = {"y[n,c] = t[i[n],c]": t[i], "y[n,c] = t[i[n],c] * t[j[n],c]": t[i] * t[j]}.get(text)
+    kernel = roller_svc.compile(text, inputs, select="model", top_k=1)
+    np.testing.assert_array_equal(kernel(**arrays)["y"], t[i[j]] if want is None else want)
+    i[j[600]] = i[600] = 700
+    with pytest.raises(IndexRangeError, match="index 700 is outside dimension 0"):
+        kernel(**arrays)
+
+
+def test_what_no_condition_wants_is_no_error() -> None:
+    inputs = {"t": ("float32", (40, 64)), "i": ("int32", (9,))}
+    kernel = roller_svc.compile("y[n,c] = t[i[n],c].when([i[n] >= 0], 0.0)", inputs, select="model", top_k=1)
+    t, i = np.random.default_rng(2).random((40, 64), np.float32), np.arange(-4, 5, dtype=np.int32)
+    np.testing.assert_array_equal(kernel(t=t, i=i)["y"], np.where(i[:, None] >= 0, t[i], 0))

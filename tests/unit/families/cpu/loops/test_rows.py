@@ -1,0 +1,166 @@
+"""Softmax and norms on CPUs: what is computed once a point, what is divided by once a row, and rows with edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases_cpu import hinting
+
+import roller_svc
+from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.construct.construct import rank
+from roller_svc.frontend.lang.parser import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.hardware import load
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Op, OpKind, walk
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, descend
+
+HW = hinting(load("cpu-x86-avx512"))
+TARGETS = ("local", "cpu-x86-avx2")
+SOFTMAX = "m[i] >=! x[i, j]; s[i] +=! exp(x[i, j] - m[i]); y[i, k] = exp(x[i, k] - m[i]) / s[i]"
+TOLERANCE = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
+
+
+def nodes(text: str, dtype: DType = DType.FLOAT32, shape: tuple[int, int] = (4096, 512)) -> list[Node]:
+    (group,) = partition(parse(text, {"x": TensorType(dtype, shape)}), HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 1)
+    (tree,) = lower(group, candidate.program, HW)
+    return list(descend(tree.body))
+
+
+def operators(found: list[Node], kind: OpKind) -> int:
+    computes = [n for n in found if isinstance(n, Compute)]
+    return sum(isinstance(e, Op) and e.kind is kind for n in computes for e in walk(n.value))
+
+
+def size_tests(found: list[Node]) -> list[Branch]:
+    """Tests of a divisor's size."""
+    return [n for n in found if isinstance(n, Branch) and isinstance(n.cond, Op) and n.cond.kind is OpKind.LAND]
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    e = np.exp(wide - wide.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True), x.dtype)
+
+
+def test_exponentials_are_computed_once_and_wait_where_the_quotients_go() -> None:
+    found = nodes(SOFTMAX)
+    assert operators(found, OpKind.EXP) == 1
+    written = [n for n in found if isinstance(n, Prefetch) and n.for_write]
+    summing = [n for n in found if isinstance(n, Loop) and any(
+        operators([c], OpKind.EXP) for c in descend(n.body)
+    )]  # fmt: skip
+    assert written
+    assert all(any(hint is n for n in descend(summing[-2].body)) for hint in written)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        (SOFTMAX, DType.FLOAT16),  # a result that is narrower than the value has no room for it
+        ("s[i] +=! exp(x[i, j]); y[i, k] = exp(x[i, 511 - k]) / s[i] where k in 512", DType.FLOAT32),
+        ("s[i] +=! exp(x[i, j]); y[i, k] = exp(x[i, k] * 2.0) / s[i]", DType.FLOAT32),
+        ("s[i] +=! exp(x[i, j]).when([j < 9], 0.0); y[i, k] = exp(x[i, k]) / s[i]", DType.FLOAT32),
+    ],
+)
+def test_other_values_are_computed_again(text: str, dtype: DType) -> None:
+    assert operators(nodes(text, dtype), OpKind.EXP) > 1
+
+
+def test_values_that_cost_little_do_not_wait() -> None:
+    found = nodes("s[i] +=! x[i, j] * x[i, j]; y[i, j] = x[i, j] * x[i, j] * s[i]")
+    assert operators(found, OpKind.MUL) > 2
+
+
+def test_a_row_is_divided_once() -> None:
+    (safe,) = size_tests(nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] * 0.5"))
+    in_loops = [n for n in descend(safe.then) if isinstance(n, Loop) and n.kind is LoopKind.VECTOR]
+    assert in_loops
+    assert not operators(list(descend(tuple(in_loops))), OpKind.DIV)
+
+
+@pytest.mark.parametrize("text", [
+    "s[i] +=! x[i, j]; y[i, j] = floor(x[i, j] / s[i])",
+    "s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] - 1.0",
+    "s[i] +=! x[i, j]; y[i, j] = s[i] / x[i, j]",
+])  # fmt: skip
+def test_quotients_that_must_be_exact_stay(text: str) -> None:
+    assert not size_tests(nodes(text))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("columns", [1, 127, 129, 5000])
+def test_softmax_of_rows_with_nan_and_infinities(target: str, dtype: str, columns: int) -> None:
+    x = np.random.default_rng(0).uniform(-8, 8, (11, columns)).astype(dtype)
+    x[1, columns // 2], x[2, 0], x[3], x[4, 0], x[5, columns // 2] = np.nan, np.inf, -np.inf, -np.inf, 60
+    kernel = roller_svc.compile(SOFTMAX, {"x": (dtype, x.shape)}, target=target, outputs=["y"], select="model")
+    with np.errstate(invalid="ignore"):
+        want = softmax(x)
+    np.testing.assert_allclose(kernel(x=x)["y"], want, rtol=TOLERANCE[dtype], atol=1e-7)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_softmax_of_columns(target: str) -> None:
+    x = np.random.default_rng(0).uniform(-8, 8, (70, 37)).astype(np.float32)
+    text = "m[j] >=! x[i, j]; s[j] +=! exp(x[i, j] - m[j]); y[i, j] = exp(x[i, j] - m[j]) / s[j]"
+    kernel = roller_svc.compile(text, {"x": ("float32", x.shape)}, target=target, outputs=["y"], select="model")
+    np.testing.assert_allclose(kernel(x=x)["y"], softmax(x.T).T, rtol=2e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_divide_by_any_number(target: str) -> None:
+    divisors = np.array([0, -0.0, 1e-45, -1e-42, 1.2e-38, 3.0, -7e37, 1e38, 3e38, np.inf, -np.inf, np.nan], np.float32)
+    tops = np.array([0, -0.0, 1e-45, 1e-38, 1, -3, 1e38, np.inf, -np.inf, np.nan], np.float32)
+    x = np.broadcast_to(np.concatenate([tops, np.zeros(40, np.float32)]), (len(divisors), 50)).copy()
+    text = "s[i] +=! d[i] * (k[j]); y[i, j] = x[i, j] / s[i]"
+    inputs = {"x": ("float32", x.shape), "d": ("float32", divisors.shape), "k": ("float32", (50,))}
+    kernel = roller_svc.compile(text, inputs, target=target, outputs=["y"], select="model")
+    with np.errstate(all="ignore"):
+        one = np.eye(1, 50, dtype=np.float32)[0]
+        want = x / (divisors[:, None] * one).sum(1, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(kernel(x=x, d=divisors, k=one)["y"], want, rtol=3e-7, atol=2e-45)
+
+
+ATTENTION = (
+    "s[i, j] +=! q[i, d] * k[j, d]; m[i] >=! s[i, j]; e[i, j] = exp((s[i, j] - m[i]) * 0.125); z[i] +=! e[i, j]; "
+    "Y[i, d] +=! e[i, j] * v[j, d] / z[i]"
+)
+
+
+def groups(text: str, outputs: tuple[str, ...] = ("Y",), target: str = "cpu-x86-avx512") -> list[list[str]]:
+    shapes = {"q": (96, 64), "k": (80, 64), "v": (80, 64)}
+    inputs = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
+    found = partition(parse(text, inputs, outputs), load(target))
+    return [[s.output for s in group.statements] for group in found]
+
+
+def test_attention_on_a_cpu_is_two_contractions_around_a_softmax() -> None:
+    assert groups(ATTENTION) == [["s"], ["m", "z", "e"], ["Y"]]
+    assert groups(ATTENTION, target="nvidia-h100-sxm")[-1] == ["Y"]
+    assert ["m", "z", "e"] not in groups(ATTENTION, target="nvidia-h100-sxm")
+
+
+@pytest.mark.parametrize(("outputs", "change"), [
+    (("Y", "e"), ("", "")),
+    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! e[i, j] * e[i, j]")),
+    (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! s[i, j]")),
+    (("Y",), ("/ z[i]", "/ z[i + 0 * d] * e[i, 0]")),
+])  # fmt: skip
+def test_rows_that_others_see_stay_undivided(outputs: tuple[str, ...], change: tuple[str, str]) -> None:
+    assert ["m", "z", "e"] not in groups(ATTENTION.replace(*change), outputs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("keys", [5, 80, 300])
+def test_attention_against_its_definition(target: str, keys: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-1, 1, (n, 64)).astype(np.float32) for n in (70, keys, keys))
+    q[3] = np.nan
+    inputs = {name: ("float32", x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
+    kernel = roller_svc.compile(ATTENTION, inputs, target=target, outputs=["Y"], select="model")
+    want = softmax(q.astype(np.float64) @ k.T.astype(np.float64) / 8) @ v
+    np.testing.assert_allclose(kernel(q=q, k=k, v=v)["Y"], want, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,216 @@
+"""Memory-bound nests on CPUs: columns walked by rows, rows side by side, prefetches, extremes and their places."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases_cpu import hinting
+
+import roller_svc
+from roller_svc.analysis.linear import simplified
+from roller_svc.compiler.backends import backend_for
+from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.construct.construct import rank
+from roller_svc.families.common.cpu.column_reduction import HELD_BYTES, HELD_FOR_MANY
+from roller_svc.frontend.lang.parser import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.hardware import detect_local, load
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import loads_of
+from roller_svc.ir.index import add, div, mod, mul, num, ref
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Prefetch, Storage, descend
+from roller_svc.toolchain import compile_source
+
+HW = hinting(load("cpu-x86-avx512"))
+TARGETS = ("local", "cpu-x86-avx2")
+
+
+def nodes(text: str, **shapes: tuple[int, ...]) -> list[Node]:
+    program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
+    (group,) = partition(program, HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    (tree,) = lower(group, candidate.program, HW)
+    return list(descend(tree.body))
+
+
+def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
+    found = nodes("y[j] +=! x[i, j]", x=(64, 4096))
+    (held,) = [n for n in found if isinstance(n, Storage)]
+    assert held.shape[0] > 64
+    rows = next(n for n in found if isinstance(n, Loop) and n.var == "i.piece")
+    assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in descend(rows.body))
+
+
+def test_few_steps_stay_in_registers() -> None:
+    assert not [n for n in nodes("y[j] +=! x[i, j]", x=(4, 4096)) if isinstance(n, Loop) and n.var == "i.piece"]
+
+
+@pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
+def test_only_what_no_cache_of_a_core_holds_is_prefetched(elements: int, prefetched: set[str]) -> None:
+    found = nodes("y[i] = x[i] * 2.0", x=(elements,))
+    past_caches = {n.tensor for n in found if isinstance(n, Compute) and n.streamed}  # needs no line to be there
+    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - past_caches
+    assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
+
+
+def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
+    found = nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i]", x=(4096, 1024))
+    reading = [n for n in found if isinstance(n, Prefetch) and n.tensor == "x"]
+    pieces = [n for n in found if isinstance(n, Loop) and n.var.endswith(".piece")]
+    assert reading
+    assert sum(any(n in reading for n in descend(loop.body)) for loop in pieces) == 1
+
+
+@pytest.mark.parametrize(("rows", "in_order"), [(64, False), (1 << 16, True)])
+def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order: bool) -> None:
+    """Loads of several rows, all in one block of code, are moved among each other else."""
+    program = parse("y[i] +=! x[i, j]", {"x": TensorType(DType.FLOAT32, (rows, 121))})
+    (group,) = partition(program, HW)
+    candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
+    four = next(c for c in candidates if c.program.thread["i"] == 4 and c.program.lanes == 64)
+    text = generate(Plan((four,)), program, (group,), HW).text
+    joins = re.findall(r"y_acc_(\d)_\d \+= \*\(vf32x16 \*\).*\n(?=(.*))", text)
+    assert ["__asm__ volatile" in after for _, after in joins] == [in_order] * 4 * 7
+    assert ([row for row, _ in joins] == sorted(row for row, _ in joins)) == in_order
+
+
+def test_lanes_of_a_sum_are_joined_at_once() -> None:
+    assert any(isinstance(n, JoinLanes) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
+
+
+def test_quotients_that_the_operand_shows() -> None:
+    x = add(mul(ref("o"), num(8)), num(3))
+    assert simplified(div(x, 8)) == ref("o")
+    assert simplified(mod(x, 8)) == num(3)
+    assert simplified(div(x, 16)) == div(ref("o"), 2)
+    assert simplified(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 5), (7, 16), (33, 121), (130, 67), (9, 1000)])
+def test_sums_and_extremes_of_rows_and_columns(target: str, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    x[0, -1] = np.nan
+    text = "a[i] +=! x[i, j]; b[j] +=! x[i, j]; c[i] >=! x[i, j]; d[j] <=! x[i, j]"
+    kernel = roller_svc.compile(text, {"x": ("float32", shape)}, target=target, outputs=list("abcd"))
+    got = kernel(x=x)
+    for name, want in zip("abcd", (x.sum(1), x.sum(0), x.max(1), x.min(0)), strict=True):
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1, 200_000), (3, 7), (5, 100), (64, 1000)])
+def test_the_first_place_of_a_maximum(target: str, shape: tuple[int, int]) -> None:
+    x = np.floor(np.random.default_rng(1).uniform(0, 50, shape)).astype(np.float32)
+    x[0, shape[1] // 2] = np.nan
+    text = "m[i] >=! x[i, j]; y[i] <=! j.when([m[i] == x[i, j]], j.val())"
+    kernel = roller_svc.compile(text, {"x": ("float32", shape)}, target=target, outputs=["y"])
+    want = np.where(np.isnan(x).any(1), shape[1], x.argmax(1))
+    np.testing.assert_array_equal(kernel(x=x)["y"], want)
+
+
+NORM = "s[i] +=! x[i, j]; y[i, j] = (x[i, j] - s[i] / 4096.0) * w[j]"
+EXPONENTIALS = "s[i] +=! x[i, j].call(`exp`); y[i, j] = x[i, j].call(`exp`) / s[i]"
+
+
+@pytest.mark.parametrize(("text", "rows", "past"), [(NORM, 4096, True), (NORM, 64, False), (EXPONENTIALS, 4096, False)])
+def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: int, past: bool) -> None:
+    """Few rows stay in a cache; exponentials wait where the quotients will be."""
+    shapes = {"x": (rows, 4096)} | ({"w": (4096,)} if "w[" in text else {})
+    program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
+    (group,) = partition(program, HW)
+    candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
+    assert {c.program.streamed for c in candidates} == {False, past}
+    for candidate in candidates:
+        way = replace(candidate.program, streamed=True)
+        (tree,) = lower(group, way, HW)
+        stored = [n for n in descend(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
+        assert any(n.streamed for n in stored) == (text is NORM and way.lanes > 1)
+
+
+def test_rows_past_the_caches_are_right() -> None:
+    """Vectors of rows that begin within a line are tested one by one, and rows have ends."""
+    x = np.random.default_rng(0).uniform(-1, 1, (33, 1001)).astype(np.float32)
+    program = parse("s[i] +=! x[i, j]; y[i, j] = x[i, j] - s[i]", {"x": TensorType(DType.FLOAT32, x.shape)})
+    local = detect_local()
+    (group,) = partition(program, local)
+    candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
+    rows = next(c for c in candidates if c.program.lanes > 1)
+    plan = Plan((replace(rows, program=replace(rows.program, streamed=True)),))
+    compiled = compile_source(generate(plan, program, (group,), local))
+    assert "stream_" in compiled.source.text
+    got = backend_for(local).load(compiled).run({"x": x})["y"]
+    np.testing.assert_allclose(got, x - x.sum(1, keepdims=True), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
+    hw = hinting(HW, 0.7)  # nothing but copies in their loops
+    program = parse("y[i, j, k] = x[i, k] where j in 512", {"x": TensorType(DType.FLOAT32, (128, 512))})
+    (group,) = partition(program, hw)
+    ranked, _ = rank(group, hw, hw.unit_for(DType.FLOAT32), 1000)
+    whole = [c for c in ranked if not c.program.streamed and c.program.block.as_dict()["k"] == 512]
+    one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
+    kernel = compile_source(generate(Plan((one,)), program, (group,), hw))
+    assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
+
+
+@pytest.mark.parametrize(("words", "at_once"), [(32, 8), (18, 8), (2, 2)])
+def test_rows_of_words_are_joined_several_at_once(words: int, at_once: int) -> None:
+    """Steps that take other bits of the same row have no stream of their own."""
+    text = "y[j] +=! x[i] * bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`)"
+    rng = np.random.default_rng(words)
+    x = rng.standard_normal(8 * words).astype(np.float32)
+    q = rng.integers(-(2**31), 2**31, (words, 4096 - 16)).astype(np.int32)
+    inputs = {"x": ("float32", x.shape), "q": ("int32", q.shape)}
+    kernel = roller_svc.compile(text, inputs, select="model", top_k=1, target="cpu-x86-avx2")
+    joined = next(line for line in kernel.source.splitlines() if "y_acc" in line and "+=" in line)
+    assert joined.count("x[") == 8 * at_once
+    weights = (q[np.arange(8 * words) // 8] >> (np.arange(8 * words) % 8 * 4)[:, None]) & 15
+    np.testing.assert_allclose(kernel(x=x, q=q)["y"], x @ weights.astype(np.float32), rtol=1e-4, atol=1e-3)
+
+
+QUANTISED = "y[j] +=! x[i] * {}(bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`) - 8.0)"
+
+
+@pytest.mark.parametrize(("scale", "in_table"), [("", False), ("s[i // 32, j] * ", True)])
+def test_what_columns_share_goes_into_the_table_where_a_product_is_left(scale: str, in_table: bool) -> None:
+    rng = np.random.default_rng(3)
+    arrays = {
+        "x": rng.standard_normal(256).astype(np.float32),
+        "q": rng.integers(-(2**31), 2**31, (32, 1000)).astype(np.int32),
+    }
+    if scale:
+        arrays["s"] = rng.uniform(0.5, 2, (8, 1000)).astype(np.float32)
+    inputs = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+    source = roller_svc.compile(QUANTISED.format(scale), inputs, select="model", target="cpu-x86-avx512").source
+    assert "looked_up_v" in source
+    assert ("looked_up_vf32x16((x[" in source) is in_table
+    kernel = roller_svc.compile(QUANTISED.format(scale), inputs, select="model", top_k=1)
+    i = np.arange(256)
+    weights = ((arrays["q"][i // 8] >> (i % 8 * 4)[:, None]) & 15) - 8.0
+    want = arrays["x"] @ (weights * (arrays["s"][i // 32] if scale else 1.0))
+    np.testing.assert_allclose(kernel(**arrays)["y"], want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", HELD_FOR_MANY), ("q[i, j]", HELD_BYTES)])
+def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, room: int) -> None:
+    program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
+        "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),
+    })  # fmt: skip
+    (group,) = partition(program, HW)
+    (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
+    whole = replace(candidate.program, block=candidate.program.block.grown("j", 12288))
+    (tree,) = lower(group, whole, HW)
+    (held,) = (n for n in descend(tree.body) if isinstance(n, Storage))
+    assert held.shape == (min(12288, room // DType.FLOAT32.bytes),)
+
+
+def test_rows_that_are_streams_are_no_more_at_once_than_before() -> None:
+    found = nodes("y[j] +=! x[a, b, j] * w[b]", x=(64, 3, 4096), w=(3,))
+    (joined,) = (n for n in found if isinstance(n, Compute) and n.combine is not None)
+    assert sum(load.tensor == "x" for load in loads_of(joined.value)) == 6

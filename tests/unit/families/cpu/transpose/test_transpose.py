@@ -1,0 +1,166 @@
+"""Layout changes on CPUs: tiles turned in registers, short rows dealt and woven, stores past the caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from cases_cpu import cpu_case, hinting
+
+from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.families.cpu.transpose.workload import Turn, layout_space
+from roller_svc.hardware import load
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.schedule import Compute, Prefetch, Transpose, descend
+
+AVX2, AVX512, NEON = load("cpu-x86-avx2"), load("cpu-x86-avx512"), load("cpu-arm-neon")
+AXES = "abcd"
+
+
+def permutation(shape: tuple[int, ...], order: tuple[int, ...]) -> str:
+    return f"y[{', '.join(AXES[i] for i in order)}] = x[{', '.join(AXES[: len(shape)])}]"
+
+
+def turn_of(group: KernelGroup) -> Turn | None:
+    layout = layout_space(group, AVX2)
+    return None if layout is None else layout.turn
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [((37, 50), (1, 0)), *(((9, 21, 35), p) for p in itertools.permutations(range(3)) if p != (0, 1, 2))],
+)
+@pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
+def test_permutations(shape: tuple[int, ...], order: tuple[int, ...], hw: HardwareSpec) -> None:
+    cpu_case(permutation(shape, order), {"x": ("float32", shape)}, hw).check_some(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [p for p in itertools.permutations(range(4)) if p != (0, 1, 2, 3)])
+def test_permutations_of_four_axes(order: tuple[int, ...]) -> None:
+    shape = (3, 18, 5, 33)
+    cpu_case(permutation(shape, order), {"x": ("float32", shape)}).check_some(2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "int32", "float16", "bfloat16", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(67, 45), (90, 3), (3, 90)], ids=str)
+def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": (dtype, shape)}, AVX512)
+    assert layout_space(case.group, AVX512) is not None
+    case.check_some(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "turn"),
+    [
+        ("y[c, i] = x[i, c]", (500, 3), Turn.DEALT),
+        ("y[i, c] = x[c, i]", (3, 500), Turn.WOVEN),
+        ("y[c, w, h] = x[h, w, c]", (40, 30, 3), Turn.SQUARE),
+        ("y[i, c] = x[c, i]", (6, 500), Turn.SQUARE),
+        ("y[j, i] = x[i, j]", (3, 2), None),
+        ("y[i, j] = x[i, j]", (64, 64), None),
+        ("y[j, i] = x[i, j // 2] where j in 64", (64, 32), None),
+        ("y[j, i] = x[i - 1, j].when([i >= 1], 0.0) where i in 65", (64, 64), None),
+    ],
+)
+def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: Turn | None) -> None:
+    case = cpu_case(text, {"x": ("float32", shape)})
+    assert turn_of(case.group) is turn
+    case.check_some(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("y[i, j] = x[j, i] * 2.0 + b[j]", {"x": (70, 41), "b": (70,)}),
+        ("y[i, j] = x[j, i] + z[i, j] - w[j, i]", {"x": (70, 41), "z": (41, 70), "w": (70, 41)}),
+        ("t[i, j] = x[j, i] * 2.0; y[i, j] = t[i, j] * t[i, j]", {"x": (70, 41)}),
+        ("y[i, c] = (x[c, i] - m[c]) * s[c]", {"x": (3, 200), "m": (3,), "s": (3,)}),
+        ("y[c, i] = x[i, c] * s[c]", {"x": (200, 3), "s": (3,)}),
+        ("y[j, i] = x[i + 1, j] where i in 40", {"x": (41, 33)}),
+    ],
+)
+@pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
+def test_arithmetic_around_what_is_turned(text: str, types: dict[str, tuple[int, ...]], hw: HardwareSpec) -> None:
+    case = cpu_case(text, {name: ("float32", shape) for name, shape in types.items()}, hw)
+    assert turn_of(case.group) is not None
+    case.check_some(2)
+
+
+def test_large_results_may_go_past_the_caches() -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (2048, 1040))}, AVX512)
+    assert {c.program.streamed for c in case.ranked} == {False, True}
+    streamed = next(c for c in case.ranked if c.program.streamed)
+    (tree,) = lower(case.group, streamed.program, AVX512)
+    written = [n for n in descend(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
+    assert written
+    assert all(n.streamed for n in written)
+    text = case.source(streamed).text
+    assert "movntps" in text
+    assert text.index("stream_vf32x16(&") < text.rindex("stores_done()")
+
+
+def test_small_results_stay_in_the_caches() -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (128, 128))}, AVX512)
+    assert not any(c.program.streamed for c in case.ranked)
+
+
+@pytest.mark.parametrize("hw", [AVX2, AVX512, NEON], ids=lambda hw: hw.id)
+def test_lanes_are_those_of_the_machine(hw: HardwareSpec) -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (256, 256))}, hw)
+    (tree,) = lower(case.group, case.ranked[0].program, hw)
+    (turned,) = {n.lanes for n in descend(tree.body) if isinstance(n, Transpose)}
+    assert turned == case.hw.vector_bytes // 4
+
+
+def test_tiles_that_are_cut_short_share_a_room() -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (270, 290))}, AVX512)
+    large = max(case.ranked, key=lambda c: c.program.thread["i"] * c.program.thread["j"])
+    assert len(re.findall(r"float \w*x_turned0\[\d+\] __attribute__", case.source(large).text)) == 1
+
+
+def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
+    case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
+    first = case.ranked[0].program
+    assert first.streamed  # Zen's stores are faster so
+    (tree,) = lower(case.group, first, AVX512)
+    assert all(n.streamed for n in descend(tree.body) if isinstance(n, Compute))
+    assert not any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
+
+
+@pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
+def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bool) -> None:
+    hw = hinting(AVX512, gain)
+    case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
+    for streamed in (False, True):  # past the caches they pay on every machine
+        program = next(c.program for c in case.ranked if c.program.streamed == streamed)
+        (tree,) = lower(case.group, program, hw)
+        assert any(isinstance(n, Prefetch) for n in descend(tree.body)) == (streamed or hinted)
+
+
+def test_what_a_machine_loses_by_streaming_comes_second() -> None:
+    (dram, *levels) = AVX512.levels
+    dram = dataclasses.replace(dram, streamed_write_gain=0.56, streamed_copy_gain=0.8)  # Skylake-SP
+    slow = dataclasses.replace(AVX512, levels=(dram, *levels))
+    case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, slow)
+    assert not case.ranked[0].program.streamed
+
+
+def test_streamed_maps_with_ragged_rows() -> None:
+    tiny = dataclasses.replace(AVX2, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX2.levels))
+    case = cpu_case("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (37, 43)), "b": ("float32", (43,))}, tiny)
+    assert any(c.program.streamed for c in case.ranked)
+    case.check_some(6)
+
+
+def test_only_whole_vectors_go_past_the_caches() -> None:
+    """Rows of 30: parts of lines, each going to memory by itself, made a map take twice as long."""
+    tiny = dataclasses.replace(AVX512, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX512.levels))
+    case = cpu_case("y[i, j] = x[i, j] * b[j]", {"x": ("float32", (64, 30)), "b": ("float32", (30,))}, tiny)
+    found = [case.source(c).text for c in case.ranked if c.program.streamed]
+    assert any("stream_vf32x16(&" in text for text in found)
+    assert not any(f"stream_vf32x{lanes}(&" in text for text in found for lanes in (8, 4))
+    case.check_some(6)

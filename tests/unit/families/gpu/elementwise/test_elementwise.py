@@ -1,0 +1,102 @@
+"""Maps on GPUs: wide accesses, tiles turned through shared memory, edges."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from cases_gpu import Types, case
+
+from roller_svc.families.common.gpu.elementwise_space import padded_room
+from roller_svc.perf.banks import conflict_cycles
+
+CASES: dict[str, tuple[str, Types]] = {
+    "bias": ("y[n, m] = relu(x[n, m] + b[m])", {"x": ("float32", (64, 256)), "b": ("float32", (256,))}),
+    "half": ("y[i] = x[i] * 2.0", {"x": ("float16", (8192,))}),
+    "bytes": ("y[i] = x[i] + 1", {"x": ("int8", (10240,))}),
+    "widening": ("y[i, j] = x[i, j] * s[j]", {"x": ("int8", (40, 96)), "s": ("float32", (96,))}),
+    "a rest": ("y[i] = x[i] * 2.0", {"x": ("float32", (4099,))}),
+    "half with a rest": ("y[i] = x[i] + z[i]", {"x": ("float16", (5003,)), "z": ("float16", (5003,))}),
+    "odd rows": ("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (99, 51)), "b": ("float32", (51,))}),
+    "rows of six": ("y[i, j] = x[i, j] + b[i]", {"x": ("float32", (500, 6)), "b": ("float32", (500,))}),
+    "channels": ("y[n, c, h, w] = x[n, c, h, w] * s[c]", {"x": ("float16", (2, 20, 14, 14)), "s": ("float16", (20,))}),
+    "ragged planes": ("y[n, c, h, w] = relu(x[n, c, h, w] * s[c] + b[c])",
+                      {"x": ("float16", (2, 24, 7, 7)), "s": ("float32", (24,)), "b": ("float32", (24,))}),
+    "odd and crossed": ("y[i, j] = x[j, i] + b[j]", {"x": ("float32", (51, 99)), "b": ("float32", (51,))}),
+    "two ragged results": ("a[i, j] = exp(x[i, j]); b[i, j] = a[i, j] + x[i, j]", {"x": ("float32", (70, 35))}),
+    "shifted in ragged rows": ("y[i, j] = x[i, j] + z[i, j + 1]",
+                               {"x": ("float32", (64, 33)), "z": ("float32", (64, 34))}),
+    "two results": ("a[i, j] = exp(x[i, j]); b[i, j] = a[i, j] + x[i, j]", {"x": ("float32", (64, 72))}),
+    "transpose": ("y[j, i] = x[i, j]", {"x": ("float32", (128, 96))}),
+    "transpose of halves": ("y[j, i] = x[i, j]", {"x": ("float16", (128, 192))}),
+    "transpose of bytes": ("y[j, i] = x[i, j]", {"x": ("int8", (256, 128))}),
+    "transpose of doubles": ("y[j, i] = x[i, j] * 2.0", {"x": ("float64", (64, 96))}),
+    "transpose with edges": ("y[j, i] = x[i, j]", {"x": ("float32", (97, 131))}),
+    "transpose with even edges": ("y[j, i] = x[i, j]", {"x": ("float16", (104, 200))}),
+    "symmetric": ("y[i, j] = x[i, j] + x[j, i]", {"x": ("float32", (96, 96))}),
+    "to channels last": ("y[n, h, w, c] = x[n, c, h, w]", {"x": ("float32", (2, 40, 12, 12))}),
+    "from channels last": ("y[n, c, h, w] = x[n, h, w, c]", {"x": ("float16", (2, 12, 12, 40))}),
+    "few channels last": ("y[n, h, w, c] = x[n, c, h, w]", {"x": ("float32", (2, 3, 32, 32))}),
+    "heads": ("y[b, h, s, d] = x[b, s, h, d]", {"x": ("float16", (2, 32, 4, 64))}),
+    "reversed axes": ("y[k, j, i] = x[i, j, k]", {"x": ("float32", (40, 12, 36))}),
+    "crossed twice": ("y[i, j] = x[j, i] * z[j, i]", {"x": ("float32", (96, 64)), "z": ("float16", (96, 64))}),
+    "shifted": ("y[i, j] = x[i, j + 1] where j in 128", {"x": ("float32", (64, 130))}),
+    "padded": ("y[i, j] = x[i, j - 2].when([j >= 2, j - 2 < 60], 0.0) where j in 64", {"x": ("float32", (64, 60))}),
+    "table": ("y[i, j] = t[r[i], j]", {"t": ("float16", (50, 64)), "r": ("int32", (128,))}),
+    "one point": ("y[i] = x[i]", {"x": ("float32", (1,))}),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", CASES)
+def test_every_tile_gives_the_interpreters_numbers(name: str) -> None:
+    case(*CASES[name]).check_some()
+
+
+@pytest.mark.parametrize(
+    ("name", "loads"),
+    [("bias", "uint4"), ("half", "uint4"), ("bytes", "uint4"), ("a rest", "uint4"), ("channels", "uint4"),
+     ("rows of six", "uint4"), ("transpose", "uint4"), ("transpose of halves", "uint4"), ("heads", "uint4"),
+     ("table", "uint4"), ("odd rows", "uint4"), ("ragged planes", "uint4"), ("odd and crossed", "")],
+)  # fmt: skip
+def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: str) -> None:
+    found = case(*CASES[name])
+    text = found.text(found.ranked[0])
+    assert set(re.findall(r"= \*\(const (\w+) \*\)&[xt]\[", text)) == ({loads} if loads else set())
+    assert bool(re.search(r"\*\(\w+ \*\)&y\[", text)) == bool(loads)
+
+
+@pytest.mark.parametrize("name", ["transpose", "transpose of halves", "from channels last", "crossed twice"])
+def test_what_crosses_the_result_is_staged(name: str) -> None:
+    found = case(*CASES[name])
+    assert "__shared__" in found.text(found.ranked[0])
+
+
+@pytest.mark.parametrize("name", ["bias", "heads", "channels", "table"])
+def test_what_lies_along_the_result_is_not(name: str) -> None:
+    found = case(*CASES[name])
+    assert "__shared__" not in found.text(found.ranked[0])
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "cycles"),
+    [
+        ([4 * i for i in range(32)], 4, 1),
+        ([0] * 32, 4, 1),  # one word, sent to all
+        ([128 * i for i in range(32)], 4, 32),  # one bank
+        ([8 * i for i in range(32)], 4, 2),
+        ([132 * i for i in range(32)], 4, 1),
+        ([2 * i for i in range(32)], 2, 1),  # two lanes a word
+        ([16 * i for i in range(32)], 16, 4),  # a quarter of the warp at a time
+        ([8 * i for i in range(32)], 8, 2),
+        ([128 * i for i in range(32)], 16, 32),
+    ],
+)
+def test_bank_conflicts(places: list[int], size: int, cycles: int) -> None:
+    assert conflict_cycles(places, size) == cycles
+
+
+def test_a_padded_tile_of_floats_has_no_conflicts() -> None:
+    """32 x 32 floats, eight lanes of four along each line: one more element a row keeps all lanes apart."""
+    room = padded_room(32, 4, 4, (8, 4, 32))
+    assert (room.pad, room.write_cycles, room.read_cycles) == (1, 4, 1)

@@ -1,0 +1,381 @@
+"""Attention as one kernel: what is recognised, its tiles, its model, and what the kernel computes in the emulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from cases_matrix import AMPERE, TURING, chosen, unit
+
+from roller_svc import hardware
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.plans import best_plans, estimate_program, ranked_groups
+from roller_svc.errors import NoCandidateError
+from roller_svc.families.common.gpu.attention.mask import key_bounds, seen_keys
+from roller_svc.families.gpu.mma_attention.cost import attention_problem
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
+from roller_svc.verify.kernel_stats import kernels
+
+Inputs = Mapping[str, str]
+Arrays = dict[str, np.ndarray[Any, Any]]
+Change = Callable[[Arrays], None]  # of the inputs, in place
+
+SOFTMAX = (
+    "s[b, h, i, j] +=! q[b, h, i, d] * k[b, h{group}, j, d]; p[b, h, i, j] = {score};"
+    "high[b, h, i] >=! p[b, h, i, j]; e[b, h, i, j] = exp(p[b, h, i, j] - high[b, h, i]);"
+    "z[b, h, i] +=! e[b, h, i, j]; y[b, h, i, d] +=! e[b, h, i, j] * v[b, h{group}, j, d];"
+    "o[b, h, i, d] = y[b, h, i, d] / z[b, h, i]"
+)
+NORMALISED = (  # before the second contraction, scores written twice, axes of other names
+    "s[h, i, j] +=! q[h, i, d] * k[h, j, d]; t[a, x, y] = s[a, x, y] * 0.2; high[h, i] >=! t[h, i, j];"
+    "z[h, i] +=! exp(t[h, i, j] - high[h, i]); w[h, i, j] = exp(t[h, i, j] - high[h, i]) / z[h, i];"
+    "o[h, i, e] +=! w[h, i, j] * v[h, j, e]"
+)
+SCALED_BELOW = (  # the scale behind the difference, values divided one by one
+    "s[h, i, j] +=! q[h, i, d] * k[h, j, d]; m[h, i] >=! s[h, i, j]; e[h, i, j] = exp((s[h, i, j] - m[h, i]) * 0.125);"
+    "z[h, i] +=! e[h, i, j]; o[h, i, d] +=! e[h, i, j] * v[h, j, d] / z[h, i]"
+)
+
+
+def program(text: str, inputs: Inputs, outputs: tuple[str, ...] | None = None) -> TensorProgram:
+    types = {}
+    for name, said in inputs.items():
+        dtype, *shape = said.split()
+        types[name] = TensorType(DType(dtype), tuple(map(int, shape)))
+    return parse(text, types, outputs)
+
+
+def operator(
+    heads: str, lengths: str, features: str, *, dtype: str = "float16", mask: str = "", more: str = ""
+) -> tuple[str, Inputs]:
+    """The named operator: 'q heads, k heads', 'queries, keys', 'of q and k, of v'."""
+    (h, g), (i, j), (d, e) = (map(int, said.split(",")) for said in (heads, lengths, features))
+    inputs = {"q": f"{dtype} 2 {h} {i} {d}", "k": f"{dtype} 2 {g} {j} {d}", "v": f"{dtype} 2 {g} {j} {e}"}
+    if mask:
+        inputs["m"] = f"{dtype} {mask}"
+    return f"o = attention(q, k, v{', m' if mask else ''}{more})", inputs
+
+
+def written(score: str, group: int, heads: int, queries: int, keys: int) -> tuple[str, Inputs]:
+    """Statement by statement, `group` heads sharing keys, 32 features."""
+    text = SOFTMAX.format(score=score, group=f" // {group}" if group > 1 else "")
+    sizes = f"{keys} 32"
+    return text, {"q": f"float16 1 {heads} {queries} 32", "k": f"float16 1 {heads // group} {sizes}",
+                  "v": f"float16 1 {heads // group} {sizes}"}  # fmt: skip
+
+
+def flat(dtype: str = "float16") -> Inputs:
+    return {"q": f"{dtype} 3 40 64", "k": f"{dtype} 3 50 64", "v": f"{dtype} 3 50 64"}
+
+
+def kinds(text: str, inputs: Inputs, outputs: tuple[str, ...] | None = None) -> list[str]:
+    return [group.kind.value for group in partition(program(text, inputs, outputs), AMPERE)]
+
+
+# what is recognised ---------------------------------------------------------------------------------------------------
+PLAIN = written("s[b, h, i, j] * 0.2", 2, 4, 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs"),
+    [
+        PLAIN,
+        written("(s[b, h, i, j] * 0.2).when([j <= i], -60000.0)", 1, 2, 20, 20),
+        operator("6, 3", "20, 30", "16, 24", mask="20 30", more=", causal=1"),
+        (NORMALISED, flat()),
+        (SCALED_BELOW, flat("bfloat16")),
+    ],
+)
+def test_attention_is_one_kernel(text: str, inputs: Inputs) -> None:
+    assert kinds(text, inputs) == ["attention"]
+
+
+def test_maps_of_results_go_with_it_and_other_products_do_not() -> None:
+    text = f"{PLAIN[0]}; r[b, h, i, d] = relu(o[b, h, i, d]); w[b, i, f] +=! r[b, h, i, d] * u[h, d, f]"
+    assert kinds(text, {**PLAIN[1], "u": "float16 4 32 16"}) == ["attention", "contraction"]
+
+
+def test_what_a_product_divides_by_the_sum_is_divided_at_once() -> None:
+    quotient = "y[b, h, i, d] / z[b, h, i]"
+    text = PLAIN[0].replace(f"o[b, h, i, d] = {quotient}", f"w[b, i, f] +=! {quotient} * u[h, d, f]")
+    assert kinds(text, {**PLAIN[1], "u": "float16 4 32 16"}) == ["attention", "contraction"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outputs"),
+    [
+        ("", "", ("o", "p")),  # scores are wanted
+        ("", "", ("o", "z")),  # sums are
+        ("/ z[b, h, i]", "/ (z[b, h, i] + 1.0)", None),
+        ("p[b, h, i, j] - high[b, h, i])", "high[b, h, i] - p[b, h, i, j])", None),
+        ("exp(p[b, h, i, j] - high[b, h, i])", "exp((p[b, h, i, j] - high[b, h, i]) * -1.0)", None),
+        ("high[b, h, i] >=!", "high[b, h, i] <=!", None),
+        ("- high[b, h, i]", "- high[b, h, 0]", None),
+        ("e[b, h, i, j] * v", "(e[b, h, i, j] + 1.0) * v", None),
+        ("z[b, h, i] +=! e[b, h, i, j]", "z[b, h, i] +=! exp(p[b, h, i, j] * 0.5 - high[b, h, i])", None),
+    ],
+)
+def test_what_is_no_attention_is_several_kernels(old: str, new: str, outputs: tuple[str, ...] | None) -> None:
+    text = PLAIN[0].replace(old, new)
+    assert old == "" or text != PLAIN[0]
+    assert "attention" not in kinds(text, PLAIN[1], outputs)
+
+
+def test_float32_and_devices_without_asynchronous_copies_keep_several_kernels() -> None:
+    assert "attention" not in kinds(NORMALISED, flat("float32"))
+    assert all(g.attention is None for g in partition(program(*PLAIN), TURING))
+
+
+def test_heads_that_share_keys_are_rows_and_those_that_a_mask_tells_apart_stand_outermost() -> None:
+    (group,) = partition(program(*written("s[b, h, i, j].when([j <= i], -9.0)", 3, 6, 20, 20)), AMPERE)
+    axes = {role: [(a.name, a.extent) for a in group.space.role(role)] for role in AxisRole}
+    assert axes[AxisRole.BATCH] == [("h.0", 2)]
+    assert axes[AxisRole.M] == [("i_h.1", 60)]
+    assert axes[AxisRole.K] == [("j", 20)]
+    assert [extent for _, extent in axes[AxisRole.INNER]] == [32]
+
+
+MASKS: dict[str, Callable[[int, int], bool]] = {
+    "j <= i": lambda i, j: j <= i,
+    "j < i + 7": lambda i, j: j < i + 7,
+    "j <= i, j > i - 9": lambda i, j: i - 9 < j <= i,
+    "i - j >= 3": lambda i, j: i - j >= 3,
+    "3 * i >= j": lambda i, j: 3 * i >= j,
+    "2 * j <= i": lambda i, j: 2 * j <= i,  # no bound is found: all keys are seen
+}
+
+
+@pytest.mark.parametrize("cond", MASKS)
+def test_seen_keys_hold_all_that_the_mask_keeps(cond: str) -> None:
+    text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
+    (group,) = partition(program(text, inputs), AMPERE)
+    bounds, (rows,) = key_bounds(group), group.space.role(AxisRole.M)
+    for first in range(0, rows.extent, 16):
+        last = min(rows.extent, first + 16) - 1
+        begin, end = seen_keys(bounds, rows, 50, first, last)
+        kept = [j for j in range(50) for row in range(first, last + 1) if MASKS[cond](row // 3, j)]
+        assert all(begin <= j < end for j in kept)
+        assert begin == 0
+        if "2 *" not in cond and kept:
+            assert end == max(kept) + 1
+
+
+@pytest.mark.parametrize("cond", [cond for cond in MASKS if cond != "2 * j <= i"])
+def test_operations_are_those_of_keys_up_to_the_last_that_a_row_keeps(cond: str) -> None:
+    text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 2, 4, 40, 50)
+    (group,) = partition(program(text, inputs), AMPERE)
+    seen = sum(max((j + 1 for j in range(50) if MASKS[cond](i, j)), default=0) for i in range(40))
+    expected = 4 * seen * 2 * (32 + 32)  # of four heads: products with keys and with values, of 32 features each
+    found = attention_problem(group, AMPERE, unit(AMPERE, "mma_f16")).operations
+    assert abs(found / expected - 1) < 0.03  # blocks of rows are sampled
+
+
+# the kernel -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Tiles:
+    """Rows and keys of a block and of a warp; columns of a block: None is all of them."""
+
+    rows: int = 32
+    keys: int = 32
+    warp_rows: int = 16
+    warp_keys: int = 32
+    columns: int | None = None
+    stages: int = 2
+    parts: int = 1
+
+
+def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
+    names = {role: group.space.role(role)[0] for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)}
+    columns = tiles.columns or -(-names[AxisRole.N].extent // 16) * 16
+    features = -(-names[AxisRole.INNER].extent // 16) * 16
+
+    def tile(rows: int, keys: int) -> RTile:
+        of_role = dict(zip(names, (rows, columns, keys, features), strict=True))
+        return RTile(tuple((axis.name, of_role.get(axis.role, 1)) for axis in group.space.axes))
+
+    assert group.attention is not None
+    on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
+    return RProgram(
+        group.space, on, tile(tiles.rows, tiles.keys), tile(tiles.warp_rows, tiles.warp_keys),
+        lanes=32 * tiles.keys // tiles.warp_keys, stages=tiles.stages, split_k=tiles.parts,
+    )  # fmt: skip
+
+
+def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
+    compute = program(*case)
+    groups = partition(compute, AMPERE)
+    (group,) = groups
+    return compute, generate(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
+
+
+def judge(case: tuple[str, Inputs], tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
+    return judged(*kernel(case, tiles), change, races=races)
+
+
+def judged(compute: TensorProgram, source: KernelSource, change: Change, *, races: bool) -> Arrays:
+    """The kernel's results, once they agree with the interpreter's."""
+    arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
+    change(arrays)
+    got = emulated(CompiledKernel(source, b"", "", ()), 1, races=races).run(arrays)
+    with np.errstate(all="ignore"):
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+    assert agreement.ok, agreement.detail
+    return got
+
+
+FILLED = "(s[b, h, i, j] * 0.2).when([{}], {})"
+CASES = {
+    "whole tiles": (operator("2, 1", "32, 64", "32, 32"), Tiles()),
+    "odd lengths": (operator("2, 1", "37, 53", "32, 32"), Tiles()),
+    "causal, more keys than queries": (operator("2, 1", "37, 90", "32, 32", more=", causal=1"), Tiles(stages=3)),
+    "two fragments of rows": (operator("1, 1", "70, 60", "48, 48", dtype="bfloat16"), Tiles(64, 32, 32, 32)),
+    "seven heads share keys": (operator("7, 1", "1, 150", "80, 80"), Tiles(16, 32, 16, 32, parts=3)),
+    "256 features": (operator("1, 1", "33, 50", "256, 256"), Tiles(32, 16, 16, 16)),
+    "odd features": (operator("1, 1", "20, 37", "9, 11", more=", causal=1"), Tiles(16, 16, 16, 16)),
+    "columns in parts": (operator("1, 1", "33, 50", "32, 64"), Tiles(columns=32)),
+    "keys shared by warps": (operator("8, 2", "1, 150", "32, 40"), Tiles(16, 64, 16, 16)),
+    "keys shared by warps and blocks": (operator("8, 2", "1, 250", "32, 40"), Tiles(16, 64, 16, 32, parts=2)),
+    "mask": (operator("2, 1", "37, 53", "32, 32", mask="37 53", more=", causal=0"), Tiles()),
+    "mask of heads, causal": (operator("2, 1", "37, 53", "32, 32", mask="2 1 1 53", more=", causal=1"), Tiles()),
+    "finite scores under the mask": (written(FILLED.format("j <= i", -60000.0), 2, 4, 60, 60), Tiles()),
+    "the same, keys shared": (written(FILLED.format("j <= i + 9", -60000.0), 2, 4, 60, 69), Tiles(parts=2)),
+    "rows that see no key": (written(FILLED.format("j < i - 20", -60000.0), 2, 4, 60, 60), Tiles()),
+    "near scores under the mask": (written(FILLED.format("j <= i", 1.0), 2, 4, 60, 60), Tiles()),
+    "window": (written(FILLED.format("j <= i, j > i - 20", -60000.0), 1, 2, 60, 60), Tiles(32, 16, 16, 16)),
+    "normalised before": ((NORMALISED, flat()), Tiles()),
+    "scaled below": ((SCALED_BELOW, flat()), Tiles()),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_agrees_with_the_interpreter(name: str) -> None:
+    judge(*CASES[name])
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", ["causal, more keys than queries", "rows that see no key", "keys shared by warps"])
+def test_nothing_races(name: str) -> None:
+    judge(*CASES[name], races=True)
+
+
+MASKED = operator("1, 1", "40, 90", "32, 32", mask="40 90")
+
+
+def check_rows_without_a_finite_score(judge: Callable[[Change], Arrays]) -> None:
+    """`judge`: results for MASKED."""
+
+    def change(arrays: Arrays) -> None:
+        arrays["m"][:, :40] = -math.inf
+        arrays["m"][3, :] = -math.inf
+
+    got = judge(change)["o"].astype(np.float32)
+    assert np.isnan(got[:, :, 3]).all()
+    assert not np.isnan(np.delete(got, 3, axis=2)).any()
+
+
+def check_a_score_of(value: float, judge: Callable[[Change], Arrays]) -> None:
+    """`judge`: results for MASKED."""
+
+    def change(arrays: Arrays) -> None:
+        arrays["m"][5, 70] = value
+
+    got = judge(change)["o"].astype(np.float32)
+    assert np.isnan(got[:, :, 5]).all()
+    assert not np.isnan(np.delete(got, 5, axis=2)).any()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(parts=parts), change))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
+    check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
+
+
+@pytest.mark.emulator
+def test_values_of_keys_that_no_row_of_a_block_sees_are_not_read() -> None:
+    """What the statements multiply by 0 is left out, NaN or not: blocks of keys beyond the diagonal."""
+    compute, source = kernel(operator("1, 1", "64, 64", "32, 32", more=", causal=1"), Tiles())
+    arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
+    arrays["v"][:, :, 32:] = math.nan
+    got = emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)["o"].astype(np.float32)
+    assert not np.isnan(got[:, :, :32]).any()
+    assert np.isnan(got[:, :, 32:]).all()
+
+
+# choice ---------------------------------------------------------------------------------------------------------------
+LLAMA = SOFTMAX.format(score="(s[b, h, i, j] * 0.088).when([j <= i], -60000.0)", group=" // 4")
+LLAMA_INPUTS = {"q": "float16 1 32 1024 128", "k": "float16 1 8 1024 128", "v": "float16 1 8 1024 128"}
+
+
+def test_the_model_expects_one_kernel_to_be_faster() -> None:
+    compute = program(LLAMA, LLAMA_INPUTS)
+    groups, ranked, _ = ranked_groups(compute, AMPERE, 4)
+    (group,) = groups
+    assert group.attention is not None
+    _, apart = Shared(compute).groupings(AMPERE)
+    assert len(apart) > 1
+    (found,) = kernels(groups, best_plans(ranked, 1)[0], AMPERE)
+    assert (found["kind"], found["family"]) == ("attention", "mma")
+    assert [operand["load"] for operand in found["operands"]] == ["async16"] * 3
+
+
+def test_scalar_lanes_compute_attention_in_several_kernels() -> None:
+    demands = Demands(family=KernelFamily.SIMT)
+    groups, _, _ = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, demands)
+    assert all(group.attention is None for group in groups)
+
+
+def test_a_demanded_share_of_the_keys_is_given() -> None:
+    groups, ranked, _ = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(tiles=(("split_k", 2),)))
+    assert groups[0].attention is not None
+    assert ranked[0][0].program.split_k == 2
+    with pytest.raises(NoCandidateError):
+        ranked_groups(
+            program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(family=KernelFamily.MMA, tiles=(("split_k", 10**6),))
+        )
+
+
+def test_a_mask_makes_it_faster_and_no_estimate_is_below_its_roofline() -> None:
+    whole = LLAMA.replace(".when([j <= i], -60000.0)", "")
+    times = {}
+    for text in (LLAMA, whole):
+        found = estimate_program(Shared(program(text, LLAMA_INPUTS)), AMPERE)
+        times[text] = found.plans[0].estimate.seconds
+        assert times[text] >= max(roof.seconds for roof in found.roofline)
+    assert times[LLAMA] < 0.75 * times[whole]
+
+
+@pytest.mark.parametrize("spec", hardware.shipped_specs(), ids=lambda spec: spec.id)
+def test_every_device_has_an_estimate(spec: HardwareSpec) -> None:
+    seconds = estimate_program(Shared(program(LLAMA, LLAMA_INPUTS)), spec).plans[0].estimate.seconds
+    assert 0 < seconds < 10
+
+
+def test_construction_tells_how_much_each_step_reuses() -> None:
+    _, _, (construction,) = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1)
+    assert construction.trace
+    assert all(math.isfinite(step.reuse) for step in construction.trace)

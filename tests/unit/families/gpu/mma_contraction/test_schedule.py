@@ -1,0 +1,267 @@
+"""Schedule trees for matrix units: legal as they are made, refused when something of them is missing; their layouts,
+the order of their blocks, and names that users may give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from cases_matrix import ADA, AMPERE, TURING, chosen, contraction, tiles, unit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_support import program
+
+from roller_svc.codegen import dialect
+from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.cuda.function import emit_function
+from roller_svc.codegen.names import Names
+from roller_svc.codegen.scalar import Scalar
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.errors import ScheduleError
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, A, B
+from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.index import less, num, ref
+from roller_svc.ir.kernel import Buffer, CompiledKernel, Role
+from roller_svc.ir.report import Plan
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    Compute,
+    Copy,
+    Let,
+    LoadMatrix,
+    Loop,
+    LoopKind,
+    Mma,
+    Node,
+    RoundFragment,
+    ScheduleTree,
+    Storage,
+    descend,
+)
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
+from roller_svc.schedule.legality import check
+
+Nodes = tuple[Node, ...]
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+KINDS = {
+    "copied": (AMPERE, "mma_f16", MATMUL, "float16", {}),
+    "copied, ragged": (AMPERE, "mma_f16", f"{MATMUL}; Y[m, n] = relu(C[m, n] + v[n])", "float16", {"stages": 4}),
+    "through registers": (TURING, "mma_f16", MATMUL, "float16", {}),
+    "one of them computed": (AMPERE, "mma_f16", "C[m, n] +=! A[m, k] * relu(B[k, n])", "float16", {"stages": 3}),
+    "rounded": (AMPERE, "mma_tf32", MATMUL, "float32", {"stages": 3}),
+    "bytes": (ADA, "mma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)", "float8_e4m3fn", {}),
+    "streamed": (AMPERE, "mma_f16", MATMUL, "float16", {"stages": 3, "stream_k": 5}),
+    "rows reduced": (AMPERE, "mma_f16", f"{MATMUL}; Y[m] >=! C[m, n]", "float16", {}),
+}
+
+
+def trees(kind: str) -> tuple[ScheduleTree, ...]:
+    hw, name, text, dtype, more = KINDS[kind]
+    m, n, k = (33, 40, 72) if "ragged" in kind else (64, 64, 128)
+    inputs = {"A": f"{dtype} {m} {k}", "B": f"{dtype} {k} {n}"} | ({"v": f"{dtype} {n}"} if "v[" in text else {})
+    group = contraction(text, hw, **inputs)
+    depth = 64 // group.inputs[0][1].dtype.bytes
+    by_hand = tiles(group, unit(hw, name), (32, 64, depth), (16, 32), **more)
+    if by_hand.stream_k:
+        group = replace(group, stored=(*group.stored, partial_tiles(group.name, by_hand)))
+    return lower(group, by_hand, hw)
+
+
+def changed(nodes: Nodes, change: Callable[[Node], Nodes | None]) -> Nodes:
+    """The tree with each node in whose place `change` puts others; None keeps it."""
+    result: Nodes = ()
+    for node in nodes:
+        others = change(node)
+        if others is not None:
+            result += others
+            continue
+        match node:
+            case Loop() | Let() | Storage():
+                result += (replace(node, body=changed(node.body, change)),)
+            case Branch():
+                then, otherwise = changed(node.then, change), changed(node.otherwise, change)
+                result += (replace(node, then=then, otherwise=otherwise),)
+            case _:
+                result += (node,)
+    return result
+
+
+def without(*kinds: type) -> Callable[[Node], Nodes | None]:
+    return lambda node: () if isinstance(node, kinds) else None
+
+
+def for_some_lanes(*kinds: type) -> Callable[[Node], Nodes | None]:
+    """Under a condition that not all threads of a warp meet."""
+    return lambda node: (Branch(less(ref(LANE), num(16)), (node,)),) if isinstance(node, kinds) else None
+
+
+def fragment_unloaded(tensor: str) -> Callable[[Node], Nodes | None]:
+    return lambda node: () if isinstance(node, LoadMatrix) and node.tensor == tensor else None
+
+
+def sums_uncleared(node: Node) -> Nodes | None:
+    return () if isinstance(node, Compute) and node.tensor == ACC else None
+
+
+def epilogue_inside_the_pipeline(nodes: Nodes) -> Nodes:
+    """The room that takes the pipeline's memory, opened while that is in scope."""
+    late = next(n for n in descend(nodes) if isinstance(n, Storage) and n.over)
+    nodes = changed(nodes, lambda node: () if node is late else None)
+
+    def opened(node: Node) -> Nodes | None:
+        if isinstance(node, Storage) and node.tensor == SHARED_A:
+            return (replace(node, body=(*node.body, late)),)
+        return None
+
+    return changed(nodes, opened)
+
+
+def copies_within_shared_memory(node: Node) -> Nodes | None:
+    if not isinstance(node, Copy):
+        return None
+    return (replace(node, source=replace(node.source, tensor=SHARED_A, index=node.index)),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_legal(kind: str) -> None:
+    for tree in trees(kind):
+        check(tree.body)
+    names = {type(node) for node in descend(trees(kind)[0].body)}
+    assert {LoadMatrix, Mma} <= names
+    assert (Copy in names) == (kind != "through registers")
+    assert (RoundFragment in names) == (kind == "rounded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "code"),
+    [
+        *[(k, without(AwaitCopies), "schedule-order") for k in ("copied", "copied, ragged", "rounded", "streamed")],
+        ("one of them computed", without(AwaitCopies), "schedule-order"),
+        ("copied", without(Barrier), "schedule-order"),
+        ("one of them computed", without(Barrier), "schedule-order"),
+        ("copied", fragment_unloaded(A), "schedule-order"),
+        ("through registers", fragment_unloaded(B), "schedule-order"),
+        ("rounded", fragment_unloaded(B), "schedule-order"),
+        ("copied", sums_uncleared, "schedule-order"),
+        ("streamed", sums_uncleared, "schedule-order"),
+        ("copied", for_some_lanes(Mma), "schedule-barrier"),
+        ("through registers", for_some_lanes(LoadMatrix), "schedule-barrier"),
+        ("copied", for_some_lanes(Barrier), "schedule-barrier"),
+        ("copied", copies_within_shared_memory, "schedule-scope"),
+    ],
+)
+def test_a_broken_tree_is_refused(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        check(changed(trees(kind)[0].body, change))
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("kind", ["copied", "through registers"])
+def test_memory_is_not_taken_from_a_room_in_use(kind: str) -> None:
+    with pytest.raises(ScheduleError, match="takes the memory of") as refused:
+        check(epilogue_inside_the_pipeline(trees(kind)[0].body))
+    assert refused.value.code == "schedule-scope"
+
+
+# layouts -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.FLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("chunks", range(1, 33))
+def test_eight_rows_have_a_chunk_in_eight_groups_of_banks(dtype: DType, chunks: int) -> None:
+    """Rows of every whole number of 16-byte chunks: what one matrix of ldmatrix reads comes in one cycle."""
+    chunk = 16 // dtype.bytes
+    room = Place("room", dtype, (2, 16, chunks * chunk), swizzled=True)
+    scalar = Scalar(dialect.CUDA, Names(), "int", guard_reads=True, ranges={"r": (0, 15)})
+    text = scalar.address(room, (ref("s"), ref("r"), ref("c")))
+    address = eval(f"lambda s, r, c: {text.replace('/', '//')}")
+    for first in (0, 8):
+        for column in range(chunks):
+            places = [address(1, row, column * chunk) * dtype.bytes for row in range(first, first + 8)]
+            assert all(place % 16 == 0 for place in places)
+            assert len({place // 16 % 8 for place in places}) == 8
+    every = {address(slot, row, c) for slot in range(2) for row in range(16) for c in range(chunks * chunk)}
+    assert every == set(range(2 * 16 * chunks * chunk))
+
+
+# order of blocks -----------------------------------------------------------------------------------------------------
+def block_places(text: str, blocks: int) -> list[tuple[int, int, int]]:
+    """What (batch, m.block, n.block) every block finds itself to be."""
+    lines = re.findall(r"const \w+ (\w+) = (.+);", text.partition("{")[2])
+    found = []
+    for block in range(blocks):
+        values = {"batch": 0, "m_block": 0, "n_block": 0}
+        for name, value in lines:
+            value = value.replace("(int)blockIdx.x", str(block)).replace("/", "//")
+            value = re.sub(r"(.+?) < (.+?) \? \1 : \2", r"min(\1, \2)", value)
+            values[name] = eval(value, {"min": min}, values)
+        found.append((values["batch"], values["m_block"], values["n_block"]))
+    return found
+
+
+def rastered(batches: int, rows: int, columns: int, raster: int) -> list[tuple[int, int, int]]:
+    nodes: Nodes = (Compute("C", (ref("batch"), ref("m.block"), ref("n.block")), num(1)),)
+    for var, extent in (("n.block", columns), ("m.block", rows), ("batch", batches)):
+        nodes = (Loop(var, extent, LoopKind.BLOCK, nodes),)
+    shape = (batches, rows, columns)
+    places = {"C": Place("C", DType.INT32, shape)}
+    buffers = (Buffer("C", "C", Role.OUTPUT, DType.INT32, shape),)
+    function = emit_function(ScheduleTree("kernel", nodes, raster=raster), places, buffers, AMPERE.arch)
+    assert function.grid == batches * rows * columns
+    return block_places(function.text, function.grid)
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 7), st.integers(1, 10))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_every_tile_has_one_block_in_any_raster(batches: int, rows: int, columns: int, raster: int) -> None:
+    places = rastered(batches, rows, columns, raster)
+    assert set(places) == {(b, m, n) for b in range(batches) for m in range(rows) for n in range(columns)}
+    assert len(set(places)) == len(places)
+
+
+def test_blocks_of_a_raster_share_rows_and_columns() -> None:
+    """The first blocks make a rectangle of `raster` rows; the last rows, fewer than that, come last."""
+    order = [(m, n) for _, m, n in rastered(1, 5, 4, 2)]
+    assert order[:6] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert order[8:12] == [(2, 0), (3, 0), (2, 1), (3, 1)]
+    assert order[16:] == [(4, 0), (4, 1), (4, 2), (4, 3)]
+
+
+# names ---------------------------------------------------------------------------------------------------------------
+def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inputs: str) -> None:
+    """Compile for the matrix unit, emulate, judge."""
+    found = program(text, **inputs)
+    (group,) = partition(found, hw)
+    by_hand = tiles(group, unit(hw, "mma_f16"), (16, 16, 16), (16, 8), **rprogram)
+    source = generate(Plan((chosen(by_hand),)), found, (group,), hw)
+    arrays = random_inputs(found, 1)
+    verdict = agrees(found, emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays), evaluate(found, arrays))
+    assert verdict.ok, f"{verdict}\n{source.text}"
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("a", "b", "bias", "sums", "out", "axes"),
+    [
+        ("acc", "thread", "raster", "sums", "item", ("lane_id", "row", "element")),
+        ("a", "b", "copy_async_16", "part", "mma_m16n8k16_f16", ("stream", "tile", "visit")),
+        ("shared_memory", "a_shared", "total", "partial", "first", ("slot", "n_block", "place")),
+        ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
+    ],
+)
+@pytest.mark.parametrize("more", [{"stages": 3, "raster": 2}, {"stages": 2, "stream_k": 3}])
+def test_names_of_a_program_do_not_meet_the_kernels_own(
+    a: str, b: str, bias: str, sums: str, out: str, axes: tuple[str, str, str], more: dict[str, int]
+) -> None:
+    m, n, k = axes
+    text = f"{sums}[{m}, {n}] +=! {a}[{m}, {k}] * {b}[{k}, {n}]; {out}[{m}, {n}] = {sums}[{m}, {n}] + {bias}[{n}]"
+    emulated_result(text, AMPERE, more, **{a: "float16 24 48", b: "float16 48 40", bias: "float16 40"})

@@ -1,0 +1,120 @@
+"""Reductions on a GPU: what is read once, what values do that are no numbers, what the text is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from roller_svc import hardware
+from roller_svc.analysis.online_reduction import JointKind, joints
+from roller_svc.api import on_device
+from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.frontend.lang import parse
+from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import RuntimeChoice
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.reference.interpreter import evaluate
+
+HW = hardware.load("nvidia-a100-sxm-80gb")
+SOFTMAX = "m[r] >=! x[r, c]; s[r] +=! exp(x[r, c] - m[r]); y[r, c] = exp(x[r, c] - m[r]) / s[r]"
+SQUARES = (
+    "s[r] +=! x[r, c]; n[r] = s[r] / 256.0; q[r] +=! (x[r, c] - n[r]) * (x[r, c] - n[r]); v[r] = q[r] / 256.0;"
+    " y[r, c] = x[r, c] - n[r]"
+)
+PLACES = "m[r] >=! x[r, c]; y[r] <=! c.when([m[r] == x[r, c]], 256).cast(`int64`)"
+ROWS, COLUMNS = 6, 256
+
+
+def program_of(expression: str, dtype: DType = DType.FLOAT32) -> TensorProgram:
+    return parse(expression, {"x": TensorType(dtype, (ROWS, COLUMNS))})
+
+
+def source_of(program: TensorProgram, flight: int, lanes: int = 32, run: int = 4) -> KernelSource:
+    (group,) = partition(program, HW)
+    block = RTile((("r", max(1, 64 // lanes)), ("c", flight * lanes * run)))
+    tiles = RProgram(group.space, HW.unit_for(DType.FLOAT32), block, RTile((("r", 1), ("c", run))), lanes)
+    types = stored_types(program)
+    stored = [(name, types[name]) for name, _ in group.stored]
+    part = Part(lower(group, tiles, HW), (*group.inputs, *group.stored))
+    return emit("kernel", (part,), tensors_in_memory(program, types, stored), HW, "")
+
+
+def run_on(program: TensorProgram, source: KernelSource, x: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    compiled = CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches))
+    call = on_device(compiled, RuntimeChoice.EMULATOR).bound({"x": x})
+    call()
+    return call.finish()
+
+
+def special_rows() -> NDArray[np.float32]:
+    x = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    x[1, ::3] = -np.inf
+    x[2] = -np.inf
+    x[3, 77] = np.nan
+    x[4, 200] = np.inf
+    x[5, [13, 90, 255]] = 9.0  # ties
+    return x
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind"),
+    [(SOFTMAX, JointKind.EXPONENTIALS), (SQUARES, JointKind.SQUARES), (PLACES, JointKind.PLACE)],
+)
+def test_pairs_of_reductions_are_found(expression: str, kind: JointKind) -> None:
+    (joint,) = joints(program_of(expression).statements)
+    assert joint.kind is kind
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "m[r] >=! x[r, c]; s[r] +=! exp(x[r, c] + m[r])",
+        "m[r] <=! x[r, c]; s[r] +=! exp(x[r, c] - m[r])",
+        "m[r] >=! x[r, c]; y[r] <=! c.when([m[r] == x[r, c]], 9).cast(`int64`)",  # 9 is a better place than 10
+        "s[r] +=! x[r, c]; q[r] +=! (x[r, c] - s[r]) * x[r, c]",
+    ],
+)
+def test_other_pairs_are_none(expression: str) -> None:
+    assert joints(program_of(expression).statements) == ()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("flight", [1, 2])
+@pytest.mark.parametrize("expression", [SOFTMAX, PLACES])
+def test_one_pass_has_the_values_of_two_where_some_are_no_numbers(expression: str, flight: int) -> None:
+    program, x = program_of(expression), special_rows()
+    found = run_on(program, source_of(program, flight, lanes=16), x)
+    for name, expected in evaluate(program, {"x": x}).items():
+        np.testing.assert_allclose(found[name], expected.wide, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.emulator
+def test_squares_keep_their_digits_far_from_zero() -> None:
+    program = program_of(SQUARES)
+    x = (np.random.default_rng(5).standard_normal((ROWS, COLUMNS)) + 4096).astype(np.float32)
+    found = run_on(program, source_of(program, flight=1, lanes=16), x)
+    np.testing.assert_allclose(found["v"], x.astype(np.float64).var(axis=1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("flight", "reads"), [(1, 2), (2, 1)])
+def test_a_row_that_fits_is_read_once_and_others_once_less_than_walked(flight: int, reads: int) -> None:
+    text = source_of(program_of(SOFTMAX), flight).text
+    assert text.count("(const uint4 *)&x[") == reads
+    assert text.count("*(uint4 *)&y[") == 1
+
+
+def test_lanes_of_a_warp_meet_without_shared_memory() -> None:
+    text = source_of(program_of(SOFTMAX), 2).text
+    assert "lane_max_f32(m_acc, 32)" in text
+    assert "__syncthreads" not in text
+    assert "__shared__" not in text
+
+
+def test_warps_of_a_row_meet_once_a_reduction() -> None:
+    text = source_of(program_of(SOFTMAX), 1, lanes=64).text
+    assert text.count("__syncthreads") == 2

@@ -1,0 +1,269 @@
+"""Contractions on scalar lanes: how tiles lie and move, what the text and the estimate show of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.analysis.index_ranges import fold
+from roller_svc.analysis.operand import operands
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.construct.construct import rank
+from roller_svc.errors import WrongAnswerError
+from roller_svc.families.gpu.simt_contraction.workload import SimtFeeds, chunk, fused_stride, simt_feeds, staged_row
+from roller_svc.frontend.lang import parse
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Candidate
+from roller_svc.ir.expr import Const
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.schedule import Let, descend
+from roller_svc.perf.model import model
+from roller_svc.perf.occupancy import blocks_per_core
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.toolchain import compile_source
+from roller_svc.toolchain.binaries import sass
+
+A100, T4 = hardware.load("nvidia-a100-sxm-80gb"), hardware.load("nvidia-t4")
+BANKS, BANK_BYTES, WARP = 32, 4, 32
+
+
+@dataclass(frozen=True)
+class Contraction:
+    program: TensorProgram
+    hw: HardwareSpec
+
+    @property
+    def group(self) -> KernelGroup:
+        (only,) = partition(self.program, self.hw)
+        return only
+
+    @property
+    def feeds(self) -> SimtFeeds:
+        return simt_feeds(self.group.space, operands(self.group), self.hw.arch)
+
+    def best(self) -> Candidate:
+        return rank(self.group, self.hw, self.hw.unit_for(self.group.space.compute_dtype), 1)[0][0]
+
+    def tiled(self, block: tuple[int, int, int] = (128, 128, 8), thread: int = 8, stages: int = 2) -> RProgram:
+        """Tiles along m, n, k and of a thread."""
+        sizes = dict(zip("mnk", zip(block, (thread, thread, 1), strict=True), strict=True))
+        axes = self.group.space.axes
+        outer, inner = (RTile(tuple((a.name, sizes.get(a.role.value, (1, 1))[i]) for a in axes)) for i in (0, 1))
+        found = self.best().program
+        return replace(found, block=outer, thread=inner, split_k=1, stages=stages, raster=1)
+
+    def source(self, tiles: RProgram) -> KernelSource:
+        plan = Plan((Candidate(tiles, self.best().estimate),))
+        return generate(plan, self.program, (self.group,), self.hw)
+
+
+def contraction(expression: str, hw: HardwareSpec, **inputs: tuple[int, ...]) -> Contraction:
+    types = {name: TensorType(DType.FLOAT32, shape) for name, shape in inputs.items()}
+    return Contraction(parse(expression, types), hw)
+
+
+def matmul(hw: HardwareSpec = A100, size: int = 512, right: str = "k,n") -> Contraction:
+    return contraction(f"C[m,n] +=! A[m,k] * B[{right}]", hw, A=(size, size), B=(size, size))
+
+
+def conv(hw: HardwareSpec = A100, channels: int = 16, *, last: bool = False) -> Contraction:
+    """3 x 3, channels before or behind the pixels."""
+    if last:
+        text = "Y[n,h,w,f] +=! X[n,h+r,w+s,c] * W[r,s,c,f] where h in 12, w in 12"
+        return contraction(text, hw, X=(2, 14, 14, channels), W=(3, 3, channels, 32))
+    text = "Y[n,f,h,w] +=! X[n,c,h+r,w+s] * W[f,c,r,s] where h in 12, w in 12"
+    return contraction(text, hw, X=(2, channels, 14, 14), W=(32, channels, 3, 3))
+
+
+# shared memory --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns", [16, 20, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_what_a_warp_transposes_meets_every_bank_once(columns: int, width: int) -> None:
+    """Lanes hold `width` neighbours along k of 8, and as many columns as are left; they store one k after another."""
+    row, near = staged_row(columns, 4), 8 // width
+    for k in range(width):
+        places = [(lane % near * width + k) * row + lane // near for lane in range(min(WARP, near * columns))]
+        assert len({place % BANKS for place in places}) == len(places)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("columns", [4, 8, 36, 128])
+def test_rows_hold_their_columns_and_begin_at_a_chunk(size: int, columns: int) -> None:
+    row = staged_row(columns, size)
+    assert columns <= row <= columns + 2 * chunk(size)
+    assert row * size % 16 == 0
+
+
+@pytest.mark.parametrize("block", [(128, 128, 8), (32, 64, 8), (8, 256, 8), (64, 16, 8)])
+def test_a_warp_is_a_rectangle_whose_lanes_share_what_they_read(block: tuple[int, int, int]) -> None:
+    found = matmul()
+    tiles = found.tiled(block, 4)
+    (tree,) = lower(found.group, tiles, A100)
+    lets = {node.var: node.value for node in descend(tree.body) if isinstance(node, Let)}
+    places = []
+    for thread in range(tiles.threads):
+        row, column = (fold(lets[f"{axis}.thread"], {".thread": thread}) for axis in "mn")
+        assert isinstance(row, Const)
+        assert isinstance(column, Const)
+        places.append((int(row.value), int(column.value)))
+    rows, columns = block[0] // 4, block[1] // 4
+    assert sorted(places) == [(i, j) for i in range(rows) for j in range(columns)]
+    for first in range(0, len(places), WARP):
+        warp = places[first : first + WARP]
+        height, width = (len({place[axis] for place in warp}) for axis in (0, 1))
+        assert height * width == len(warp)
+        if min(height, width) > 1:  # of a pair of lanes, whichever factor they read, both read the same
+            assert all(warp[i][0] == warp[i ^ 1][0] and warp[i][1] == warp[i ^ 2][1] for i in range(len(warp)))
+
+
+# how factors move -----------------------------------------------------------------------------------------------------
+def test_copies_are_as_wide_as_neighbours_along_the_columns_allow() -> None:
+    a, b = matmul().feeds.a, matmul().feeds.b
+    assert a.is_async(128)
+    assert a.width(128, 8, None) == 1  # along k: each element goes to a row of its own
+    assert b.width(128, 8, None) == 4
+    assert b.width(126, 8, None) == 2
+    assert matmul(right="n,k").feeds.b.width(128, 8, None) == 1
+
+
+def test_dimensions_of_one_element_do_not_hide_the_direction() -> None:
+    found = contraction("Y[n,f,p] +=! X[n,c,p] * W[f,c,0,0]", A100, X=(2, 32, 49), W=(16, 32, 1, 1))
+    assert found.feeds.a.operand.along_k
+    assert found.feeds.a.operand.run == 16
+
+
+def test_without_copies_both_directions_are_loaded_wide() -> None:
+    feeds = matmul(T4).feeds
+    assert not feeds.a.is_async(128)
+    assert feeds.a.width(128, 8, None) == feeds.b.width(128, 8, None) == 4
+    assert feeds.a.width(128, 2, None) == 2
+
+
+def test_a_computed_factor_goes_through_registers() -> None:
+    found = contraction("C[m,n] +=! exp(A[m,k]) * B[k,n]", A100, A=(64, 64), B=(64, 64))
+    assert not found.feeds.a.is_async(64)
+    assert found.feeds.b.is_async(64)
+
+
+def test_steps_lie_on_one_reduced_axis_where_the_order_in_memory_allows() -> None:
+    last, first = conv(last=True), conv()
+    (c,) = (a for a in last.feeds.a.reduced.members if a.name == "c")
+    assert last.feeds.inner_member(8) == c
+    assert last.feeds.inner_member(32) is None
+    assert first.feeds.inner_member(8) is None  # weights are contiguous along all of (c, r, s)
+
+
+def test_a_run_over_fused_axes_is_known_as_one() -> None:
+    feeds = conv().feeds
+    weights, pixels = feeds.a, feeds.b
+    assert (weights.divided, pixels.divided) == (False, True)
+    assert weights.operand.source is not None
+    assert pixels.operand.source is not None
+    assert fused_stride(weights.operand.source, weights.reduced, (32, 16, 3, 3)) == 1
+    assert fused_stride(pixels.operand.source, pixels.reduced, (2, 16, 14, 14)) is None
+
+
+# text -----------------------------------------------------------------------------------------------------------------
+def test_ampere_copies_and_turing_loads() -> None:
+    ampere, turing = (found.source(found.tiled()).text for found in (matmul(), matmul(T4)))
+    assert "copy_async_16((" in ampere
+    assert "copy_async_4((" in ampere
+    assert "copy_async" not in turing
+
+
+def test_one_barrier_a_step() -> None:
+    found = matmul()
+    assert found.source(found.tiled(stages=3)).text.count("__syncthreads();") == 1
+    assert found.source(found.tiled(stages=1)).text.count("__syncthreads();") == 2
+
+
+def test_the_compiler_is_told_how_many_blocks_a_core_shall_hold() -> None:
+    found = matmul()
+    tiles = found.tiled()
+    needs = planned_needs(found.group, tiles, A100)
+    assert needs is not None
+    assert blocks_per_core(needs, A100) == 2
+    assert "__launch_bounds__(256, 2)" in found.source(tiles).text
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_no_barrier_and_no_wait_is_idle(hw: HardwareSpec, stages: int) -> None:
+    """Without any one of them the kernel races, or reads what has not arrived."""
+    found = matmul(hw, size=64)
+    source = found.source(found.tiled((32, 64, 8), 4, stages))
+    arrays = random_inputs(found.program, seed=0)
+
+    def run(text: str) -> None:
+        emulated(CompiledKernel(replace(source, text=text), b"", "", ()), 0, races=True).run(dict(arrays))
+
+    run(source.text)
+    kernel = source.text.index("__global__")
+    for found_at in re.finditer(r"__syncthreads\(\);|await_copies<\d>\(\);", source.text[kernel:]):
+        start, end = (kernel + at for at in found_at.span())
+        with pytest.raises(WrongAnswerError):
+            run(source.text[:start] + source.text[end:])
+
+
+# estimates ------------------------------------------------------------------------------------------------------------
+def test_a_large_product_is_estimated_near_the_peak() -> None:
+    found = matmul(size=4096)
+    peak = A100.unit_for(DType.FLOAT32).peak_flops_per_s
+    assert peak is not None
+    share = 2 * 4096**3 / found.best().estimate.seconds / peak
+    assert 0.85 <= share <= 0.95
+
+
+@pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
+def test_buffers_hide_latency(hw: HardwareSpec) -> None:
+    """Of a block that has a core for itself: others would hide it too."""
+    found = contraction("C[m,n] +=! A[m,k] * B[k,n]", hw, A=(128, 4096), B=(4096, 128))
+    prepared = model(found.group.space, hw, hw.unit_for(DType.FLOAT32), operands(found.group))
+    single, double = (prepared.estimate(found.tiled(stages=stages)).seconds for stages in (1, 2))
+    assert double < 0.98 * single
+
+
+def test_rows_of_blocks_are_walked_together_where_the_cache_is_too_small() -> None:
+    assert matmul(size=512).best().program.raster == 1
+    assert matmul(size=8192).best().program.raster > 1
+
+
+# compiled -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
+@pytest.mark.parametrize("found", [matmul, conv], ids=["matmul", "conv"])
+def test_compiled_kernels_keep_to_the_plan(hw: HardwareSpec, found: Callable[[HardwareSpec], Contraction]) -> None:
+    case = found(hw)
+    tiles = case.tiled((64, 64, 8), 4)
+    source = case.source(tiles)
+    compiled = compile_source(source)
+    resources = compiled.resources[0]
+    needs = planned_needs(case.group, tiles, hw)
+    assert needs is not None
+    assert resources.spill_bytes == 0
+    assert resources.shared_bytes == pytest.approx(needs.shared_bytes, abs=128)
+    used = replace(needs, registers_per_thread=resources.registers_per_thread)
+    assert blocks_per_core(used, hw) >= blocks_per_core(needs, hw)
+
+
+def test_the_machine_code_has_wide_reads_and_copies() -> None:
+    found = matmul()
+    binary = compile_source(found.source(found.tiled())).binary
+    (functions,) = sass.sass_functions([binary], A100.arch)
+    counts = dict(functions["kernel0"].counts)
+    assert counts["FFMA"] >= 512
+    assert counts["LDS.128"] == 32  # four a row, of which a step has eight
+    assert counts["LDGSTS.128"] > 0
+    assert counts["STG.128"] == 16

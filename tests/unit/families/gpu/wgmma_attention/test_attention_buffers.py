@@ -1,0 +1,49 @@
+"""Shared memory of attention on warpgroups: what is laid out is what the model counts, and what a device has."""
+
+from __future__ import annotations
+
+import pytest
+from cases_matrix import chosen, unit
+
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.construct.construct import construct
+from roller_svc.errors import InvariantError
+from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.report import Plan
+from tests.unit.families.gpu.mma_attention.test_mma_attention import SCALED_BELOW, Inputs, operator, program
+from tests.unit.families.gpu.wgmma_attention.test_wgmma_attention import HOPPER, Tiles, tree
+
+SHAPES = [(256, 64), (96, 80), (256, 96), (128, 192), (192, 192), (32, 32)]  # features of queries, columns of values
+
+
+def float32_results(features: int, columns: int, rows: int = 4096) -> tuple[str, Inputs]:
+    """They leave through a room of each warp, 16-bit ones by bulk stores."""
+    text = f"{SCALED_BELOW}; r[h, i, d] = o[h, i, d].cast(`float32`)"
+    return text, {name: f"float16 2 {rows} {columns if name == 'v' else features}" for name in "qkv"}
+
+
+@pytest.mark.parametrize(("features", "columns"), SHAPES)
+@pytest.mark.parametrize("is_bulk", [False, True])
+def test_launches_take_no_more_than_is_counted(features: int, columns: int, *, is_bulk: bool) -> None:
+    case = operator("2, 1", "4096, 4096", f"{features}, {columns}") if is_bulk else float32_results(features, columns)
+    compute = program(*case)
+    (group,) = partition(compute, HOPPER)
+    on = unit(HOPPER, "wgmma_f16")
+    known = grouped_attention(group, on, HOPPER.arch)
+    programs = construct(group, HOPPER, on).programs
+    assert programs
+    exact = 0
+    for found in programs:
+        (launch,) = generate(Plan((chosen(found),)), compute, (group,), HOPPER).launches
+        counted = attention_group_tile(found, known).shared_bytes
+        assert launch.shared_bytes <= counted <= HOPPER.limits.shared_bytes_per_block
+        exact += launch.shared_bytes == counted
+    assert is_bulk or exact  # bulk stores take less than the room that is counted for them
+
+
+@pytest.mark.parametrize("features", ["32, 32", "36, 36", "32, 36", "36, 32"])
+def test_one_stage_is_refused(features: str) -> None:
+    """What threads copy arrives when they have begun the next copies, which would wait for it to be read."""
+    with pytest.raises(InvariantError, match="stages"):
+        tree(operator("2, 1", "70, 150", features), Tiles(stages=1))

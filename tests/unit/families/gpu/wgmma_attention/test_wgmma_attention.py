@@ -1,0 +1,365 @@
+"""Attention on warpgroups: its tiles, legal trees, steps that need no mask, its model, what NVRTC makes of it, and what
+the kernel computes in the emulator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from cases_matrix import chosen, unit
+
+from roller_svc import hardware
+from roller_svc.analysis.index_ranges import fold
+from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.plans import best_plans, estimate_program, ranked_groups
+from roller_svc.construct.construct import construct, prepared, rank_units
+from roller_svc.errors import InvariantError, NoCandidateError, ScheduleError
+from roller_svc.families.common.gpu.attention.kv_loop import KeySteps
+from roller_svc.families.common.gpu.attention.mask import exact_bounds, key_bounds
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
+from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Const, Expr, Op, OpKind, substitute
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.index import conjuncts, num
+from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.schedule import AwaitCopies, Copy, Node, PackFragment, ScheduleTree, descend
+from roller_svc.ir.schedule_hopper import (
+    AwaitBarrier,
+    AwaitWarpgroup,
+    BulkLoad,
+    BulkStore,
+    CommitWarpgroup,
+    FenceAsync,
+    FenceWarpgroup,
+    InitBarrier,
+    RegisterMatrix,
+    WarpgroupMma,
+)
+from roller_svc.ir.schedule_text import render
+from roller_svc.perf.model import Model
+from roller_svc.perf.occupancy import block_registers
+from roller_svc.schedule.legality import check
+from roller_svc.toolchain import compile_source
+from roller_svc.toolchain.nvrtc import ptxas_warnings
+from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.lint import PlannedKernel, lint
+from tests.unit.families.gpu.mma_attention.test_mma_attention import (
+    FILLED,
+    LLAMA,
+    LLAMA_INPUTS,
+    MASKED,
+    MASKS,
+    NORMALISED,
+    SCALED_BELOW,
+    Arrays,
+    Change,
+    Inputs,
+    check_a_score_of,
+    check_rows_without_a_finite_score,
+    flat,
+    judged,
+    operator,
+    program,
+    written,
+)
+from tests.unit.families.gpu.mma_contraction.test_schedule import changed, without
+
+HOPPER = hardware.load("nvidia-h200-sxm")
+Case = tuple[str, Inputs]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Consumers of a block, keys of a step; columns of a block: None is all of them. `blocks` that stay."""
+
+    consumers: int = 2
+    keys: int = 32
+    stages: int = 2
+    columns: int | None = None
+    blocks: int = 0
+
+
+def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
+    names = {role: group.space.role(role)[0] for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)}
+    columns = tiles.columns or -(-names[AxisRole.N].extent // 16) * 16
+    features = -(-names[AxisRole.INNER].extent // 16) * 16
+
+    def tile(rows: int) -> RTile:
+        of_role = dict(zip(names, (rows, columns, tiles.keys, features), strict=True))
+        return RTile(tuple((axis.name, of_role.get(axis.role, 1)) for axis in group.space.axes))
+
+    assert group.attention is not None
+    on = unit(HOPPER, "wgmma_f16" if group.attention.dtype is DType.FLOAT16 else "wgmma_bf16")
+    return RProgram(
+        group.space, on, tile(64 * tiles.consumers), tile(64), lanes=128, stages=tiles.stages, blocks=tiles.blocks
+    )
+
+
+def planned(case: Case, tiles: Tiles) -> tuple[TensorProgram, KernelGroup, Plan]:
+    compute = program(*case)
+    (group,) = partition(compute, HOPPER)
+    return compute, group, Plan((chosen(tiled(group, tiles)),))
+
+
+def kernel(case: Case, tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
+    compute, group, plan = planned(case, tiles)
+    return compute, generate(plan, compute, (group,), HOPPER)
+
+
+def tree(case: Case, tiles: Tiles) -> ScheduleTree:
+    _, group, plan = planned(case, tiles)
+    (found,) = lower(group, plan.choices[0].program, HOPPER)
+    return found
+
+
+def judge(case: Case, tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:
+    return judged(*kernel(case, tiles), change, races=races)
+
+
+def narrow(case: Case) -> Case:
+    """36 features: rows of 72 bytes, which TMA does not take and cp.async does."""
+    return case[0], {name: said.removesuffix("32") + "36" for name, said in case[1].items()}
+
+
+CAUSAL = ", causal=1"
+CASES = {
+    "whole tiles": (operator("2, 1", "128, 64", "32, 32"), Tiles()),
+    "odd lengths": (operator("2, 1", "37, 53", "32, 32"), Tiles()),
+    "causal, more keys than queries": (operator("2, 1", "150, 190", "32, 32", more=CAUSAL), Tiles(stages=3)),
+    "one consumer": (operator("1, 1", "70, 60", "64, 64", dtype="bfloat16"), Tiles(1, 48)),
+    "seven heads share keys": (operator("7, 1", "30, 100", "80, 80"), Tiles(3)),
+    "two panels": (operator("1, 1", "70, 200", "128, 128"), Tiles(keys=64)),
+    "256 features": (operator("1, 1", "33, 50", "256, 256"), Tiles(1, 16)),
+    "columns in parts": (operator("1, 1", "33, 50", "32, 64"), Tiles(columns=32)),
+    "mask": (operator("2, 1", "37, 53", "32, 32", mask="37 53"), Tiles()),
+    "mask of heads, causal": (operator("2, 1", "37, 53", "32, 32", mask="2 1 1 53", more=CAUSAL), Tiles()),
+    "finite scores under the mask": (written(FILLED.format("j <= i", -60000.0), 2, 4, 150, 150), Tiles()),
+    "rows that see no key": (written(FILLED.format("j < i - 20", -60000.0), 2, 4, 150, 150), Tiles()),
+    "near scores under the mask": (written(FILLED.format("j <= i", 1.0), 2, 4, 100, 100), Tiles(stages=3)),
+    "window": (written(FILLED.format("j <= i, j > i - 20", -60000.0), 1, 2, 150, 150), Tiles(keys=16)),
+    "blocks that stay": (operator("6, 3", "150, 53", "32, 32"), Tiles(blocks=3)),
+    "one block stays": (operator("2, 1", "300, 100", "64, 64"), Tiles(stages=3, blocks=1)),
+    "copied by threads": (operator("2, 1", "70, 150", "36, 36", more=CAUSAL), Tiles(stages=3)),
+    "copied by threads, blocks that stay": (operator("2, 1", "70, 53", "36, 36"), Tiles(blocks=2)),
+    "copied by threads, a second pass": (
+        narrow(written(FILLED.format("j < i - 20", -60000.0), 2, 4, 100, 100)), Tiles(),
+    ),
+    "values copied by threads": (operator("2, 1", "70, 150", "64, 36"), Tiles(stages=3)),
+    "queries and keys copied by threads": (operator("2, 1", "70, 150", "36, 64"), Tiles(stages=3, blocks=1)),
+    "normalised before": ((NORMALISED, flat()), Tiles()),
+    "scaled below": ((SCALED_BELOW, flat("bfloat16")), Tiles()),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_agrees_with_the_interpreter(name: str) -> None:
+    judge(*CASES[name])
+
+
+RACING = (
+    "causal, more keys than queries", "rows that see no key", "blocks that stay", "copied by threads, a second pass",
+    "values copied by threads", "queries and keys copied by threads",
+)  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", RACING)
+def test_nothing_races(name: str) -> None:
+    judge(*CASES[name], races=True)
+
+
+@pytest.mark.emulator
+def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not() -> None:
+    check_rows_without_a_finite_score(lambda change: judge(MASKED, Tiles(), change))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
+    check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
+
+
+# trees ----------------------------------------------------------------------------------------------------------------
+def weights_packed_early(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Before the products that read the old ones have been awaited."""
+    packs = [node for node in descend(nodes) if isinstance(node, PackFragment)]
+    return changed(nodes, lambda node: (packs[0], node) if node == AwaitWarpgroup(0, ACC) else None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trees_are_legal(name: str) -> None:
+    found = tree(*CASES[name])
+    check(found.body)
+    assert "await products, 1 pending" in render(found.body)
+    products = [node for node in descend(found.body) if isinstance(node, WarpgroupMma)]
+    assert {isinstance(node.a, RegisterMatrix) for node in products} == {True, False}
+    loaded = {node.map for node in descend(found.body) if isinstance(node, BulkLoad | BulkStore)}
+    assert loaded == {map_.symbol for map_ in found.maps}
+    assert ("copied by threads" in name) == any(isinstance(node, Copy) for node in descend(found.body))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("whole tiles", kind) for kind in (InitBarrier, AwaitBarrier, AwaitWarpgroup, CommitWarpgroup)],
+        ("whole tiles", FenceWarpgroup),
+        *[("copied by threads", kind) for kind in (AwaitCopies, FenceAsync)],
+    ],
+)
+def test_a_broken_tree_is_refused(name: str, kind: type) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        check(changed(tree(*CASES[name]).body, without(kind)))
+    assert refused.value.code == "schedule-order"
+
+
+def test_products_own_the_weights_that_they_read() -> None:
+    with pytest.raises(ScheduleError, match="is written while products on it are under way"):
+        check(weights_packed_early(tree(*CASES["whole tiles"]).body))
+
+
+def test_products_with_keys_are_awaited_before_their_maxima_are_taken() -> None:
+    late = changed(
+        tree(*CASES["whole tiles"]).body,
+        lambda node: (AwaitWarpgroup(2),) if node == AwaitWarpgroup(1, ".scores") else None,
+    )
+    with pytest.raises(ScheduleError, match="is read while products on it are under way"):
+        check(late)
+
+
+def test_blocks_under_a_mask_compute_one_tile() -> None:
+    with pytest.raises(InvariantError, match="has a mask"):
+        tree(CASES["causal, more keys than queries"][0], Tiles(blocks=2))
+
+
+def holds(cond: Expr | None, known: dict[str, int]) -> bool:
+    """Whether comparisons hold together."""
+
+    def value(expr: Expr) -> int:
+        found = fold(substitute(expr, {name: num(number) for name, number in known.items()}), {})
+        assert isinstance(found, Const), found
+        return int(found.value)
+
+    def compared(part: Expr) -> bool:
+        assert isinstance(part, Op)
+        assert part.kind in (OpKind.LT, OpKind.LE)
+        a, b = (value(arg) for arg in part.args)
+        return a < b or (a == b and part.kind is OpKind.LE)
+
+    return all(compared(part) for part in conjuncts(cond))
+
+
+@pytest.mark.parametrize("cond", MASKS)
+def test_steps_that_need_no_mask_are_those_whose_keys_all_rows_keep(cond: str) -> None:
+    text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
+    (group,) = partition(program(text, inputs), HOPPER)
+    found = tiled(group, Tiles(consumers=1, keys=16))
+    tile = attention_group_tile(found, grouped_attention(group, found.unit, HOPPER.arch))
+    (rows,), (keys,) = group.space.role(AxisRole.M), group.space.role(AxisRole.K)
+    exact = exact_bounds(group)
+    assert (exact is None) == ("2 *" in cond)
+    steps = KeySteps(tile, rows, keys, key_bounds(group))
+    for block in range(2):
+        last = min(rows.extent, 64 * block + 64)
+        for step in range(4):
+            kept = all(
+                j < 50 and MASKS[cond](row // 3, j)
+                for row in range(64 * block, last) for j in range(16 * step, 16 * step + 16)
+            )  # fmt: skip
+            assert exact is None or holds(steps.whole(num(step), exact), {"m.block": block}) == kept
+
+
+# choice ---------------------------------------------------------------------------------------------------------------
+def test_the_model_expects_warpgroups_to_be_faster_where_there_are_many_rows() -> None:
+    compute = program(LLAMA, LLAMA_INPUTS)
+    groups, ranked, _ = ranked_groups(compute, HOPPER, 4)
+    (found,) = kernels(groups, best_plans(ranked, 1)[0], HOPPER)
+    assert (found["kind"], found["family"]) == ("attention", "wgmma")
+    assert [operand["load"] for operand in found["operands"]] == ["tma"] * 3
+    _, on_warps, _ = ranked_groups(compute, HOPPER, 1, Demands(family=KernelFamily.MMA))
+    assert on_warps[0][0].program.unit.takes_fragments
+    assert on_warps[0][0].estimate.seconds > ranked[0][0].estimate.seconds
+
+
+def test_one_row_stays_on_warps_whose_blocks_share_the_keys() -> None:
+    decode = operator("8, 2", "1, 4096", "128, 128")
+    _, ranked, _ = ranked_groups(program(*decode), HOPPER, 1)
+    assert ranked[0][0].program.unit.takes_fragments
+    assert ranked[0][0].program.split_k > 1
+
+
+@pytest.mark.parametrize(
+    ("tiles", "reason"),
+    [
+        ((("split_k", 2),), "share"),
+        ((("cluster_m", 2),), "clusters"),
+        ((("blocks", 4),), "under a mask"),
+        ((("raster", 2),), "one order"),
+        ((("stages", 40),), "shared memory"),
+    ],
+)
+def test_what_warpgroups_do_not_do_for_attention_is_refused(tiles: tuple[tuple[str, int], ...], reason: str) -> None:
+    (group,) = partition(program(LLAMA, LLAMA_INPUTS), HOPPER)
+    with pytest.raises(NoCandidateError, match=reason):
+        rank_units(group, HOPPER, 1, Demands(family=KernelFamily.WGMMA, tiles=tiles))
+
+
+def test_factors_that_come_through_registers_are_left_to_warps() -> None:
+    odd = program(*operator("1, 1", "200, 300", "9, 11"))
+    (group,) = partition(odd, HOPPER)
+    with pytest.raises(NoCandidateError, match="queries and keys and values through registers"):
+        rank_units(group, HOPPER, 1, Demands(family=KernelFamily.WGMMA))
+    groups, ranked, _ = ranked_groups(odd, HOPPER, 1)
+    assert any(
+        choices[0].program.unit.takes_fragments for g, choices in zip(groups, ranked, strict=True) if g.attention
+    )
+
+
+def test_every_tile_fits_the_device_and_no_estimate_is_below_its_roofline() -> None:
+    compute = program(LLAMA, LLAMA_INPUTS)
+    (group,) = partition(compute, HOPPER)
+    on = unit(HOPPER, "wgmma_f16")
+    programs = construct(group, HOPPER, on).programs
+    assert {p.block[group.space.role(AxisRole.M)[0].name] for p in programs} == {64, 128, 192}
+    problem, limits = prepared(group, HOPPER, on), HOPPER.limits
+    for found in programs:
+        needs = Model(problem).needs(found)
+        assert needs is not None
+        assert needs.shared_bytes <= limits.shared_bytes_per_block
+        assert block_registers(needs.threads, needs.registers_per_thread, limits) <= limits.registers_per_core
+        assert Model(problem).estimate(found).seconds >= problem.floor_s
+    best = estimate_program(Shared(compute), HOPPER)
+    assert best.plans[0].estimate.seconds >= max(roof.seconds for roof in best.roofline)
+
+
+def test_blocks_stay_where_no_mask_makes_tiles_differ() -> None:
+    on = unit(HOPPER, "wgmma_f16")
+    for more, stays in ((", causal=0", True), (CAUSAL, False)):
+        (group,) = partition(program(*operator("32, 8", "2048, 2048", "64, 64", more=more)), HOPPER)
+        assert all((p.blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
+
+
+# compiled -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [
+        ((LLAMA, LLAMA_INPUTS), Tiles(2, 128)),
+        (operator("8, 8", "512, 512", "64, 64"), Tiles(3, 112, 3, blocks=132)),
+        (operator("8, 4", "500, 512", "256, 256", dtype="bfloat16", more=CAUSAL), Tiles(2, 64)),
+        (operator("2, 1", "300, 500", "36, 36"), Tiles(2, 128)),
+    ],
+)
+def test_nothing_spills_and_products_overlap(case: Case, tiles: Tiles) -> None:
+    compute, group, plan = planned(case, tiles)
+    compiled = compile_source(generate(plan, compute, (group,), HOPPER))
+    assert ptxas_warnings(compiled.log) == ()
+    (report,) = lint([PlannedKernel(compiled, plan, (group,))], HOPPER)
+    assert report.findings == ()

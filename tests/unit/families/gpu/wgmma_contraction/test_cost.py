@@ -1,0 +1,222 @@
+"""What construction and model choose for warpgroups: tiles, rings, blocks that stay, clusters, feeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from contractions import conv, group, matmul
+
+from roller_svc import hardware
+from roller_svc.analysis.operand import operands
+from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.construct.construct import RANKED_MATRIX, construct, prepared, rank_units
+from roller_svc.errors import InvariantError, NoCandidateError
+from roller_svc.families.common.gpu.warpgroups.tile import MOST_COLUMNS, WgmmaLoad, wgmma_tile
+from roller_svc.families.matching import units_for
+from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.estimate import Candidate
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.perf.model import Model
+
+H200 = hardware.load("nvidia-h200-sxm")
+B200 = hardware.load("nvidia-b200")
+WGMMA = KernelFamily.WGMMA
+
+
+def best(found: KernelGroup, count: int = 1, *, tf32: bool = False, **tiles: int) -> tuple[Candidate, ...]:
+    return rank_units(found, H200, count, Demands(tf32, WGMMA, tuple(tiles.items())))[0]
+
+
+def square(side: int, dtype: str = "bfloat16", layout: str = "nt") -> KernelGroup:
+    return matmul(side, side, side, dtype, layout=layout, hw=H200)
+
+
+def tflops(side: int, candidate: Candidate) -> float:
+    return 2e-12 * side**3 / candidate.estimate.seconds
+
+
+def loads(found: KernelGroup, candidate: Candidate) -> tuple[WgmmaLoad, WgmmaLoad]:
+    tile = wgmma_tile(candidate.program, operands(found), H200.arch)
+    return tile.a.load, tile.b.load
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
+    """128 x 256 in steps of 128 bytes, pairs of blocks that share the longer side, one block a core that stays."""
+    found = square(8192, layout=layout)
+    (first,) = best(found)
+    program = first.program
+    assert {program.block["m"], program.block["n"]} == {128, 256}
+    assert program.block["k"] == 64
+    assert program.cluster == ((2, 1) if program.block["n"] == 256 else (1, 2))
+    assert program.stages in (3, 4)
+    assert program.blocks == H200.num_cores
+    assert program.threads == 384
+    assert 650 < tflops(8192, first) < 790
+    assert loads(found, first) == (WgmmaLoad.TMA, WgmmaLoad.TMA)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(128, 15360, 5120), (256, 3584, 3584), (256, 4608, 3584), (16, 4096, 16384), (1000, 1000, 1000)]
+)
+def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
+    """What tiles promise is enough to tell which of them to price: none that is left out is faster by 1 %."""
+    found = matmul(m, n, k, "float16", layout="nt", hw=H200)
+    unit = next(unit for unit in units_for(found, H200, Demands(family=WGMMA)).taken)
+    model = Model(prepared(found, H200, unit))
+    some, everything = (
+        min(model.timed(program).seconds for program in construct(found, H200, unit, limit).programs)
+        for limit in (RANKED_MATRIX, 2000)
+    )
+    assert some <= 1.01 * everything
+
+
+@pytest.mark.parametrize("side", [512, 1024])
+def test_few_tiles_are_cut_until_they_fill_the_device(side: int) -> None:
+    (first,) = best(square(side))
+    assert first.program.grid >= 0.45 * H200.num_cores
+    assert first.program.blocks == 0
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(32, 9216), (64, 7168)])
+def test_tiles_of_evened_sides_are_instructions_that_exist(rows: int, depth: int) -> None:
+    """36,864 columns over 132 cores are even in tiles of 280, which no instruction has."""
+    found = matmul(rows, 36864, depth, layout="nt", hw=H200)
+    (n,) = found.space.role(AxisRole.N)
+    assert max(c.program.thread[n.name] for c in best(found, 40)) <= MOST_COLUMNS
+
+
+def test_deep_reductions_are_split() -> None:
+    (first,) = best(matmul(128, 128, 65536, "bfloat16", layout="nt", hw=H200))
+    assert first.program.split_k > 8 or first.program.stream_k > 64
+
+
+def test_blocks_that_stay_gain_what_lies_between_tiles() -> None:
+    found = square(8192)
+    staying, leaving = best(found), best(found, blocks=0)
+    assert staying[0].program.blocks == H200.num_cores
+    assert staying[0].estimate.seconds < leaving[0].estimate.seconds
+
+
+def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
+    found = square(8192)
+    (pair,) = best(found)
+    alone = replace(pair.program, cluster=(1, 1))
+    again = Model(prepared(found, H200, alone.unit)).estimate(alone)
+    asked = {stage.name: stage.seconds for stage in again.stages}["l2"]
+    assert asked == pytest.approx(1.5 * {s.name: s.seconds for s in pair.estimate.stages}["l2"])
+    assert again.seconds > pair.estimate.seconds
+
+
+def test_an_uneven_grid_forms_no_clusters() -> None:
+    """31 x 31 tiles of 256."""
+    for candidate in best(matmul(31 * 256, 31 * 256, 4096, "bfloat16", layout="nt", hw=H200), 10):
+        for axis, blocks in zip("mn", candidate.program.cluster, strict=True):
+            assert -(-31 * 256 // candidate.program.block[axis]) % blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "tf32", "expected"),
+    [
+        ("float16", "nn", False, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
+        ("int8", "nt", False, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
+        ("int8", "nn", False, (WgmmaLoad.TMA, WgmmaLoad.ELEMENT)),
+        ("float8_e4m3fn", "tn", True, (WgmmaLoad.ELEMENT, WgmmaLoad.ELEMENT)),
+        ("float32", "nt", True, (WgmmaLoad.TMA, WgmmaLoad.TMA)),
+        ("float32", "tt", True, (WgmmaLoad.ELEMENT, WgmmaLoad.TMA)),
+    ],
+)
+def test_what_the_instruction_cannot_read_is_turned_by_threads(
+    dtype: str, layout: str, tf32: bool, expected: tuple[WgmmaLoad, WgmmaLoad]
+) -> None:
+    found = square(1024, dtype, layout)
+    same = (c for c in best(found, 20, tf32=tf32) if c.program.unit.in_dtype.bits == DType(dtype).bits)
+    assert loads(found, next(same)) == expected
+
+
+def test_float32_is_rounded_by_whoever_loads_it() -> None:
+    """Rows of 4 x 37 bytes are no boxes, and copies that nobody touches would be cut off, not rounded."""
+    found = matmul(256, 256, 36, "float32", layout="nt", hw=H200)
+    odd = matmul(256, 256, 37, "float32", layout="nt", hw=H200)
+    assert loads(found, best(found, tf32=True)[0]) == (WgmmaLoad.TMA, WgmmaLoad.TMA)
+    assert all(load.through_registers for load in loads(odd, best(odd, tf32=True)[0]))
+
+
+def test_pixels_come_by_boxes_of_pixels() -> None:
+    found = conv(4, 64, 30, 128, 3, H200)
+    assert loads(found, best(found)[0])[0] is WgmmaLoad.IM2COL
+
+
+def test_unaligned_rows_are_copied_by_threads_and_cost_more() -> None:
+    aligned, odd = matmul(1024, 1024, 1024, hw=H200), matmul(1024, 1024, 1023, layout="nt", hw=H200)
+    assert not any(load.is_tma for load in loads(odd, best(odd)[0]))
+    assert best(odd)[0].estimate.seconds > 1.5 * best(aligned)[0].estimate.seconds
+
+
+def test_roles_hand_their_registers_over_and_one_consumer_keeps_its_own() -> None:
+    found = square(8192)
+    (first,) = best(found)
+    needs = planned_needs(found, first.program, H200)
+    assert needs is not None
+    assert (needs.threads, needs.registers_per_thread) == (384, 168)
+    small = square(512)
+    (one,) = best(small)
+    needs = planned_needs(small, one.program, H200)
+    assert needs is not None
+    assert needs.threads == 256
+    assert needs.registers_per_thread < 168
+
+
+def test_where_it_is_refused_and_why() -> None:
+    rows = group(
+        "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); Y[m] +=! C[m,n]", H200,
+        A=("float16", (128, 64)), B=("float16", (64, 64)),
+    )  # fmt: skip
+    with pytest.raises(NoCandidateError, match="rows of its results are reduced"):
+        units_for(rows, H200, Demands(family=WGMMA))
+    with pytest.raises(NoCandidateError, match="nvidia-b200 has no matrix units of warpgroups"):
+        units_for(square(256, "float16"), B200, Demands(family=WGMMA))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "reason"),
+    [
+        ({"cluster_m": 16}, "a cluster has 1 to 8 blocks"),
+        ({"cluster_n": 7}, "no whole clusters of 7"),
+        ({"blocks": 131, "cluster_m": 2}, "whole clusters of 2 blocks"),
+        ({"stream_k": 64, "blocks": 64}, "walk no whole tiles"),
+    ],
+)
+def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) -> None:
+    with pytest.raises(NoCandidateError) as refused:
+        best(square(2048), **tiles)
+    assert reason in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        {"cluster_m": 2}, {"cluster_n": 4}, {"cluster_m": 2, "cluster_n": 2}, {"blocks": 7}, {"stream_k": 100},
+        {"split_k": 3}, {"blocks": 16, "cluster_m": 2, "split_k": 2}, {"stages": 2, "raster": 1},
+    ],
+)  # fmt: skip
+def test_demands_that_can_are(tiles: dict[str, int]) -> None:
+    program = best(square(2048), **tiles)[0].program
+    assert {field: getattr(program, field) for field in tiles} == tiles
+
+
+def test_blocks_and_clusters_fit_together() -> None:
+    program = best(square(2048))[0].program
+    with pytest.raises(InvariantError, match="no whole clusters"):
+        replace(program, cluster=(2, 1), blocks=3)
+    with pytest.raises(InvariantError, match="neither walk whole tiles nor form clusters"):
+        replace(program, cluster=(1, 1), blocks=4, stream_k=4)
+
+
+def test_a_b200_keeps_to_warps() -> None:
+    hw: HardwareSpec = B200
+    found = matmul(256, 256, 256, hw=hw)
+    assert [u.name for u in units_for(found, hw, Demands()).taken] == ["mma_f16", "fma_f32"]

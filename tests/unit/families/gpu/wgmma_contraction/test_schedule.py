@@ -1,0 +1,321 @@
+"""Schedule trees of warpgroups: legal as they are made, refused when something of them is missing; every tile has one
+block; what NVRTC makes of them; their numbers in the emulator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from cases_matrix import chosen, contraction, tiles, unit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_support import program
+
+from roller_svc import hardware
+from roller_svc.analysis.index_ranges import fold
+from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.errors import ScheduleError
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
+from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
+from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, WholeTiles
+from roller_svc.families.common.view import View
+from roller_svc.fusion.partition import partition
+from roller_svc.ir.accumulation import matrix_sums
+from roller_svc.ir.expr import Const, Expr, substitute
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.index import equal, num, ref
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import Plan
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    AwaitCopies,
+    Barrier,
+    Branch,
+    Copy,
+    Let,
+    Loop,
+    Node,
+    RoundFragment,
+    ScheduleTree,
+    descend,
+)
+from roller_svc.ir.schedule_hopper import (
+    AwaitBarrier,
+    AwaitWarpgroup,
+    BulkLoad,
+    BulkStore,
+    ClusterBarrier,
+    CommitWarpgroup,
+    FenceAsync,
+    FenceBarriers,
+    FenceWarpgroup,
+    InitBarrier,
+    SetRegisters,
+    WarpBarrier,
+    WarpgroupMma,
+)
+from roller_svc.ir.schedule_text import render
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
+from roller_svc.schedule.legality import check
+from roller_svc.toolchain import compile_source
+from roller_svc.toolchain.binaries.sass import sass_functions
+from roller_svc.toolchain.nvrtc import ptxas_warnings
+from tests.unit.families.gpu.mma_contraction.test_schedule import changed, without
+
+HOPPER = hardware.load("nvidia-h200-sxm")
+Nodes = tuple[Node, ...]
+
+NT, NN = "C[m, n] +=! A[m, k] * B[n, k]", "C[m, n] +=! A[m, k] * B[k, n]"
+# by hand: unit, expression, inputs, block, warpgroup, more of the rProgram
+KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int, int], dict[str, object]]] = {
+    "bulk copies": (
+        "wgmma_f16", NT, {"A": "float16 200 136", "B": "float16 104 136"}, (128, 64, 64), (64, 64), {"stages": 3}),
+    "one consumer, one stage": (
+        "wgmma_bf16", NT, {"A": "bfloat16 70 64", "B": "bfloat16 40 64"}, (64, 40, 64), (64, 40), {"stages": 1}),
+    "along m and n": (
+        "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]; Y[m, n] = relu(C[m, n] + v[n])",
+        {"A": "float16 72 136", "B": "float16 72 96", "v": "float16 96"}, (128, 96, 32), (64, 96), {"stages": 4}),
+    "copied by threads": (
+        "wgmma_f16", NN, {"A": "float16 130 74", "B": "float16 74 66"}, (128, 64, 64), (64, 64), {"stages": 4}),
+    "copied by threads, two stages": (
+        "wgmma_f16", NT, {"A": "float16 70 210", "B": "float16 20 210"}, (64, 24, 64), (64, 24), {"stages": 2}),
+    "through registers": (
+        "wgmma_f16", NT, {"A": "float16 129 77", "B": "float16 35 77"}, (128, 32, 32), (64, 32), {"stages": 3}),
+    "one of them computed": (
+        "wgmma_f16", "C[m, n] +=! A[m, k] * relu(B[k, n])", {"A": "float16 64 96", "B": "float16 96 128"},
+        (64, 128, 32), (64, 64), {"stages": 3}),
+    "tf32": (
+        "wgmma_tf32", NT, {"A": "float32 100 68", "B": "float32 33 68"}, (64, 40, 32), (64, 40), {"stages": 3}),
+    "tf32, turned": (
+        "wgmma_tf32", NN, {"A": "float32 100 70", "B": "float32 70 48"}, (64, 48, 32), (64, 48), {"stages": 2}),
+    "bytes": (
+        "wgmma_s8", "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)",
+        {"A": "int8 100 160", "B": "int8 48 160"}, (64, 48, 64), (64, 48), {"stages": 3}),
+    "float8": (
+        "wgmma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
+        {"A": "float8_e4m3fn 64 96", "B": "float8_e5m2 96 56"}, (64, 56, 32), (64, 56), {"stages": 3}),
+    "persistent": (
+        "wgmma_f16", "C[b, m, n] +=! A[b, m, k] * B[b, k, n]", {"A": "float16 3 200 80", "B": "float16 3 80 88"},
+        (64, 32, 32), (64, 32), {"stages": 3, "blocks": 5, "raster": 3}),
+    "persistent, copied by threads": (
+        "wgmma_f16", NT, {"A": "float16 250 90", "B": "float16 100 90"}, (64, 32, 32), (64, 32),
+        {"stages": 4, "blocks": 4}),
+    "streamed": (
+        "wgmma_f16", NT, {"A": "float16 130 328", "B": "float16 72 328"}, (64, 64, 32), (64, 64),
+        {"stages": 3, "stream_k": 5}),
+    "streamed, copied by threads": (
+        "wgmma_f16", NT, {"A": "float16 130 330", "B": "float16 72 330"}, (64, 64, 32), (64, 64),
+        {"stages": 4, "stream_k": 5}),
+    "shared along m": (
+        "wgmma_f16", NT, {"A": "float16 300 136", "B": "float16 104 136"}, (64, 64, 64), (64, 64),
+        {"stages": 3, "cluster": (2, 1)}),
+    "shared along n, persistent": (
+        "wgmma_f16", NN, {"A": "float16 300 136", "B": "float16 136 360"}, (64, 64, 64), (64, 64),
+        {"stages": 3, "cluster": (1, 2), "blocks": 4, "raster": 2}),
+    "shared along both": (
+        "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]", {"A": "float16 136 304", "B": "float16 136 360"}, (128, 128, 32),
+        (64, 128), {"stages": 2, "cluster": (2, 2)}),
+    "results of two tensors": (
+        "wgmma_bf16", f"{NT}; Y[m, n] = C[m, n] * 0.5 + R[m, n]; Z[m, n] = tanh(Y[m, n])",
+        {"A": "bfloat16 100 64", "B": "bfloat16 72 64", "R": "bfloat16 100 72"}, (128, 80, 32), (64, 80),
+        {"stages": 3}),
+    "results turned": (
+        "wgmma_f16", f"{NT}; Y[n, m] = C[m, n] + v[m]", {"A": "float16 88 64", "B": "float16 72 64", "v": "float16 88"},
+        (64, 96, 64), (64, 96), {"stages": 2}),
+    "a bias of rows": (
+        "wgmma_bf16", f"{NT}; Y[m, n] = sigmoid(C[m, n] + v[m])",
+        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"blocks": 3}),
+    "two fragments": (
+        "wgmma_f16", NN, {"A": "float16 260 80", "B": "float16 80 64"}, (256, 32, 32), (128, 32), {"stages": 3}),
+    "streamed, a window with padded steps": (
+        "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[f, r, s, c] where r in 3, s in 3, y in 8, x in 8",
+        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32), {"stages": 3, "stream_k": 3}),
+    "a window": (
+        "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[r, s, c, f] where r in 3, s in 3, y in 10, x in 12",
+        {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),
+}  # fmt: skip
+
+
+def trees(kind: str) -> tuple[ScheduleTree, ...]:
+    _, text, inputs, *_ = KINDS[kind]
+    found = contraction(text, HOPPER, **inputs)
+    by_hand = made(found, kind)
+    if by_hand.stream_k:
+        found = replace(found, stored=(*found.stored, partial_tiles(found.name, by_hand)))
+    return lower(found, by_hand, HOPPER)
+
+
+def made(group: KernelGroup, kind: str) -> RProgram:
+    """The tiles of a kind."""
+    name, _, _, block, part, more = KINDS[kind]
+    return replace(tiles(group, unit(HOPPER, name), block, part, lanes=128), **more)
+
+
+def source(kind: str) -> tuple[TensorProgram, KernelSource]:
+    _, text, inputs, *_ = KINDS[kind]
+    found = program(text, **inputs)
+    groups = partition(found, HOPPER)
+    return found, generate(Plan((chosen(made(groups[0], kind)),)), found, groups, HOPPER)
+
+
+# rules ---------------------------------------------------------------------------------------------------------------
+def first_only(kind: type) -> Callable[[Node], Nodes | None]:
+    """Under a condition that one lane of a warp meets."""
+    return lambda node: (Branch(equal(ref(LANE), num(0)), (node,)),) if isinstance(node, kind) else None
+
+
+def of_a_warp(kind: type) -> Callable[[Node], Nodes | None]:
+    """Under a condition that one warp of a warpgroup meets."""
+    return lambda node: (Branch(equal(ref(WARP), num(0)), (node,)),) if isinstance(node, kind) else None
+
+
+def meeting_left_out(node: Node) -> Nodes | None:
+    return () if isinstance(node, Barrier | ClusterBarrier) else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_legal(kind: str) -> None:
+    for tree in trees(kind):
+        check(tree.body)
+        assert render(tree.body)
+    nodes = list(descend(trees(kind)[0].body))
+    assert any(isinstance(node, WarpgroupMma) for node in nodes)
+    assert any(isinstance(node, BulkLoad) for node in nodes) == bool(trees(kind)[0].maps)
+    assert any(isinstance(node, Copy) for node in nodes) == ("copied by threads" in kind)
+    shared = any(isinstance(node, BulkLoad) and node.mask is not None for node in nodes)
+    assert shared == ("shared along" in kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "code"),
+    [
+        *[(k, without(InitBarrier), "schedule-order") for k in ("bulk copies", "copied by threads", "shared along m")],
+        *[(k, without(FenceBarriers), "schedule-order") for k in ("bulk copies", "through registers")],
+        *[(k, meeting_left_out, "schedule-order") for k in ("bulk copies", "shared along both", "streamed")],
+        *[(k, without(AwaitBarrier), "schedule-order") for k in ("bulk copies", "copied by threads")],
+        *[(k, without(AwaitCopies), "schedule-order") for k in ("copied by threads", "streamed, copied by threads")],
+        *[(k, without(FenceAsync), "schedule-order") for k in ("copied by threads", "tf32, turned")],
+        *[(k, without(AwaitWarpgroup), "schedule-order") for k in ("bulk copies", "one consumer, one stage")],
+        *[(k, without(CommitWarpgroup), "schedule-order") for k in ("bulk copies", "persistent")],
+        ("bulk copies", without(FenceWarpgroup), "schedule-order"),
+        ("bulk copies", without(BulkLoad), "schedule-order"),
+        ("bulk copies", first_only(WarpgroupMma), "schedule-barrier"),
+        ("bulk copies", of_a_warp(WarpgroupMma), "schedule-barrier"),
+        ("bulk copies", of_a_warp(CommitWarpgroup), "schedule-barrier"),
+        ("bulk copies", of_a_warp(SetRegisters), "schedule-barrier"),
+        ("bulk copies", first_only(WarpBarrier), "schedule-barrier"),
+        ("shared along m", of_a_warp(ClusterBarrier), "schedule-barrier"),
+    ],
+)
+def test_a_broken_tree_is_refused(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        check(changed(trees(kind)[0].body, change))
+    assert refused.value.code == code
+
+
+def test_what_all_threads_of_a_warp_meet_may_stand_below_a_choice_of_warps() -> None:
+    """And below a choice of lanes nothing may that needs all of them, while rounding to tf32 does not."""
+    tree = trees("bulk copies")[0]
+    check(changed(tree.body, of_a_warp(WarpBarrier)))
+    check(changed(trees("tf32, turned")[0].body, first_only(RoundFragment)))
+
+
+# tiles ---------------------------------------------------------------------------------------------------------------
+def value(expr: Expr, known: dict[str, int]) -> int:
+    found = fold(substitute(expr, {name: num(number) for name, number in known.items()}), {})
+    assert isinstance(found, Const), found
+    return int(found.value)
+
+
+def visited(visits: WholeTiles, block: int) -> list[tuple[int, int, int, int, int]]:
+    """(batch, tile along m, along n, steps before, steps) of each of a block's visits, by running its loops."""
+    found: list[tuple[int, int, int, int, int]] = []
+
+    def run(nodes: Nodes, known: dict[str, int]) -> None:
+        for node in nodes:
+            match node:
+                case Let(var=var, value=expr, body=body):
+                    run(body, known | {var: value(expr, known)})
+                case Loop(var=var, extent=extent, body=body, limit=limit):
+                    for i in range(extent if limit is None else min(extent, value(limit, known))):
+                        run(body, known | {var: i})
+                case _:
+                    steps = (value(visits.before, known), value(visits.steps.count, known))
+                    found.append((known["b"], known["m.block"], known["n.block"], *steps))
+
+    run(visits.in_block(visits.around((Barrier(),))), {BLOCK: block})
+    return found
+
+
+@given(
+    st.integers(2, 3), st.integers(1, 9), st.integers(1, 7), st.integers(0, 12), st.integers(1, 10),
+    st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_every_tile_has_one_block(
+    batches: int, rows: int, columns: int, clusters: int, raster: int, cluster: tuple[int, int]
+) -> None:
+    """However many blocks there are, in whatever order; a cluster's blocks are neighbours and make the same visits."""
+    shape = f"float16 {batches} 64 64"
+    group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
+    view = View.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), lanes=128))
+    visits = WholeTiles(view, (rows, columns), 5, clusters, cluster, raster)
+    size = cluster[0] * cluster[1]
+    assert visits.blocks % size == 0
+    by_block = [visited(visits, block) for block in range(visits.blocks)]
+    for block, each in enumerate(by_block):
+        assert value(visits.all_steps, {BLOCK: block}) == 5 * len(each)
+    tiles_found = [tile[:3] for each in by_block for tile in each]
+    assert len(set(tiles_found)) == len(tiles_found)
+    inside = {tile for tile in tiles_found if tile[1] < rows and tile[2] < columns}
+    assert inside == set(itertools.product(range(batches), range(rows), range(columns)))
+    for each in by_block:
+        assert [tile[3:] for tile in each] == [(5 * i, 5) for i in range(len(each))]
+    for first in range(0, visits.blocks, size):
+        for rank in range(size):
+            row, column = divmod(rank, cluster[1])
+            corner = by_block[first]
+            assert [(t[1] - row, t[2] - column) for t in by_block[first + rank]] == [(t[1], t[2]) for t in corner]
+
+
+def test_results_are_stored_in_boxes_where_they_are_rows_of_16_bits() -> None:
+    by_boxes = {kind for kind in KINDS if any(isinstance(node, BulkStore) for node in descend(trees(kind)[0].body))}
+    assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
+    others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}
+    assert not others & by_boxes  # of 32 bits, of two tensors, columns, rows of 66 elements
+
+
+# numbers -------------------------------------------------------------------------------------------------------------
+RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both")
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kind", KINDS)
+def test_emulated(kind: str) -> None:
+    found, text = source(kind)
+    for seed in range(2):
+        arrays = random_inputs(found, seed)
+        result = emulated(CompiledKernel(text, b"", "", ()), seed, races=kind in RACED).run(arrays)
+        sums = matrix_sums(unit(HOPPER, KINDS[kind][0]), HOPPER.arch)
+        verdict = agrees(found, result, evaluate(found, arrays, allow_tf32="tf32" in kind, sums=sums))
+        assert verdict.ok, verdict
+
+
+# machine code --------------------------------------------------------------------------------------------------------
+def test_compiled_without_spills_or_serialised_products() -> None:
+    kernels = {kind: compile_source(source(kind)[1]) for kind in KINDS}
+    found = sass_functions([kernel.binary for kernel in kernels.values()], HOPPER.arch)
+    for (kind, kernel), functions in zip(kernels.items(), found, strict=True):
+        assert [one.spill_bytes for one in kernel.resources] == [0] * len(kernel.resources), kind
+        assert not ptxas_warnings(kernel.log), kind
+        code = functions["kernel0"]
+        assert code.count("HGMMA", "IGMMA", "QGMMA"), kind
+        assert (code.count("UTMALDG") > 0) == bool(kernel.source.launches[0].maps), kind
+        assert (code.count("LDGSTS") > 0) == ("copied by threads" in kind), kind

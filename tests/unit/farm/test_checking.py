@@ -1,0 +1,93 @@
+"""Requests' digests from processes that can be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from roller_svc.compiler.request import build_request
+from roller_svc.errors import ExprSyntaxError, FarmError, InputError, KernelTimeoutError, RollerError
+from roller_svc.farm.action import action_digest
+from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
+from roller_svc.farm.checking import ATTEMPTS_MOST, Checking, checked_digest
+
+REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2")
+
+
+@pytest.fixture
+def checking() -> Iterator[Checking]:
+    made = Checking(60.0)
+    yield made
+    made.close()
+
+
+class Failing:
+    """In place of the processes: raises the errors in turn, then answers."""
+
+    def __init__(self, *errors: RollerError) -> None:
+        self.errors = list(errors)
+        self.asked = 0
+
+    def call(self, _: BuildTask) -> str:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "sha256:" + "0" * 64
+
+    def close(self, *, at_once: bool) -> None:
+        assert at_once
+
+
+def test_a_digest_is_the_actions_and_is_remembered(checking: Checking) -> None:
+    assert not checking.knows(REQUEST)
+    assert checking.digest(REQUEST) == action_digest(REQUEST)
+    assert checking.knows(REQUEST)
+    assert not checking.knows(replace(REQUEST, top_k=3))
+
+
+def test_a_refusal_is_the_parsers_and_is_remembered(checking: Checking) -> None:
+    wrong = replace(REQUEST, expression="y[i] = x[i +")
+    for _ in range(2):
+        with pytest.raises(ExprSyntaxError) as refused:
+            checking.digest(wrong)
+        assert refused.value.column == 9
+    assert checking.knows(wrong)
+
+
+def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: Checking) -> None:
+    stub = Failing(KernelTimeoutError("late"))
+    checking._lanes = stub  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(InputError) as refused:
+            checking.digest(REQUEST)
+        assert refused.value.code == "check-timeout"
+    assert stub.asked == 1
+
+
+def test_a_process_that_died_is_no_fault_of_the_program(checking: Checking) -> None:
+    lost = [FarmError("died", code="worker-lost") for _ in range(ATTEMPTS_MOST)]
+    stub = Failing(*lost)
+    checking._lanes = stub  # type: ignore[assignment]
+    with pytest.raises(FarmError):
+        checking.digest(REQUEST)
+    assert not checking.knows(REQUEST)
+    stub.errors = lost[1:]
+    assert checking.digest(REQUEST) == "sha256:" + "0" * 64
+
+
+def test_a_stalled_machine_is_not_remembered(checking: Checking) -> None:
+    stub = Failing(FarmError("stalled", code="worker-stalled"))
+    checking._lanes = stub  # type: ignore[assignment]
+    with pytest.raises(FarmError):
+        checking.digest(REQUEST)
+    assert stub.asked == 1
+    assert not checking.knows(REQUEST)
+
+
+def test_other_code_names_no_action() -> None:
+    assert checked_digest(BuildTask(REQUEST, LOADED_GENERATOR)) == action_digest(REQUEST)
+    with pytest.raises(FarmError) as refused:
+        checked_digest(BuildTask(REQUEST, "0" * 64))
+    assert refused.value.code == "generator-replaced"

@@ -1,0 +1,249 @@
+"""Processes for estimates: requests in turn, programs that overrun or kill them, callers that hang up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roller_svc import hardware
+from roller_svc.compiler.estimates.batch import Estimates, Item, estimates_json
+from roller_svc.compiler.estimates.worker import Found, Patience, ProgramText, Work, compute_outcomes
+from roller_svc.errors import FarmError, InvariantError
+from roller_svc.farm import workers as lanes
+from roller_svc.farm.estimate_pool import ATTEMPTS_MOST, CHUNK_MOST, Estimating
+from roller_svc.ir.constraints import NO_DEMANDS
+
+H200 = hardware.load("nvidia-h200-sxm")
+TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
+MOMENT_S = 1.0  # enough for a stub that does nothing
+
+
+def stub_slice(works: Sequence[Work]) -> list[Found]:
+    """Each program's text for each device; texts of some words do harm."""
+    found = []
+    for work in works:
+        text = work.program.expression
+        word, _, path = text.partition(" ")
+        match word:
+            case "sleep":
+                time.sleep(600)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "die-once" if not Path(path).exists():
+                Path(path).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hoard":
+                raise MemoryError
+            case "bug":
+                raise ZeroDivisionError("a bug")
+        found.append(Found([outcome(text)] * len(work.specs)))
+    return found
+
+
+def outcome(text: str) -> bytes:
+    return json.dumps({"text": text}).encode()
+
+
+def work(text: str, devices: int = 1) -> Work:
+    return Work(ProgramText(text, (), None), (H200,) * devices, 1, NO_DEMANDS)
+
+
+@contextmanager
+def estimating(workers: int = 1, timeout_s: float = 60.0) -> Iterator[Estimating]:
+    made = Estimating(workers, timeout_s)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roller_svc.farm.estimate_pool.estimate_slice", stub_slice)
+
+
+def codes(answers: Sequence[dict[str, Any]]) -> list[str | None]:
+    return [one["error"]["code"] if "error" in one else None for one in answers]
+
+
+# answers ----------------------------------------------------------------------------------------------------------
+def test_processes_give_what_this_one_gives() -> None:
+    wrong = Item("C[i] = A[i] + Q[i]", {"A": ("float32", (7,))})
+    items = [wrong, *(Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1020))]
+    with estimating(2) as shared:
+        shared.start()
+        assert Estimates(shared.outcomes).answers(items, TARGETS, 1) == estimates_json(items, TARGETS, 1)
+
+
+def test_what_a_slice_leaves_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_outcome(works: Sequence[Work]) -> list[Found]:
+        return [Found([outcome(f"{works[0].program.expression} {len(works[0].specs)}")])]
+
+    with estimating(2) as shared:
+        monkeypatch.setattr(shared._lanes, "call", one_outcome)
+        found = shared.outcomes([work(str(n), devices=3) for n in range(20)], Patience())
+    assert [one.outcomes for one in found] == [[outcome(f"{n} {left}") for left in (3, 2, 1)] for n in range(20)]
+
+
+# fair -------------------------------------------------------------------------------------------------------------
+class Turnstile:
+    """Stands for the processes: notes whose chunks come, and lets none through until so many are submitted."""
+
+    def __init__(self, shared: Estimating, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.came: list[str] = []
+        self.begun = threading.Event()
+        self._submitted = threading.Semaphore(0)
+        self._opened = threading.Lock()
+        self._submit = shared._threads.submit
+        monkeypatch.setattr(shared._threads, "submit", self.submit)
+        monkeypatch.setattr(shared._lanes, "call", self.call)
+
+    def submit(self, task: Callable[[], object]) -> object:
+        future = self._submit(task)
+        self._submitted.release()
+        return future
+
+    def call(self, works: Sequence[Work]) -> list[Found]:
+        self.came.append(works[0].program.expression)
+        if not self.begun.is_set():
+            self.begun.set()
+            for _ in range(3):  # two chunks of the batch, one under way and one that waits, and the single estimate
+                self._submitted.acquire()
+        return stub_slice(works)
+
+
+def test_a_single_estimate_comes_between_the_chunks_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = 64
+    with estimating() as shared, ThreadPoolExecutor(1) as other:
+        turnstile = Turnstile(shared, monkeypatch)
+        batch = other.submit(shared.outcomes, [work("batch")] * (chunks * CHUNK_MOST), Patience())
+        turnstile.begun.wait()
+        (single,) = shared.outcomes([work("single")], Patience())
+        batch.result()
+    assert single.outcomes == [outcome("single")]
+    assert turnstile.came.index("single") <= 2  # behind the chunk under way, and the one that waited
+    assert turnstile.came.count("batch") == chunks
+
+
+# stoppable --------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("stubbed")
+def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "STALLED_SHARE", 0.0)  # a worker that sleeps counts as one that works
+    items = [Item(text, {}) for text in ("a", "sleep", "b")]
+    with estimating(timeout_s=MOMENT_S) as shared:
+        estimates = Estimates(shared.outcomes)
+        first = estimates.answers(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1)
+        assert codes(first) == [None, None, "check-timeout", "check-timeout", None, None]
+        assert [one.get("text") for one in first] == ["a", "a", None, None, "b", "b"]
+        monkeypatch.setattr(shared._lanes, "call", None)  # nothing is asked for again
+        assert estimates.answers(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1) == first
+        assert codes(estimates.answers(items[1:2], ["amd-mi50"], 3)) == ["check-timeout"]
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_a_machine_that_stalls_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "STALLED_SHARE", 2.0)  # no worker was let run
+    with estimating(timeout_s=MOMENT_S) as shared:
+        estimates = Estimates(shared.outcomes)
+        assert codes(estimates.answers([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == ["worker-stalled"]
+        monkeypatch.setattr(shared._lanes, "call", stub_slice)
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        assert codes(estimates.answers([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == [None]
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
+    texts = ["a", f"die-once {tmp_path / 'died'}", "b"]
+    with estimating() as shared:
+        found = shared.outcomes([work(text) for text in texts], Patience())
+    assert [one.outcomes for one in found] == [[outcome(text)] for text in texts]
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_a_program_that_kills_its_process_each_time_is_given_up() -> None:
+    with estimating() as shared:
+        estimates = Estimates(shared.outcomes)
+        answers = estimates.answers([Item(text, {}) for text in ("a", "die", "b")], ["nvidia-h200-sxm"], 1)
+        assert codes(answers) == [None, "worker-lost", None]
+        assert len(estimates._refusals) == 0
+
+
+def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def lost(works: Sequence[Work]) -> list[Found]:
+        calls.append(len(works))
+        raise FarmError("the worker process died", code="worker-lost")
+
+    with estimating() as shared:
+        monkeypatch.setattr(shared._lanes, "call", lost)
+        found = shared.outcomes([work("a"), work("b")], Patience())
+    assert all(one.fault is not None for one in found)
+    assert calls == [2, *[1] * 2 * (ATTEMPTS_MOST - 1)]
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_a_program_that_takes_too_much_memory_is_refused() -> None:
+    with estimating() as shared:
+        answers = Estimates(shared.outcomes).answers(
+            [Item(text, {}) for text in ("a", "hoard")], ["nvidia-h200-sxm"], 1
+        )
+    assert codes(answers) == [None, "out-of-memory"]
+
+
+@pytest.mark.usefixtures("stubbed")
+def test_a_bug_is_told() -> None:
+    with estimating() as shared, pytest.raises(InvariantError, match="a bug"):
+        shared.outcomes([work("a"), work("bug")], Patience())
+
+
+# whoever hung up --------------------------------------------------------------------------------------------------
+def test_nothing_is_computed_for_whom_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience, calls = Patience(), list[int]()
+
+    def hang_up(works: Sequence[Work]) -> list[Found]:
+        calls.append(len(works))
+        patience.end()
+        return stub_slice(works)
+
+    with estimating() as shared:
+        monkeypatch.setattr(shared._lanes, "call", hang_up)
+        shared.outcomes([work("a")] * (10 * CHUNK_MOST), patience)
+    assert len(calls) == 1
+
+
+def test_in_this_process_neither() -> None:
+    patience = Patience()
+    patience.end()
+    assert compute_outcomes([work("y[i] = x[i]")], patience) == [Found()]
+
+
+def test_whoever_waits_when_the_service_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, killed = threading.Event(), threading.Event()
+
+    def call(_: Sequence[Work]) -> list[Found]:
+        begun.set()
+        killed.wait()
+        raise FarmError("the worker process died", code="worker-lost")
+
+    shared = Estimating(1, timeout_s=60.0)
+    monkeypatch.setattr(shared._lanes, "call", call)
+    monkeypatch.setattr(shared._lanes, "close", lambda at_once: killed.set())
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(shared.outcomes, [work("a")] * (10 * CHUNK_MOST), Patience())
+        begun.wait()
+        shared.close()
+        with pytest.raises(FarmError) as told:
+            waiting.result()
+    assert told.value.code == "shutting-down"

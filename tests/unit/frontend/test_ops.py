@@ -1,0 +1,354 @@
+"""Every operator against numpy, through the interpreter; some through a compiler; what they refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from cases_ops import Case, attended, convolved, gelu, normed, pooled, sigmoid, softmax, spread
+
+import roller_svc
+from roller_svc.errors import InputError, ShapeError, UnknownOpError
+from roller_svc.frontend.ops import OPS, expression
+
+IDS = np.array([2, 0, 1, 2, 2], np.int64)
+INTS = np.array([[-7, 6, 5], [4, -3, 2]], np.int32)
+MORE = np.array([2, -4, 3], np.int32)
+BOOLS = np.array([[True], [False]])
+TIES = np.array([[3, 9, 9, 1], [0, 0, -1, -1]], np.float32)
+ERF = np.vectorize(math.erf)
+
+
+def on_last(pad: int) -> tuple[tuple[int, int], ...]:
+    return ((pad, pad), (pad, pad))
+
+
+PRODUCTS = [
+    Case("matmul", ((5, 4), (4, 3)), np.matmul),
+    Case("matmul", ((4,), (4,)), np.matmul),
+    Case("matmul", ((5, 4), (4,)), np.matmul),
+    Case("matmul", ((4,), (2, 4, 3)), np.matmul),
+    Case("matmul", ((2, 1, 5, 4), (7, 4, 3)), np.matmul),
+    Case("matmul", ((4, 5), (3, 4)), lambda a, b: a.T @ b.T, {"transpose_a": True, "transpose_b": True}),
+    Case("matmul", ((5, 4), (4, 3)), lambda a, b: np.maximum(a @ b, 0), {"activation": "relu"}),
+    Case("matmul", ((5, 4), (4, 3)), lambda a, b: (a @ b).astype(np.float64), {"dtype": "float64"}),
+    Case("linear", ((5, 4), (3, 4), (3,)), lambda x, w, b: gelu(x @ w.T + b), {"activation": "gelu"}),
+    Case("linear", ((2, 5, 4), (3, 4)), lambda x, w: x @ w.T),
+    Case("gemm", ((4, 5), (4, 3), (3,)), lambda a, b, c: 0.5 * a.T @ b + 2 * c,
+         {"alpha": 0.5, "beta": 2, "transpose_a": True}),
+    Case("gemm", ((5, 4), (3, 4)), lambda a, b: a @ b.T, {"transpose_b": True}),
+]  # fmt: skip
+
+CONVOLUTIONS = [
+    Case("conv2d", ((2, 3, 7, 6), (4, 3, 3, 3)), lambda x, w: convolved(x, w, (2, 2), on_last(1), (1, 1)),
+         {"stride": 2, "padding": 1}),
+    Case("conv2d", ((2, 3, 5, 6), (4, 3, 1, 1)), lambda x, w: convolved(x, w, (1, 1), on_last(0), (1, 1))),
+    Case("conv2d", ((1, 4, 7, 6), (6, 2, 3, 2), (6,)),
+         lambda x, w, b: np.maximum(
+             convolved(x, w, (1, 1), ((2, 2), (1, 1)), (2, 2), 2) + b[:, None, None], 0),
+         {"groups": 2, "dilation": 2, "padding": "same", "activation": "relu"}),
+    Case("conv2d", ((1, 2, 5, 4), (3, 2, 2, 2)), lambda x, w: convolved(x, w, (2, 1), ((0, 1), (2, 0)), (1, 1)),
+         {"stride": [2, 1], "padding": [0, 2, 1, 0]}),
+    Case("conv2d", ((1, 5, 4, 2), (3, 3, 2, 3)),
+         lambda x, w: convolved(x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1), (1, 1), on_last(1), (1, 1)
+                                ).transpose(0, 2, 3, 1),
+         {"padding": 1, "layout": "NHWC", "weight_layout": "HWIO"}),
+    Case("conv1d", ((2, 3, 9), (4, 3, 3)), lambda x, w: convolved(x, w, (2,), ((1, 2),), (1,)),
+         {"stride": 2, "padding": [1, 2]}),
+    Case("conv3d", ((1, 2, 4, 3, 5), (2, 2, 2, 2, 2)),
+         lambda x, w: convolved(x, w, (1, 1, 1), ((1, 1),) * 3, (1, 1, 1)), {"padding": 1}),
+    Case("depthwise_conv2d", ((1, 3, 5, 4), (6, 1, 3, 3)),
+         lambda x, w: convolved(x, w, (1, 1), on_last(1), (1, 1), 3), {"padding": 1}),
+    Case("conv_transpose2d", ((2, 4, 3, 4), (4, 3, 3, 3)), lambda x, w: spread(x, w, 2, 1, 1),
+         {"stride": 2, "padding": 1, "output_padding": 1}),
+    Case("conv_transpose2d", ((1, 4, 3, 2), (4, 2, 2, 3), (4,)),
+         lambda x, w, b: spread(x, w, 1, 0, 0, 2, 2) + b[:, None, None], {"groups": 2, "dilation": 2}),
+    Case("conv_transpose1d", ((1, 2, 5), (2, 3, 4)),
+         lambda x, w: spread(x[:, :, None], w[:, :, None], 3, 0, 0)[:, :, 0], {"stride": 3}),
+    Case("conv_transpose3d", ((1, 2, 1, 3, 4), (2, 3, 1, 2, 3)),
+         lambda x, w: spread(x[:, :, 0], w[:, :, 0], 1, 0, 0)[:, :, None]),
+]  # fmt: skip
+
+POOLS = [
+    Case("max_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 1, (4, 3)),
+         {"kernel": 3, "stride": 2, "padding": 1}),
+    Case("max_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (2, 2), (1, 1), 1, (7, 6), dilation=2),
+         {"kernel": 2, "stride": 1, "padding": 1, "dilation": 2}),
+    Case("max_pool1d", ((1, 2, 7),), lambda x: pooled(x[:, :, None], (1, 2), (1, 2), 0, (1, 3))[:, :, 0],
+         {"kernel": 2}),
+    Case("max_pool3d", ((1, 2, 2, 4, 6),), lambda x: x.reshape(1, 2, 1, 2, 2, 2, 3, 2).max((3, 5, 7)), {"kernel": 2}),
+    Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 2), (3, 2), 0, (2, 3), mean=True), {"kernel": [3, 2]}),
+    Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 1, (4, 3), mean=True),
+         {"kernel": 3, "stride": 2, "padding": 1}),
+    Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 1, (4, 3), mean=True, include_pad=False),
+         {"kernel": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
+    Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 0, (3, 3), mean=True),
+         {"kernel": 3, "stride": 2, "ceil_mode": True}),
+    Case("avg_pool1d", ((1, 2, 6),), lambda x: x.reshape(1, 2, 3, 2).mean(-1), {"kernel": 2}),
+    Case("avg_pool3d", ((1, 2, 2, 4, 6),), lambda x: x.reshape(1, 2, 1, 2, 2, 2, 3, 2).mean((3, 5, 7)), {"kernel": 2}),
+    *(
+        Case(f"global_{name}_pool{rank}d", ((2, 3, 4, 5, 6)[: rank + 2],),
+             lambda x, f=reduce: f(x, axis=tuple(range(2, x.ndim)), keepdims=True))
+        for name, reduce in (("avg", np.mean), ("max", np.max)) for rank in (1, 2, 3)
+    ),
+    Case("global_avg_pool2d", ((2, 4, 5, 3),), lambda x: x.mean((1, 2), keepdims=True), {"layout": "NHWC"}),
+]  # fmt: skip
+
+NORMS = [
+    Case("softmax", ((3, 5),), softmax),
+    Case("softmax", ((3, 5, 2),), lambda x: softmax(x, 1), {"axis": 1}),
+    Case("softmax", (TIES * 100,), softmax),
+    Case("log_softmax", ((3, 5),), lambda x: np.log(softmax(x))),
+    Case("layer_norm", ((3, 5), (5,), (5,)), lambda x, w, b: normed(x, (1,)) * w + b),
+    Case("layer_norm", ((3, 5, 2),), lambda x: normed(x, (1, 2), 0.1), {"axis": 1, "epsilon": 0.1}),
+    Case("rms_norm", ((3, 5), (5,)), lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w),
+    Case("batch_norm", ((2, 3, 4), (3,), (3,), (3,), (3,)),
+         lambda x, s, b, m, v: (x - m[:, None]) / np.sqrt(v[:, None] + 1e-5) * s[:, None] + b[:, None], low=0.1),
+    Case("group_norm", ((2, 6, 3, 2), (6,), (6,)),
+         lambda x, w, b: normed(x.reshape(2, 3, 2, 3, 2), (2, 3, 4)).reshape(x.shape) * w[:, None, None]
+         + b[:, None, None], {"groups": 3}),
+    Case("group_norm", ((2, 3, 4),), lambda x: normed(x, (2,)), {"groups": 3}),
+    Case("attention", ((2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 3)), lambda q, k, v: attended(q, k, v, causal=True),
+         {"causal": True}),
+    Case("attention", ((5, 8), (6, 8), (6, 3), (5, 6)), attended),
+    Case("attention", ((4, 5, 8), (1, 6, 8), (1, 6, 3), (1, 6)), attended),
+    Case("attention", ((2, 2, 3, 4, 2), (2, 2, 3, 4, 2), (2, 2, 3, 4, 2)),
+         lambda q, k, v: attended(q * math.sqrt(2), k, v), {"scale": 1}),
+]  # fmt: skip
+
+REDUCTIONS = [
+    Case("reduce_sum", ((3, 4, 2),), lambda x: x.sum((0, 2)), {"axis": [0, -1]}),
+    Case("reduce_sum", ((3, 4),), lambda x: x.sum()),
+    Case("reduce_sum", ((3, 4),), lambda x: x, {"axis": []}),
+    Case("reduce_sum", (INTS,), lambda x: x.sum(1, np.int64), {"axis": 1, "dtype": "int64"}),
+    Case("reduce_prod", ((3, 4),), lambda x: x.prod(1, keepdims=True), {"axis": 1, "keepdims": True}),
+    Case("reduce_max", ((3, 4),), lambda x: x.max(0), {"axis": 0}),
+    Case("reduce_min", (INTS,), lambda x: x.min(0), {"axis": 0}),
+    Case("reduce_mean", ((3, 4),), lambda x: x.mean()),
+    Case("reduce_mean", (INTS,), lambda x: x.mean(1), {"axis": 1}),
+    Case("reduce_all", (INTS,), lambda x: x.all(1), {"axis": 1}),
+    Case("reduce_any", (INTS * 0,), lambda x: x.any(1), {"axis": 1}),
+    Case("reduce_l1", ((3, 4),), lambda x: np.abs(x).sum(1), {"axis": 1}),
+    Case("reduce_l2", ((3, 4),), lambda x: np.sqrt((x * x).sum(1)), {"axis": 1}),
+    Case("reduce_sum_square", ((3, 4),), lambda x: (x * x).sum(1), {"axis": 1}),
+    Case("reduce_log_sum", ((3, 4),), lambda x: np.log(x.sum(1)), {"axis": 1}, low=0.1),
+    Case("reduce_log_sum_exp", ((3, 4),), lambda x: np.log(np.exp(x).sum(1)), {"axis": 1}),
+    Case("argmax", (TIES,), lambda x: x.argmax(1)),
+    Case("argmax", (TIES,), lambda x: 3 - x[:, ::-1].argmax(1), {"last": True}),
+    Case("argmin", (TIES,), lambda x: x.argmin(0, keepdims=True), {"axis": 0, "keepdims": True}),
+    Case("argmax", (np.where(TIES == 1, np.nan, TIES),), lambda x: x.argmax(1), {"dtype": "int32"}),
+]
+
+LAYOUTS = [
+    Case("transpose", ((3, 4, 2),), np.transpose),
+    Case("transpose", ((3, 4, 2),), lambda x: x.transpose(1, 2, 0), {"permutation": [1, -1, 0]}),
+    Case("reshape", ((6, 4),), lambda x: x.reshape(3, 2, 4), {"shape": [3, -1, 4]}),
+    Case("reshape", ((6, 4),), lambda x: x.reshape(8, 3), {"shape": [8, 3]}),
+    Case("reshape", ((2, 3, 1, 4),), lambda x: x.reshape(1, 6, 2, 2, 1), {"shape": [1, 6, 2, 2, 1]}),
+    Case("reshape", ((4, 3, 5),), lambda x: x.reshape(6, 10), {"shape": [6, 10]}),
+    Case("reshape", ((1, 1),), lambda x: x.reshape(()), {"shape": []}),
+    Case("squeeze", ((1, 3, 1),), lambda x: x[0, :, 0], {"axis": [0, -1]}),
+    Case("unsqueeze", ((3, 2),), lambda x: x[None, :, :, None], {"axis": [0, -1]}),
+    Case("broadcast_to", ((3, 1),), lambda x: np.broadcast_to(x, (2, 3, 4)), {"shape": [2, 3, 4]}),
+    Case("concat", ((3, 5), (3, 2), (3, 1)), lambda *t: np.concatenate(t, 1), {"axis": -1}),
+    Case("concat", ((3, 5),), lambda x: x),
+    Case("pad", ((3, 5),), lambda x: np.pad(x, ((0, 1), (2, 0)), constant_values=0.5),
+         {"pads": [0, 2, 1, 0], "value": 0.5}),
+    Case("pad", ((3, 5),), lambda x: x[1:, :-2], {"pads": [-1, 0, 0, -2]}),
+    *(
+        Case("pad", ((3, 5),), lambda x, m=mode: np.pad(x, ((2, 1), (3, 4)), mode=m),
+             {"pads": [2, 3, 1, 4], "mode": mode})
+        for mode in ("edge", "reflect", "wrap")
+    ),
+    Case("slice", ((3, 9),), lambda x: x[1:, -1:-8:-3],
+         {"starts": [1, -1], "stops": [99, -8], "axes": [0, 1], "steps": [1, -3]}),
+    Case("slice", ((3, 9),), lambda x: x[:2], {"starts": 0, "stops": 2}),
+    Case("flip", ((3, 4),), lambda x: x[::-1, ::-1]),
+    Case("flip", ((3, 4),), lambda x: x[:, ::-1], {"axis": 1}),
+    Case("gather", ((2, 3, 4), IDS), lambda x, i: x[:, i], {"axis": 1}),
+    Case("gather", ((3, 4), -IDS.reshape(1, 5)), lambda x, i: x[i], {"negative": True}),
+    Case("embedding", ((3, 4), IDS), lambda x, i: x[i]),
+    Case("gather_elements", ((3, 4), IDS[:4].reshape(2, 2)), lambda x, i: np.take_along_axis(x[:, :2], i, 0)),
+    Case("one_hot", (IDS,), lambda i: np.eye(3, dtype=np.float32)[i], {"depth": 3}),
+    Case("one_hot", (IDS,), lambda i: np.eye(4, dtype=np.int8)[i].T, {"depth": 4, "axis": 0, "dtype": "int8"}),
+]  # fmt: skip
+
+FUNCTIONS: dict[str, Any] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+    "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
+    "square": np.square, "abs": np.abs, "sign": np.sign, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "asinh": np.arcsinh, "atanh": np.arctanh, "erf": ERF,
+    "normcdf": lambda x: 0.5 * (1 + ERF(x / math.sqrt(2))), "sigmoid": sigmoid, "silu": lambda x: x * sigmoid(x),
+    "relu": lambda x: np.maximum(x, 0), "softplus": lambda x: np.log1p(np.exp(x)), "round": np.round,
+    "trunc": np.trunc, "isnan": np.isnan, "isinf": np.isinf, "identity": lambda x: x, "neg": np.negative,
+    "floor": np.floor, "ceil": np.ceil, "softsign": lambda x: x / (1 + np.abs(x)),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))), "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x), "elu": lambda x: np.where(x >= 0, x, np.expm1(x)),
+    "celu": lambda x: np.where(x >= 0, x, np.expm1(x)), "gelu": gelu,
+    "selu": lambda x: 1.0507009873554805 * np.where(x >= 0, x, 1.6732632423543772 * np.expm1(x)),
+    "hard_sigmoid": lambda x: np.clip(0.2 * x + 0.5, 0, 1), "thresholded_relu": lambda x: np.where(x > 1, x, 0),
+}  # fmt: skip
+POSITIVE = {"log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "pow"}
+BROADCAST: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power, "fmod": np.fmod,
+    "mod": np.mod, "max": np.maximum, "min": np.minimum, "atan2": np.arctan2, "hypot": np.hypot,
+    "remainder": np.vectorize(math.remainder), "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
+    "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+    "prelu": lambda x, y: np.where(x >= 0, x, x * y), "silu_mul": lambda x, y: x * sigmoid(x) * y,
+    "gelu_mul": lambda x, y: gelu(x) * y, "mean": lambda x, y: (x + y) / 2,
+}  # fmt: skip
+
+ELEMENTS = [
+    *(
+        Case(name, ((2, 3),), function, {}, 0.1 if name in POSITIVE else -1.0)
+        for name, function in FUNCTIONS.items()
+    ),
+    *(Case(name, ((2, 1), (3, 1, 4)), function, {}, 0.1 if name in POSITIVE else -1.0)
+      for name, function in BROADCAST.items()),
+    Case("acosh", (np.array([1, 1.5, 7], np.float32),), np.arccosh),
+    Case("add", ((2, 1), (4,), ()), lambda x, y, z: x + y + z),
+    Case("max", ((2, 1), (4,), ()), lambda x, y, z: np.maximum(np.maximum(x, y), z)),
+    Case("mod", (INTS, MORE), np.mod),
+    Case("fmod", (INTS, MORE), np.fmod),
+    Case("div", (INTS, MORE), lambda x, y: (x / y).astype(np.float32)),
+    Case("div", (INTS, MORE), np.floor_divide, {"rounding": "floor"}),
+    Case("div", (INTS, MORE), lambda x, y: np.trunc(x / y), {"rounding": "trunc"}),
+    Case("div", ((2, 3), (3,)), lambda x, y: np.floor(x / y), {"rounding": "floor"}),
+    Case("shift_left", (np.abs(INTS), np.abs(MORE)), np.left_shift),
+    Case("shift_right", (INTS, np.abs(MORE)), np.right_shift),
+    Case("bitwise_and", (INTS, MORE), np.bitwise_and),
+    Case("bitwise_or", (INTS, MORE), np.bitwise_or),
+    Case("bitwise_xor", (INTS, MORE), np.bitwise_xor),
+    Case("bitwise_not", (INTS,), np.bitwise_not),
+    Case("logical_not", (BOOLS,), np.logical_not),
+    Case("logical_and", (BOOLS, INTS), np.logical_and),
+    Case("where", (BOOLS, (2, 3), (3,)), np.where),
+    Case("where", (INTS, (2, 3), (3,)), np.where),
+    Case("clip", ((2, 3),), lambda x: np.clip(x, -0.5, 0.25), {"least": -0.5, "most": 0.25}),
+    Case("clip", (INTS,), lambda x: np.maximum(x, 3), {"least": 3}),
+    Case("cast", ((2, 3),), lambda x: (x * 1).astype(np.int32), {"dtype": "int32"}),
+    Case("cast", (INTS - 4,), lambda x: x.astype(bool), {"dtype": "bool"}),
+    Case("cast", (INTS,), lambda x: x.astype(np.float16), {"dtype": "half"}),
+    Case("gelu", ((2, 3),), lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+         {"approximate": "tanh"}),
+    Case("leaky_relu", ((2, 3),), lambda x: np.where(x >= 0, x, 0.5 * x), {"alpha": 0.5}),
+]  # fmt: skip
+
+CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS]
+COMPILED = [PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
+            LAYOUTS[5], LAYOUTS[10]]  # fmt: skip
+
+
+def types(arrays: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+
+
+def check(case: Case, got: Any) -> None:
+    arrays = case.arrays()
+    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays.values()]
+    with np.errstate(all="ignore"):
+        expected = case.expected(*wide)
+    assert got.shape == np.shape(expected)
+    if got.dtype == bool:
+        assert np.asarray(expected).dtype == bool
+    np.testing.assert_allclose(got.astype(np.float64), np.asarray(expected, np.float64), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_an_operator_is_numpys(case: Case) -> None:
+    arrays = case.arrays()
+    text = expression(case.operator, types(arrays), **case.parameters)
+    check(case, roller_svc.reference(text, types(arrays), arrays)["output0"])
+
+
+def test_every_operator_is_tried() -> None:
+    assert sorted(set(OPS) - {case.operator for case in CASES}) == []
+
+
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.id)
+def test_kernels_of_operators(case: Case) -> None:
+    arrays = case.arrays()
+    text = expression(case.operator, types(arrays), **case.parameters)
+    kernel = roller_svc.compile(text, types(arrays), select="model", top_k=1)
+    check(case, kernel(**arrays)["output0"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float8_e4m3fn", "int8", "uint8", "int64", "bool"])
+def test_padding_is_less_than_anything(dtype: str) -> None:
+    text = expression("max_pool1d", {"x": (dtype, (1, 1, 4))}, kernel=3, stride=1, padding=1)
+    import ml_dtypes
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    x = np.array([[[0, 1, 0, 0]]]).astype(kind)
+    assert roller_svc.reference(text, {"x": (dtype, (1, 1, 4))}, {"x": x})["output0"].tolist() == [[[1, 1, 1, 0]]]
+
+
+def test_names_stay_apart() -> None:
+    """Tensors that are called as axes and intermediate results would be."""
+    given = {"i": ("float32", (2, 3)), "output0": ("float32", (3,)), "output1_sum": ("float32", (3,))}
+    text = expression("layer_norm", given)
+    assert "output1_sum_[i_] +=! i[i_, j]" in text
+    arrays = {name: np.ones(shape, np.float32) for name, (_, shape) in given.items()}
+    assert roller_svc.reference(text, given, arrays)["output1"].tolist() == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "parameters", "code"),
+    [
+        ("matmul", [(2, 3), (4, 5)], {}, "operand-shape"),
+        ("matmul", [(2, 3), ()], {}, "operand-shape"),
+        ("matmul", [(2, 3)], {}, "wrong-arguments"),
+        ("matmul", [(2, 3)] * 3, {}, "wrong-arguments"),
+        ("conv2d", [(1, 3, 8, 8), (4, 2, 3, 3)], {}, "operand-shape"),
+        ("conv2d", [(1, 3, 8, 8), (4, 1, 3, 3)], {"groups": 2}, "operand-shape"),
+        ("conv2d", [(1, 3, 2, 2), (4, 3, 3, 3)], {}, "operand-shape"),
+        ("conv2d", [(1, 3, 8), (4, 3, 3)], {}, "operand-shape"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3), (5,)], {}, "operand-shape"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"stride": 0}, "invalid-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"stride": [1, 2, 3]}, "invalid-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"padding": "sme"}, "invalid-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"padding": [1, 2, 3]}, "invalid-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"padding": True}, "invalid-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"strides": 1}, "unknown-parameter"),
+        ("conv2d", [(1, 3, 8, 8), (4, 3, 3, 3)], {"dtype": "float33"}, "invalid-parameter"),
+        ("conv_transpose2d", [(1, 3, 1, 1), (3, 4, 1, 1)], {"padding": 1}, "operand-shape"),
+        ("max_pool2d", [(1, 3, 8, 8)], {}, "missing-parameter"),
+        ("softmax", [(2, 3)], {"axis": 2}, "operand-shape"),
+        ("softmax", [()], {}, "operand-shape"),
+        ("add", [(2, 3), (4,)], {}, "operand-shape"),
+        ("reshape", [(2, 3)], {"shape": [4, -1]}, "operand-shape"),
+        ("reshape", [(2, 3)], {"shape": [-1, -1]}, "operand-shape"),
+        ("concat", [(2, 3), (3, 3)], {"axis": 1}, "operand-shape"),
+        ("pad", [(2, 3)], {"pads": [0, 3, 0, 0], "mode": "reflect"}, "operand-shape"),
+        ("pad", [(2, 3)], {"pads": [0, -3, 0, 0]}, "operand-shape"),
+        ("slice", [(2, 3)], {"starts": [2], "stops": [1]}, "operand-shape"),
+        ("slice", [(2, 3)], {"starts": [0], "stops": [1], "steps": [0]}, "operand-shape"),
+        ("gather", [(2, 3), (4,)], {}, "type-error"),
+        ("attention", [(4, 5, 8), (3, 6, 8), (3, 6, 3)], {}, "operand-shape"),
+        ("attention", [(7, 8), (6, 8), (6, 3)], {"causal": True}, "operand-shape"),
+        ("transpose", [(2, 3)], {"permutation": [0, 0]}, "invalid-parameter"),
+        ("clip", [(2, 3)], {"least": math.nan}, "invalid-parameter"),
+        ("group_norm", [(2, 6)], {"groups": 4}, "operand-shape"),
+        ("reduce_sum", [(2, 6)], {"axis": [0, -2]}, "invalid-parameter"),
+    ],
+)
+def test_what_is_refused(operator: str, shapes: list[Any], parameters: dict[str, Any], code: str) -> None:
+    inputs = {name: ("float32", shape) for name, shape in zip("abcde", shapes, strict=False)}
+    with pytest.raises(InputError) as refused:
+        expression(operator, inputs, **parameters)
+    assert refused.value.code == code
+
+
+def test_the_nearest_operator_is_offered() -> None:
+    with pytest.raises(UnknownOpError, match="cov2d") as unknown:
+        expression("cov2d", {})
+    assert (unknown.value.code, unknown.value.hint) == ("unknown-op", "did you mean `conv2d`?")
+
+
+def test_inputs_are_checked() -> None:
+    with pytest.raises(ShapeError):
+        expression("relu", {"x": ("float32", (-1,))})

@@ -1,0 +1,41 @@
+"""Reduced axes that were fused: split where their quotients and remainders divide each other, left alone elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from roller_svc.frontend.parse import parse
+from roller_svc.fusion.delinearize import split_reduced
+from roller_svc.ir.affine import affine
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorExpr, TensorType
+
+
+def _statement(text: str, columns: int) -> TensorExpr:
+    types = {"x": TensorType(DType.FLOAT32, (64, 64)), "w": TensorType(DType.FLOAT32, (8, columns))}
+    return parse(text, types, ("y",)).statements[0]
+
+
+@pytest.mark.parametrize(
+    ("index", "extents"),
+    [
+        ("k // 9, o + k % 9 // 3 + k % 9 % 3", (4, 3, 3)),
+        ("k // 9, o + k % 3", (4, 3, 3)),
+        ("k % 6, o + k // 6", (6, 6)),
+        ("k // 3 // 4, o + k // 3 % 4", (3, 4, 3)),
+    ],
+)
+def test_quotients_and_remainders_become_axes(index: str, extents: tuple[int, ...]) -> None:
+    found = split_reduced(_statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", 36))
+    assert tuple(a.extent for a in found.reduced) == extents
+    assert all(affine(i) is not None for load in found.reads for i in load.index)
+
+
+@pytest.mark.parametrize(
+    ("index", "columns"),
+    [("k // 9, o + k % 9", 37), ("k // 4, o + k % 6", 36), ("(k + 1) // 9, o + k % 9", 36)],
+    ids=["rest", "coprime", "shifted"],
+)
+def test_other_axes_stay(index: str, columns: int) -> None:
+    statement = _statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", columns)
+    assert split_reduced(statement) is statement

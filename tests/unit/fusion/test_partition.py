@@ -1,0 +1,195 @@
+"""What is fused into one kernel: inlined producers, epilogues, rows, fused axes, split reductions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roller_svc import hardware
+from roller_svc.analysis.online_reduction import joints
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.plans import ranked_groups
+from roller_svc.construct.construct import rank
+from roller_svc.frontend.lang import parse
+from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.split.reduction import may_split, split_group
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.ir.program import StatementKind, TensorProgram, TensorType
+from roller_svc.ir.report import Plan
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_source
+
+H200 = hardware.load("nvidia-h200-sxm")
+
+
+def program(expression: str, **shapes: tuple[int, ...]) -> TensorProgram:
+    return parse(expression, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
+
+
+def groups(expression: str, **shapes: tuple[int, ...]) -> tuple[KernelGroup, ...]:
+    return partition(program(expression, **shapes), H200)
+
+
+def extents(group: KernelGroup, role: AxisRole) -> list[int]:
+    return [axis.extent for axis in group.space.role(role)]
+
+
+def test_bias_and_activation_are_the_epilogue_of_a_matmul() -> None:
+    (group,) = groups("C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = gelu(C[m,n] + b[n])", A=(64, 32), B=(32, 48), b=(48,))
+    assert group.kind is GroupKind.CONTRACTION
+    assert [s.name for s in group.statements] == ["C", "D"]
+    assert group.locals == {"C"}
+    assert [name for name, _ in group.stored] == ["D"]
+
+
+def test_an_element_wise_producer_becomes_part_of_the_load() -> None:
+    (group,) = groups("S[m,k] = A[m,k] * s[k]; C[m,n] +=! S[m,k]*B[k,n]", A=(64, 32), s=(32,), B=(32, 48))
+    assert group.kind is GroupKind.CONTRACTION
+    assert {name for name, _ in group.inputs} == {"A", "s", "B"}
+
+
+def test_convolution_is_an_implicit_gemm_whose_n_is_contiguous_in_the_output() -> None:
+    (group,) = groups("Y[n,f,y,x] +=! X[n,c,y+i,x+j]*W[f,c,i,j] where y in 14, x in 14",
+                      X=(2, 8, 16, 16), W=(32, 8, 3, 3))  # fmt: skip
+    assert group.kind is GroupKind.CONTRACTION
+    assert extents(group, AxisRole.M) == [32]
+    assert extents(group, AxisRole.N) == [2 * 14 * 14]
+    assert extents(group, AxisRole.K) == [8 * 3 * 3]
+
+
+def test_softmax_is_one_kernel_over_its_rows() -> None:
+    (group,) = groups("m[a,b] >=! x[a,b,c]; s[a,b] +=! exp(x[a,b,c]-m[a,b]); y[a,b,c] = exp(x[a,b,c]-m[a,b])/s[a,b]",
+                      x=(8, 64, 100))  # fmt: skip
+    assert [s.name for s in group.statements] == ["m", "s", "y"]
+    assert [a.extent for a in group.outer] == [8 * 64]  # the two row axes act as one
+    assert group.locals == {"m", "s"}
+
+
+def test_few_long_rows_are_spread_over_the_device_one_statement_at_a_time() -> None:
+    found = groups("m[a] >=! x[a,c]; s[a] +=! exp(x[a,c]*m[a])", x=(1, 1 << 20))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m[a] >=! x[a,c]; s[a] +=! exp(x[a,c]-m[a])",
+        "s[a] +=! x[a,c]; q[a] +=! (x[a,c]-s[a]/1048576.0)*(x[a,c]-s[a]/1048576.0)",
+        "m[a] <=! x[a,c]; i[a] >=! c.when([m[a] == x[a,c]], -1)",
+    ],
+)
+def test_two_reductions_that_share_a_pass_are_split_together(text: str) -> None:
+    (group,) = groups(text, x=(2, 1 << 20))
+    assert may_split(group)
+    (found,), _ = rank(group, H200, H200.unit_for(DType.FLOAT32), 1)
+    assert found.program.split_k > 1
+    halves = split_group(group, found.program)
+    assert [s.kind for s in halves.partial.statements] == [StatementKind.REDUCE] * 2
+    assert len(joints(halves.partial.statements)) == 1
+    assert len(halves.workspaces) == 2
+
+
+def test_axes_that_always_stand_together_are_one() -> None:
+    (group,) = groups("y[a,b,c] = x[a,b,c] * 2.0", x=(3, 5, 7))
+    assert [a.extent for a in group.outer] == [105]
+    (transposed,) = groups("y[c,a,b] = x[a,b,c] * 2.0", x=(3, 5, 7))
+    assert sorted(a.extent for a in transposed.outer) == [7, 15]
+
+
+def test_axes_with_a_guard_stay_apart() -> None:
+    (group,) = groups("y[a,b] = x[a,b].when([a >= b], 0.0)", x=(8, 8))
+    assert [a.extent for a in group.outer] == [8, 8]
+
+
+def test_ragged_rows_are_flat_where_most_tensors_are() -> None:
+    """On a GPU, whose threads take whole vectors; what has only one of the axes divides."""
+    (group,) = groups("y[a,b] = x[a,b] * s[a]", x=(20, 6), s=(20,))
+    assert [a.extent for a in group.outer] == [120]
+    (even,) = groups("y[a,b] = x[a,b] * s[a]", x=(20, 8), s=(20,))
+    assert [a.extent for a in even.outer] == [20, 8]
+    (crossed,) = groups("y[a,b] = x[a,b] * z[b,a]", x=(20, 6), z=(6, 20))
+    assert [a.extent for a in crossed.outer] == [20, 6]
+    (on_cpu,) = partition(program("y[a,b] = x[a,b] * s[a]", x=(20, 6), s=(20,)), hardware.load("cpu-x86-avx2"))
+    assert [a.extent for a in on_cpu.outer] == [20, 6]
+
+
+def test_an_expensive_producer_that_many_read_is_stored() -> None:
+    first, second = groups("e[a,k] = exp(x[a,k]); y[a,b] >=! e[a,k] + z[b,k]", x=(64, 64), z=(64, 64))
+    assert [name for name, _ in first.stored] == ["e"]
+    assert "e" in dict(second.inputs)
+
+
+def test_an_intermediate_of_a_narrow_float_keeps_its_digits() -> None:
+    half = TensorType(DType.FLOAT16, (64, 64))
+    made = parse("C[m,n] +=! A[m,k]*B[k,n]; s[n] +=! C[m,n]; y[m,n] = C[m,n] / s[n]", {"A": half, "B": half})
+    assert stored_types(made)["C"].dtype is DType.FLOAT32
+    assert stored_types(made)["y"].dtype is DType.FLOAT16
+
+
+def test_a_quotient_of_a_product_is_a_contraction_too() -> None:
+    (group,) = groups("y[m,d] +=! e[m,k] * v[k,d] / z[m]", e=(64, 32), v=(32, 48), z=(64,))
+    assert group.kind is GroupKind.CONTRACTION
+    assert {name for name, _ in group.inputs} == {"e", "v", "z"}
+
+
+def test_a_matrix_vector_product_is_no_contraction() -> None:
+    (group,) = groups("y[m] +=! A[m,k] * x[k]", A=(64, 64), x=(64,))
+    assert group.kind is GroupKind.NEST
+
+
+@pytest.mark.parametrize("split", [2, 3, 7])
+@pytest.mark.parametrize("expression", [
+    "C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = max(C[m,n], 0)", "C[n] +=! B[k,n]", "C[n] >=! B[k,n]", "C[] *=! B[k,n]",
+    "C[m,n] <=! A[m,k] + B[k,n]",
+])  # fmt: skip
+def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
+    shapes = {"A": (20, 61), "B": (61, 40)}
+    made = program(expression, **{name: s for name, s in shapes.items() if f"{name}[" in expression})
+    local = hardware.load("local")
+    found, ranked, _ = ranked_groups(made, local, 1)
+    assert all(may_split(group) for group in found)
+    forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=split)) for c in ranked))
+    source = generate(forced, made, found, local)
+    assert all(f"{name}(" in source.text for name in ("kernel0_partial", "kernel0_combine"))
+    arrays = random_inputs(made, seed=split)
+    got = CpuModule(compile_source(source)).run(arrays)
+    assert agrees(made, got, evaluate(made, arrays)).ok
+
+
+@pytest.mark.parametrize(("body", "stated"), [("float32", "float64"), ("int8", "int32"), ("int32", "float32")])
+def test_partial_results_keep_the_digits_of_the_stated_type(body: str, stated: str) -> None:
+    x = np.full((1, 1100), 0.7 if body == "float32" else 101, body)
+    made = parse(f"y[a]: {stated} +=! x[a,k]", {"x": TensorType(DType(body), (1, 1100))})
+    local = hardware.load("local")
+    found, ranked, _ = ranked_groups(made, local, 1)
+    forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
+    got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
+    assert agrees(made, got, evaluate(made, {"x": x})).ok
+
+
+def test_a_split_integer_product_still_wraps() -> None:
+    x = np.full((1, 64), 3, np.int8)
+    made = parse("y[a] *=! x[a,k]", {"x": TensorType(DType.INT8, (1, 64))})
+    local = hardware.load("local")
+    found, ranked, _ = ranked_groups(made, local, 1)
+    forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
+    got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
+    assert got["y"][0] == np.array(pow(3, 64, 256), np.uint8).view(np.int8)
+
+
+def test_a_scatter_costs_the_copy_of_its_target() -> None:
+    types = {
+        "d": TensorType(DType.FLOAT32, (1 << 20, 16)), "i": TensorType(DType.INT32, (4,)),
+        "u": TensorType(DType.FLOAT32, (4, 16)),
+    }  # fmt: skip
+    made = parse("d[i[n], c] =. u[n, c]", types)
+    ((group,), ranked, _) = ranked_groups(made, H200, 1)
+    assert group.space.copied_bytes == 64 << 20
+    assert ranked[0][0].estimate.seconds >= 2 * (64 << 20) / H200.dram.bandwidth_bytes_per_s
+    assert ranked[0][0].estimate.bound == "copy"

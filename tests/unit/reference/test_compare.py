@@ -1,0 +1,152 @@
+"""The verdict on a kernel's arrays: right ones pass, wrong ones do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roller_svc.frontend.lang import parse
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.reference.interpreter import evaluate, reference, sampled
+
+
+def types(**shapes: tuple[DType, tuple[int, ...]]) -> dict[str, TensorType]:
+    return {name: TensorType(dtype, shape) for name, (dtype, shape) in shapes.items()}
+
+
+MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
+
+
+def matmul(dtype: DType = DType.FLOAT32, k: int = 200) -> TensorProgram:
+    return parse(MATMUL, types(A=(dtype, (16, k)), B=(dtype, (k, 12))))
+
+
+def test_a_float32_matmul_agrees() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    assert agrees(program, {"C": arrays["A"] @ arrays["B"]}, evaluate(program, arrays)).ok
+
+
+def test_one_wrong_element_is_found_and_named() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    got = arrays["A"] @ arrays["B"]
+    got[3, 4] += 0.01
+    verdict = agrees(program, {"C": got}, evaluate(program, arrays))
+    assert not verdict.ok
+    assert verdict.detail.startswith("C[3, 4] is ")
+    assert verdict.max_abs_error == pytest.approx(0.01, rel=1e-2)
+
+
+def test_one_term_missing_from_a_long_sum_is_found() -> None:
+    program = matmul(k=2000)
+    arrays = random_inputs(program, 0)
+    got = arrays["A"][:, 1:] @ arrays["B"][1:]
+    assert not agrees(program, {"C": got}, evaluate(program, arrays)).ok
+
+
+def test_nan_poison_is_found() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    got = arrays["A"] @ arrays["B"]
+    got[-1, -1] = np.nan
+    assert not agrees(program, {"C": got}, evaluate(program, arrays)).ok
+
+
+def test_tf32_needs_its_permission() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    cut = {k: (v.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for k, v in arrays.items()}
+    got = {"C": cut["A"] @ cut["B"]}
+    assert not agrees(program, got, evaluate(program, arrays)).ok
+    assert agrees(program, got, evaluate(program, arrays, allow_tf32=True)).ok
+
+
+def test_float16_may_accumulate_in_float32_but_not_in_float16() -> None:
+    program = matmul(DType.FLOAT16, 2000)
+    arrays = random_inputs(program, 0)
+    want = evaluate(program, arrays)
+    wide = {k: v.astype(np.float32) for k, v in arrays.items()}
+    assert agrees(program, {"C": (wide["A"] @ wide["B"]).astype(np.float16)}, want).ok
+    narrow = np.zeros((16, 12), np.float16)
+    for k in range(2000):
+        narrow += arrays["A"][:, k : k + 1] * arrays["B"][k : k + 1]
+    assert not agrees(program, {"C": narrow}, want).ok
+
+
+def test_integers_must_be_equal() -> None:
+    program = matmul(DType.INT32)
+    arrays = random_inputs(program, 0)
+    got = arrays["A"] @ arrays["B"]
+    want = evaluate(program, arrays)
+    assert want["C"].error is None
+    assert agrees(program, {"C": got}, want).ok
+    got[0, 0] += 1
+    assert not agrees(program, {"C": got}, want).ok
+
+
+def test_errors_propagate_through_statements() -> None:
+    text = "C[m, n] +=! A[m, k] * B[k, n]; M[m] >=! C[m, n]; E[m, n] = exp(C[m, n] - M[m]); S[m] +=! E[m, n]; "
+    text += "Y[m, n] = E[m, n] / S[m]"
+    program = parse(text, types(A=(DType.FLOAT32, (16, 500)), B=(DType.FLOAT32, (500, 12))))
+    arrays = random_inputs(program, 0)
+    c = arrays["A"] @ arrays["B"]
+    e = np.exp(c - c.max(1, keepdims=True))
+    want = evaluate(program, arrays)
+    verdict = agrees(program, {"Y": e / e.sum(1, keepdims=True)}, want)
+    assert verdict.ok
+    assert verdict.unjudged == 0
+    assert not agrees(program, {"Y": 1.01 * e / e.sum(1, keepdims=True)}, want).ok
+
+
+def test_a_value_decided_by_rounding_is_counted_not_judged() -> None:
+    # 0.1 + 0.2 - 0.3 is 0 or not as it is rounded: what follows from its sign is anybody's.
+    program = parse("y[n] = (a[n] + b[n] > c[n]) * 1.0", types(**dict.fromkeys("abc", (DType.FLOAT32, (2,)))))
+    arrays = {"a": np.float32([0.1, 1]), "b": np.float32([0.2, 1]), "c": np.float32([0.1, 1]) + np.float32([0.2, 0])}
+    want = evaluate(program, arrays)["y"]
+    assert want.error is not None
+    assert want.error[0] >= 1
+    assert want.error[1] < 1e-6
+
+
+def test_overflow_must_be_infinite() -> None:
+    program = parse("y[n] = x[n] * 2", types(x=(DType.FLOAT16, (2,))))
+    arrays = {"x": np.array([60000, 1], np.float16)}
+    want = evaluate(program, arrays)
+    assert np.isinf(reference(program, arrays)["y"][0])
+    assert agrees(program, reference(program, arrays), want).ok
+    assert not agrees(program, {"y": np.array([1, 2], np.float16)}, want).ok
+
+
+def test_wrong_type_and_shape() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    want = evaluate(program, arrays)
+    got: Any = arrays["A"] @ arrays["B"]
+    assert "expected float32" in agrees(program, {"C": got.astype(np.float64)}, want).detail
+    assert "[12, 16]" in agrees(program, {"C": got.T}, want).detail
+
+
+def test_samples_are_judged_where_they_lie() -> None:
+    program = matmul()
+    arrays = random_inputs(program, 0)
+    want = sampled(program, arrays, 20)
+    got = np.full((16, 12), np.nan, np.float32)
+    assert want["C"].at is not None
+    got.reshape(-1)[want["C"].at] = (arrays["A"] @ arrays["B"]).reshape(-1)[want["C"].at]
+    assert agrees(program, {"C": got}, want).ok
+    got[0, 0] = 100
+    assert not agrees(program, {"C": got}, want).ok
+
+
+def test_infinities_of_copies_are_equal_without_a_warning() -> None:
+    program = parse("C[i] = A[i]", types(A=(DType.FLOAT32, (3,))))
+    arrays = {"A": np.array([np.inf, -np.inf, 1], np.float32)}
+    want = evaluate(program, arrays)
+    assert agrees(program, {"C": arrays["A"]}, want).ok
+    assert not agrees(program, {"C": -arrays["A"]}, want).ok

@@ -1,0 +1,209 @@
+"""Compiled C on numpy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import threading
+
+import numpy as np
+import pytest
+from reference_kernels import add, cuda_scale, gather, row_sums_doubled
+
+import roller_svc
+from roller_svc.codegen.c.threads import THREADS
+from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError, LaunchError
+from roller_svc.ir.kernel import CompiledKernel, LaunchSpec
+from roller_svc.runtime.binding import aligned_empty
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.measure import host_name, measure
+from roller_svc.toolchain.gcc import compile_c
+
+
+@pytest.fixture(scope="module")
+def adder() -> CpuModule:
+    return CpuModule(compile_c(add()))
+
+
+def operands() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"A": rng.random((4, 6), np.float32), "B": rng.random((6, 4), np.float32).T}
+
+
+def test_a_call_gives_new_arrays_and_leaves_its_inputs(adder: CpuModule) -> None:
+    given = operands()
+    before = {name: array.copy() for name, array in given.items()}
+    first, second = adder.run(given)["C"], adder.run(given)["C"]
+    assert np.array_equal(first, given["A"] + given["B"])
+    assert not np.may_share_memory(first, second)
+    assert all(np.array_equal(given[name], before[name]) for name in given)
+
+
+def test_out_is_written_and_returned(adder: CpuModule) -> None:
+    given = operands()
+    expected = given["A"] + given["B"]
+    for target in (aligned_empty((4, 6), np.dtype(np.float32)), np.empty((8, 6), np.float32)[::2], given["A"]):
+        assert adder.run(given, {"C": target})["C"] is target
+        assert np.array_equal(target, expected)
+
+
+def test_arguments_are_checked(adder: CpuModule) -> None:
+    with pytest.raises(ArgumentError, match="missing argument: B"):
+        adder.run({"A": operands()["A"]})
+
+
+def test_launches_run_in_order_on_a_zeroed_workspace() -> None:
+    module = CpuModule(compile_c(row_sums_doubled()))
+    a = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for _ in range(3):
+        assert np.array_equal(module.run({"A": a})["C"], 2 * a.sum(1))
+
+
+def test_a_bound_call_runs_again_and_again(adder: CpuModule) -> None:
+    given = {name: np.ascontiguousarray(array) for name, array in operands().items()}
+    call = adder.bound(given)
+    call()
+    call()
+    assert np.array_equal(call.finish()["C"], given["A"] + given["B"])
+
+
+@pytest.mark.parametrize("value", [-1, 5, 2**31 - 1])
+def test_an_index_out_of_range_is_reported(value: int) -> None:
+    module = CpuModule(compile_c(gather()))
+    a = np.arange(5, dtype=np.float32)
+    with pytest.raises(IndexRangeError) as raised:
+        module.run({"A": a, "P": np.array([0, value, 1], np.int32)})
+    for part in (f"index {value} ", "dimension 0", "axis i", "of A", "extent 5", "P[i]"):
+        assert part in raised.value.message
+    # The record is cleared for the next call.
+    assert np.array_equal(module.run({"A": a, "P": np.array([4, 0, 2], np.int32)})["C"], a[[4, 0, 2]])
+
+
+def test_threads_have_workspaces_of_their_own() -> None:
+    module = CpuModule(compile_c(row_sums_doubled()))
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        a = np.full((4, 6), seed, np.float32)
+        for _ in range(300):
+            if not (module.run({"A": a})["C"] == 12 * seed).all():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_kernels_of_one_name_stay_apart() -> None:
+    """A loader that knows libraries by their file's name would bring the first back."""
+    given = operands()
+    modules = []
+    for factor in range(5):
+        text = add().text.replace("a[i] + b[i]", f"{factor} * a[i]")
+        modules.append(CpuModule(compile_c(dataclasses.replace(add(), text=text))))
+    for factor, module in enumerate(modules):
+        assert np.array_equal(module.run(given)["C"], factor * given["A"])
+
+
+def test_a_library_goes_with_its_module() -> None:
+    def mapped() -> int:
+        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - not a file on a disk
+            return sum("roller-" in line for line in maps)
+
+    before = mapped()
+    module = CpuModule(compile_c(add()))
+    assert mapped() > before
+    del module
+    assert mapped() == before
+
+
+def test_openmp_survives_the_library_that_brought_it() -> None:
+    text = add().text.replace("{ for", "{\n#pragma omp parallel for num_threads(2)\nfor")
+    compiled = compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))
+    given = operands()
+    for _ in range(3):
+        module = CpuModule(compiled)
+        assert np.array_equal(module.run(given)["C"], given["A"] + given["B"])
+        del module
+
+
+def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
+    """C[i] = the threads of a region made for at most i."""
+    text = THREADS + "\nvoid add(const float *a, const float *b, float *c) "
+    text += "{ (void)a; (void)b; for (int i = 0; i < 24; i++) c[i] = threads_i32(i); }\n"
+    call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bound(operands())
+    every = os.sched_getaffinity(0)
+    call()
+    most = int(call.finish()["C"].max())
+    assert 1 <= most <= len(every)
+    assert call.finish()["C"].ravel().tolist() == [min(i, most) for i in range(24)]
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        call()
+    finally:
+        os.sched_setaffinity(0, every)
+    assert call.finish()["C"].max() == 1
+
+
+def test_denormals_stay() -> None:
+    """Nothing that is loaded may switch flush-to-zero on for the whole process."""
+    CpuModule(compile_c(add(("-fopenmp",)))).run(operands())
+    assert np.float32(1e-40) * np.float32(0.5) != 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the control register of x86")
+def test_kernels_leave_the_control_register_of_their_thread_alone() -> None:
+    """Rounding, flush-to-zero, denormals-are-zero and trap masks are after every family's kernel what they were."""
+    text = 'void add(float *a, float *b, float *c) { (void)a; (void)b; __asm__("stmxcsr %0" : "=m"(*c)); }\n'
+    reader = CpuModule(compile_c(dataclasses.replace(add(), text=text)))
+
+    def control() -> int:
+        register = reader.run(operands())["C"].view(np.uint32).ravel()[0]
+        return int(register) & ~0x3F  # but for the flags of what has happened
+
+    before = control()
+    for expression in ("y[m, n] +=! x[m, k] * x[n, k]", "y[m, n] = x[m, n].call(`tanh`)", "y[m] >=! x[m, k]"):
+        kernel = roller_svc.compile(expression, {"x": ("float32", (40, 40))}, select="model")
+        kernel(x=np.full((40, 40), 1e-30, np.float32))
+        assert control() == before
+
+
+def test_bytes_that_are_no_library_are_refused() -> None:
+    compiled = compile_c(add())
+    with pytest.raises(LaunchError, match="cannot be loaded"):
+        CpuModule(CompiledKernel(compiled.source, b"\x7fELF nonsense", "", compiled.resources))
+    renamed = dataclasses.replace(compiled.source, launches=(LaunchSpec("other", ("a", "b", "c")),))
+    with pytest.raises(LaunchError, match="no function other"):
+        CpuModule(dataclasses.replace(compiled, source=renamed))
+    with pytest.raises(InvariantError, match="not C"):
+        CpuModule(CompiledKernel(cuda_scale(), b"", "", ()))
+
+
+def test_measuring_takes_as_many_calls_as_the_clock_needs() -> None:
+    calls: list[int] = []
+    measured = measure(lambda: calls.append(1), repeats=5)
+    assert measured.samples <= 5
+    assert len(calls) > 50  # of a microsecond or less each
+    assert 0 < measured.min_s <= measured.median_s
+    assert measured.device_name == host_name() != ""
+
+
+def test_measuring_stops_at_the_budget_and_when_hopeless_or_steady() -> None:
+    def clock(seconds: float, taken: list[int]):
+        def stopwatch(_: object, times: int) -> float:
+            taken.append(times)
+            return seconds * times
+
+        return stopwatch
+
+    taken: list[int] = []
+    assert measure(lambda: None, 0.1, 100, stopwatch=clock(0.3, taken)).samples == len(taken) == 1  # all of the budget
+    assert measure(lambda: None, 1.0, 100, stopwatch=clock(0.3, taken)).samples <= 4
+    assert measure(lambda: None, 100.0, 50, stopwatch=clock(0.01, taken)).samples == 7  # all equal: steady
+    assert measure(lambda: None, 100.0, 50, best_s=0.001, stopwatch=clock(0.1, taken)).samples == 1
+    assert measure(lambda: None, 100.0, 50, best_s=0.005, stopwatch=clock(0.01, taken)).samples == 1
+    assert measure(lambda: None, 100.0, 50, best_s=5e-4, stopwatch=clock(1e-3, taken)).samples == 3  # cold ones

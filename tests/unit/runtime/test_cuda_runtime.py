@@ -1,0 +1,295 @@
+"""The CUDA runtime against a CuPy that is not there: memory of numpy arrays, kernels of Python functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cupy import FakeArray, FakeCupy, FakeStream, floats_at
+from reference_kernels import tensor
+
+from roller_svc.errors import ArgumentError, InvariantError, LaunchError
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Resources, Role
+from roller_svc.ir.tensor_map import MapMode, TensorMap
+from roller_svc.runtime.binding import aligned_empty, numpy_dtype
+from roller_svc.runtime.cuda import arrays as cuda_arrays
+from roller_svc.runtime.cuda import module as cuda
+from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes, placed
+from roller_svc.runtime.cuda.module import CudaModule, Replay, runs_on
+from roller_svc.runtime.measure import measure
+
+BUFFERS = (
+    tensor("A", "a", Role.INPUT, shape=(8,)),
+    tensor("w", "w", Role.WORKSPACE, shape=(8,)),
+    tensor("C", "c", Role.OUTPUT, shape=(8,)),
+)
+LAUNCHES = (
+    LaunchSpec("accumulate", ("a", "w"), (1, 1, 1), (8, 1, 1), shared_bytes=60_000, zeroed=("w",)),
+    LaunchSpec("twice", ("w", "c"), (2, 1, 1), (4, 1, 1)),
+)
+COMPILED = CompiledKernel(
+    KernelSource("k", Language.CUDA, Arch("sm_", 80), "", BUFFERS, LAUNCHES),
+    b"cubin", "", (Resources(8, 60_000, 0), Resources(8, 0, 0)),
+)  # fmt: skip
+
+
+def accumulate(source: int, target: int) -> None:
+    values = floats_at(target, 8)
+    values += floats_at(source, 8)
+
+
+def twice(source: int, target: int) -> None:
+    floats_at(target, 8)[...] = 2 * floats_at(source, 8)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    fake = FakeCupy({"accumulate": accumulate, "twice": twice})
+    for module in (cuda, cuda_arrays):
+        monkeypatch.setattr(module, "import_cupy", lambda: fake)
+    monkeypatch.setattr(cuda, "device_present", lambda: True)
+    return fake
+
+
+def floats(aligned: bool = True) -> np.ndarray:
+    array = aligned_empty((9,), np.dtype(np.float32))[0 if aligned else 1 :][:8]
+    array[...] = np.arange(8)
+    return array
+
+
+def test_launches_run_in_order_on_the_current_stream(cupy: FakeCupy) -> None:
+    module = CudaModule(COMPILED)
+    for _ in range(2):
+        result = module.run({"A": FakeArray(floats())})["C"]
+        assert isinstance(result, FakeArray)
+        assert np.array_equal(result.numpy, 2 * floats())
+    once = [
+        ("memset", 32, 77),
+        ("accumulate", (1, 1, 1), (8, 1, 1), 60_000, 77),
+        ("twice", (2, 1, 1), (4, 1, 1), 0, 77),
+    ]
+    # More than 48 KiB of shared memory is asked for, once, when the module is loaded.
+    assert cupy.calls == [("attribute", "accumulate", 8, 60_000), *once, *once]
+
+
+def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same stream, in order, with the addresses of this call's arrays, workspace among them."""
+    given: list[dict[str, int]] = []
+
+    class Driver:
+        def parameters(self, launch: LaunchSpec, memory: dict[str, int]) -> tuple[str, ...]:
+            given.append(dict(memory))
+            return tuple(view.symbol for view in launch.maps)
+
+        def launch(self, function: str, launch: LaunchSpec, parameters: tuple[str, ...], stream: int) -> None:
+            cupy.calls.append((function, launch.grid, launch.cluster, parameters, stream))
+            twice(given[-1]["w"], given[-1]["c"])
+
+    monkeypatch.setattr(cuda, "driver", Driver)
+    view = TensorMap("view", "w", DType.FLOAT32, MapMode.TILED, (8,), (), (8,), (1,))
+    last = dataclasses.replace(LAUNCHES[1], maps=(view,), cluster=2)
+    compiled = dataclasses.replace(COMPILED, source=dataclasses.replace(COMPILED.source, launches=(LAUNCHES[0], last)))
+    call = CudaModule(compiled).bound({"A": FakeArray(floats())})
+    for _ in range(2):
+        call()
+    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+    assert len(given) == 1  # encoded once for all calls
+    assert set(given[0]) == {"a", "w", "c"}
+    once = [("memset", 32, 77), ("accumulate", (1, 1, 1), (8, 1, 1), 60_000, 77),
+            ("twice", (2, 1, 1), 2, ("view",), 77)]  # fmt: skip
+    assert cupy.calls[1:] == [*once, *once]
+
+
+@pytest.mark.parametrize("kind", ["in place", "strided", "unaligned", "same as the input"])
+def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
+    a = FakeArray(floats())
+    target = {
+        "in place": FakeArray(floats()),
+        "strided": FakeArray(np.zeros(16, np.float32)[::2]),
+        "unaligned": FakeArray(floats(aligned=False)),
+        "same as the input": a,
+    }[kind]
+    call = CudaModule(COMPILED).bound({"A": a}, {"C": target})
+    call()
+    assert call.finish()["C"] is target
+    assert np.array_equal(target.numpy, 2 * floats())
+
+
+@pytest.mark.parametrize(
+    "array", [floats(aligned=False), np.repeat(floats(), 2)[::2], floats()[::-1].copy()[::-1]], ids=str
+)
+def test_other_inputs_are_copied(cupy: FakeCupy, array: np.ndarray) -> None:
+    assert np.array_equal(CudaModule(COMPILED).run({"A": FakeArray(array)})["C"].numpy, 2 * array)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "out", "code"),
+    [
+        ({"A": np.zeros(8, np.float32)}, None, "not-an-array"),
+        ({"A": [0.0] * 8}, None, "not-an-array"),
+        ({"A": FakeArray(np.zeros(8))}, None, "dtype-mismatch"),
+        ({"A": FakeArray(np.zeros(7, np.float32))}, None, "shape-mismatch"),
+        ({}, None, "missing-argument"),
+        ({"A": FakeArray(floats()), "B": FakeArray(floats())}, None, "unknown-argument"),
+        ({"A": FakeArray(floats())}, {"D": FakeArray(floats())}, "unknown-output"),
+        ({"A": FakeArray(floats())}, {"C": FakeArray(floats(), device=1)}, "mixed-arrays"),
+        ({"A": FakeArray(floats())}, {"C": np.zeros(8, np.float32)}, "not-an-array"),
+    ],
+)
+def test_arrays_that_do_not_fit(cupy: FakeCupy, arrays: Any, out: Any, code: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        CudaModule(COMPILED).run(arrays, out)
+    assert raised.value.code == code
+    assert cupy.calls == []
+
+
+def test_what_the_driver_refuses_is_a_launch_error(cupy: FakeCupy) -> None:
+    cupy.refuse = True
+    with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+
+
+def test_arrays_that_do_not_fit_into_memory_are_a_launch_error(cupy: FakeCupy) -> None:
+    cupy.full = True
+    with pytest.raises(LaunchError) as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "out-of-memory"
+    with pytest.raises(LaunchError) as raised:
+        placed({"A": floats()})
+    assert raised.value.code == "out-of-memory"
+
+
+def test_placed_arrays_have_every_type_and_come_back(cupy: FakeCupy) -> None:
+    result = CudaModule(COMPILED).run(placed({"A": floats()}))["C"]
+    assert isinstance(result, DeviceBytes)
+    assert np.array_equal(result.numpy(), 2 * floats())
+    for dtype in DType:
+        values = np.arange(6).reshape(3, 2).astype(numpy_dtype(dtype))
+        one = placed({"x": values, "y": values.T})["y"]
+        back = one.numpy()
+        assert back.dtype == values.dtype
+        assert np.array_equal(back, values.T)
+        view = ByteArrays(cupy).view(one)
+        assert (view.shape, view.strides) == ((2, 3), (3 * dtype.bytes, dtype.bytes))
+        made = ByteArrays(cupy).empty((4, 5), dtype, 0)
+        assert made.array.raw.shape == (20 * dtype.bytes,)
+
+
+def test_placed_outputs_that_overlap_an_input_are_written_afterwards(cupy: FakeCupy) -> None:
+    a = placed({"A": floats()})["A"]
+    result = CudaModule(COMPILED).run({"A": a}, {"C": a})["C"]
+    assert result is a
+    assert np.array_equal(a.numpy(), 2 * floats())
+
+
+def test_times_are_of_calls_that_the_device_replays(cupy: FakeCupy) -> None:
+    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    cupy.calls.clear()
+    assert call.stopwatch(call, 2) == pytest.approx(2 * 3e-3)  # a memset and two launches, of 1 ms each
+    assert len(cupy.calls) == 2 * 2 * 3  # all of them once before, to warm up
+    assert {entry[-1] for entry in cupy.calls} == {FakeStream.ptr}
+    call.stopwatch(call, 2)
+    assert len(cupy.streams) == 1  # recorded once for as many calls
+    measured = measure(call, device_name="a stand-in")
+    assert measured.min_s == pytest.approx(3e-3)
+    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+
+
+def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
+    module = CudaModule(COMPILED)
+    calls = [module.bound({"A": FakeArray(floats() + i)}) for i in range(2)]
+    assert Replay(cupy, calls, 3).seconds() == pytest.approx(9e-3)
+    for i, call in enumerate(calls):
+        assert np.array_equal(call.finish()["C"].numpy, 2 * (floats() + i))
+
+
+def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
+    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    cupy.refuse = True
+    with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
+        call.stopwatch(call, 1)
+    assert [stream.recorded for stream in cupy.streams] == [None]
+
+
+def test_another_device_is_refused_before_loading(cupy: FakeCupy) -> None:
+    cupy._capability = "90"
+    with pytest.raises(LaunchError, match="is for sm_80; device 0 is sm_90") as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "wrong-device"
+
+
+def test_without_a_device_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "device_present", lambda: False)
+    with pytest.raises(LaunchError, match="no NVIDIA device") as raised:
+        CudaModule(COMPILED).run({"A": FakeArray(floats())})
+    assert raised.value.code == "no-device"
+
+
+def test_a_driver_that_is_missing_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
+    assert cuda.device_count() == 0
+
+
+def test_only_cuda_is_loaded() -> None:
+    source = KernelSource("k", Language.C, Arch("x86-64-v", 3), "", (), ())
+    with pytest.raises(InvariantError, match="not CUDA"):
+        CudaModule(CompiledKernel(source, b"", "", ()))
+
+
+def test_results_reach_other_libraries_by_dlpack_after_the_launch(cupy: FakeCupy) -> None:
+    handed: list[np.ndarray] = []
+
+    class Foreign:
+        def __init__(self, array: np.ndarray) -> None:
+            self.inner = FakeArray(array)
+
+        def __dlpack__(self) -> None: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __array_namespace__(self) -> Any:
+            return types.SimpleNamespace(from_dlpack=lambda array: handed.append(array.numpy.copy()) or "foreign")
+
+    Foreign.__module__ = "jaxlike"
+    cupy.from_dlpack = lambda array: array.inner  # type: ignore[attr-defined] # the part of CuPy that it stands for
+    assert CudaModule(COMPILED).run({"A": Foreign(floats())}) == {"C": "foreign"}
+    assert np.array_equal(handed[0], 2 * floats())
+    with pytest.raises(ArgumentError, match="cannot be written in place"):
+        CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": Foreign(floats())})
+    with pytest.raises(ArgumentError, match="several libraries: cupy, jaxlike"):
+        CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": FakeArray(floats())})
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        (Arch("sm_", 80), (8, 0), True),
+        (Arch("sm_", 80), (8, 6), True),
+        (Arch("sm_", 86), (8, 0), False),
+        (Arch("sm_", 80), (9, 0), False),
+        (Arch("sm_", 90, "a"), (9, 0), True),
+        (Arch("sm_", 100, "a"), (10, 3), False),
+        (Arch("sm_", 120), (12, 1), True),
+    ],
+)
+def test_where_a_cubin_runs(arch: Arch, capability: tuple[int, int], runs: bool) -> None:
+    assert runs_on(arch, capability) is runs
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 4)), np.zeros((3, 4))[::-1, ::2], np.zeros((1, 4)).T, np.zeros(())])
+def test_spans_cover_what_is_touched(array: np.ndarray) -> None:
+    address = array.__array_interface__["data"][0]
+    view = DeviceArray(array, address, "float64", array.shape, array.strides, 0)
+    touched = [
+        address + sum(i * s for i, s in zip(index, array.strides, strict=True)) for index in np.ndindex(array.shape)
+    ]
+    assert view.span(8) == (min(touched), max(touched) + 8)

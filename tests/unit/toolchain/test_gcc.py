@@ -1,0 +1,130 @@
+"""C text → shared object: what is compiled, what is refused, what is limited."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from pathlib import Path
+
+import pytest
+from reference_kernels import HOST, add, row_sums_doubled
+
+from roller_svc import toolchain
+from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.kernel import Language, Resources
+from roller_svc.toolchain import gcc
+from roller_svc.toolchain.limits import LOG_CHARACTERS, CompileLimits, shortened
+
+# Preprocessing this takes longer than a machine lasts: 2^40 expansions.
+ENDLESS = "#define A0 0,\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 41)) + "int x[] = {A40};\n"
+HUGE = "char x[1u << 30] = {1};\nvoid add(void) {}\n"
+
+
+def test_a_kernel_becomes_a_shared_object() -> None:
+    compiled = toolchain.compile_source(row_sums_doubled())
+    assert compiled.binary[:4] == b"\x7fELF"
+    assert compiled.resources == (Resources(), Resources())
+    assert compiled.compile_seconds > 0
+
+
+def test_the_same_text_gives_the_same_bytes() -> None:
+    assert gcc.compile_c(add()).binary == gcc.compile_c(add()).binary
+
+
+def test_what_the_compiler_says_is_kept() -> None:
+    broken = dataclasses.replace(add(), text="void add(void) { return missing; }\n")
+    with pytest.raises(CompileError, match="'missing' undeclared") as raised:
+        gcc.compile_c(broken)
+    assert "kernel.c:1" in raised.value.log
+
+
+def test_time_is_limited() -> None:
+    with pytest.raises(KernelTimeoutError) as raised:
+        gcc.compile_c(dataclasses.replace(add(), text=ENDLESS), CompileLimits(timeout_s=0.5))
+    assert raised.value.code == "compile-timeout"
+
+
+def test_memory_is_limited() -> None:
+    with pytest.raises(CompileError):
+        gcc.compile_c(dataclasses.replace(add(), text=ENDLESS), CompileLimits(memory_bytes=128 << 20))
+
+
+def test_the_size_of_files_is_limited() -> None:
+    with pytest.raises(CompileError):
+        gcc.compile_c(dataclasses.replace(add(), text=HUGE), CompileLimits(file_bytes=1 << 20))
+
+
+def test_options_that_change_the_process_that_loads_are_refused() -> None:
+    with pytest.raises(InvariantError, match="-ffast-math"):
+        gcc.compile_c(add(options=("-ffast-math",)))
+
+
+def test_a_compiler_may_be_named() -> None:
+    assert gcc.compile_c(add(), cc="gcc -fno-inline").binary
+    with pytest.raises(ToolchainMissingError, match="no-such-cc"):
+        gcc.compile_c(add(), cc="no-such-cc")
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcc.shutil, "which", lambda _: None)
+    with pytest.raises(ToolchainMissingError, match="apt install gcc"):
+        gcc.compile_c(add())
+
+
+def test_a_cross_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcc.shutil, "which", lambda _: None)
+    foreign = Arch("armv", 8) if platform.machine() == "x86_64" else Arch("x86-64-v", 3)
+    with pytest.raises(ToolchainMissingError, match="linux-gnu-gcc is not installed"):
+        gcc.compile_c(dataclasses.replace(add(), arch=foreign))
+
+
+def test_c_is_for_processors_only() -> None:
+    with pytest.raises(ToolchainMissingError, match="not on sm_80"):
+        gcc.compile_c(dataclasses.replace(add(), arch=Arch("sm_", 80)))
+
+
+def test_hip_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcc.shutil, "which", lambda _: None)
+    hip = dataclasses.replace(add(), language=Language.HIP, arch=Arch("gfx", 0x906))
+    with pytest.raises(ToolchainMissingError, match="hipcc"):
+        toolchain.compile_source(hip)
+
+
+def test_versions_name_the_compiler() -> None:
+    assert toolchain.versions()["cc"] in toolchain.tool_version(Language.C, HOST)
+    assert "cc" not in toolchain.versions(cc="no-such-cc")
+
+
+def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> tuple[int, str]:
+        raise KernelTimeoutError("gcc ran longer than 10 s", code="compile-timeout")
+
+    monkeypatch.setattr(gcc, "run_confined", late)
+    gcc.compiler_version.cache_clear()
+    gcc.binutils_versions.cache_clear()
+    with pytest.raises(ToolchainMissingError, match="gcc --version does not end"):
+        gcc.compiler_version(("/usr/bin/gcc",))
+    assert not {"cc", "as", "ld"} & set(toolchain.versions())
+    assert gcc.binutils_versions(("/usr/bin/gcc",)) == ()
+    gcc.binutils_versions.cache_clear()
+
+
+def test_the_compiler_says_which_assembler_and_linker_it_runs(tmp_path: Path) -> None:
+    compiler = tmp_path / "gcc"
+    for name, script in {
+        "gcc": f'echo "{tmp_path}/${{1#-print-prog-name=}}"',
+        "as": "echo GNU assembler 2.99; echo more",
+        "ld": "exit 1",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    assert gcc.binutils_versions((str(compiler),)) == (("as", "GNU assembler 2.99"),)
+
+
+def test_long_logs_lose_their_middle() -> None:
+    log = "a" * LOG_CHARACTERS + "b" * LOG_CHARACTERS
+    assert len(shortened(log)) < LOG_CHARACTERS + 100
+    assert shortened(log)[0] == "a"
+    assert shortened(log)[-1] == "b"
+    assert shortened("short") == "short"

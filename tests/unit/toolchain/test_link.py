@@ -1,0 +1,105 @@
+"""A program linked out of a text with several: the functions that were measured, and no others."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roller_svc.bench.model.candidate_plans import trial_plans
+from roller_svc.compiler.lower_and_emit import generate, generate_together
+from roller_svc.errors import CompileError
+from roller_svc.frontend.lang import parse
+from roller_svc.hardware import load
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorType
+from roller_svc.runtime.cpu import CpuModule
+from roller_svc.toolchain import compile_together, link_alone
+
+HW = load("cpu-x86-avx2")
+# With panels that each thread has for itself.
+PROGRAM = parse("y[i, j] +=! a[i, k] * b[k, j]", dict.fromkeys("ab", TensorType(DType.FLOAT32, (300, 300))))
+FOUND = trial_plans(PROGRAM, HW, 4, 0, "")
+
+
+@pytest.fixture(scope="module")
+def together() -> tuple[CompiledKernel, tuple[KernelSource, ...]]:
+    sources = generate_together(FOUND.ranked, PROGRAM, FOUND.groups, HW)
+    return compile_together(sources[0]), sources
+
+
+def alone(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]) -> CompiledKernel:
+    """The plan of that number, linked."""
+    whole, sources = together
+    source = generate(FOUND.ranked[number], PROGRAM, FOUND.groups, HW)
+    linked = link_alone(dataclasses.replace(whole, source=sources[number]), source)
+    assert linked is not None
+    return linked
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_each_program_computes_what_is_asked(
+    number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]
+) -> None:
+    rng = np.random.default_rng(number)
+    a, b = (rng.standard_normal((300, 300)).astype(np.float32) for _ in range(2))
+    found = CpuModule(alone(number, together)).run({"a": a, "b": b})
+    np.testing.assert_allclose(found["y"], a @ b, rtol=1e-4, atol=1e-3)
+
+
+def test_only_its_own_functions_are_there(
+    together: tuple[CompiledKernel, tuple[KernelSource, ...]], tmp_path: Path
+) -> None:
+    linked, (whole, _) = alone(1, together), together
+    path = tmp_path / "kernel.so"
+    path.write_bytes(linked.binary)
+    names = [launch.name for launch in linked.source.launches]
+    assert all(hasattr(ctypes.CDLL(str(path)), name) for name in names)
+    listed = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout
+    assert "choice0_" not in listed
+    assert len(linked.binary) < len(whole.binary)
+
+
+def test_a_thread_has_no_more_room_than_the_program_needs(
+    together: tuple[CompiledKernel, tuple[KernelSource, ...]],
+) -> None:
+    """Panels of the plan with the largest would else be cleared in every thread, whichever plan was chosen."""
+    whole, sources = together
+    lost = dataclasses.replace(sources[0], rooms="_Thread_local char private_rooms[64];")
+    linked = link_alone(dataclasses.replace(whole, source=sources[0]), lost)
+    assert linked is not None
+    assert thread_bytes(linked) == 64
+    assert thread_bytes(whole) > 10_000
+
+
+def thread_bytes(compiled: CompiledKernel) -> int:
+    """Of the segment of thread-local storage (ELF-64: type 7, its size in memory 40 bytes on)."""
+    header = compiled.binary
+    table, size, count = (int.from_bytes(header[at : at + n], "little") for at, n in ((32, 8), (54, 2), (56, 2)))
+    entries = (header[table + i * size : table + (i + 1) * size] for i in range(count))
+    return sum(int.from_bytes(e[40:48], "little") for e in entries if int.from_bytes(e[:4], "little") == 7)
+
+
+def test_a_text_whose_functions_are_called_otherwise_is_not_linked(
+    together: tuple[CompiledKernel, tuple[KernelSource, ...]],
+) -> None:
+    whole, sources = together
+    source = generate(FOUND.ranked[0], PROGRAM, FOUND.groups, HW)
+    turned = tuple(dataclasses.replace(launch, args=launch.args[::-1]) for launch in source.launches)
+    there = dataclasses.replace(whole, source=sources[0])
+    assert link_alone(there, dataclasses.replace(source, launches=turned)) is None
+    assert link_alone(dataclasses.replace(there, unlinked=b""), source) is None
+
+
+def test_an_object_that_does_not_link_is_an_error(
+    together: tuple[CompiledKernel, tuple[KernelSource, ...]],
+) -> None:
+    whole, sources = together
+    broken = dataclasses.replace(whole, source=sources[0], unlinked=b"no object")
+    with pytest.raises(CompileError, match="failed"):
+        link_alone(broken, generate(FOUND.ranked[0], PROGRAM, FOUND.groups, HW))
