@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
 from roller_svc import toolchain
-from roller_svc.compiler.artifact import kept, plan_of
-from roller_svc.compiler.backends import emulated, unrunnable
-from roller_svc.compiler.estimates.batch import Item, estimated
+from roller_svc.compiler.artifact import load_plan, package_kernel
+from roller_svc.compiler.backends import load_emulated, reject_load
+from roller_svc.compiler.estimates.batch import Item, estimate_item
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.request import build_request, checked_expression, checked_outputs, checked_top_k
+from roller_svc.compiler.request import build_request, validate_expression, validate_outputs, validate_top_k
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -23,7 +23,7 @@ from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import Roof
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
-from roller_svc.ir.report import Attempt, BuildReport, Plan, RuntimeChoice
+from roller_svc.ir.report import BuildReport, CandidateResult, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.reference.interpreter import reference as interpret
 from roller_svc.runtime.binding import bind, check_names
@@ -55,11 +55,11 @@ class Estimate:
     roofline: tuple[Roof, ...] = ()
 
     @classmethod
-    def of(cls, plan: Plan, roofline: tuple[Roof, ...] = ()) -> Estimate:
+    def from_plan(cls, plan: Plan, roofline: tuple[Roof, ...] = ()) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
         return cls(
-            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.main.program,
+            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.dominant_choice.program,
             plan, roofline,
         )  # fmt: skip
 
@@ -74,8 +74,10 @@ class Candidate:
     error: BuildError | None
 
     @classmethod
-    def of(cls, attempt: Attempt) -> Candidate:
-        return cls(attempt.plan.main.program, Estimate.of(attempt.plan), attempt.measurement, attempt.error)
+    def from_result(cls, result: CandidateResult) -> Candidate:
+        return cls(
+            result.plan.dominant_choice.program, Estimate.from_plan(result.plan), result.measurement, result.error
+        )
 
 
 class Call(Protocol):
@@ -91,7 +93,7 @@ class Runner(Protocol):
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]: ...
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call: ...
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call: ...
 
 
 class Kernel:
@@ -101,7 +103,7 @@ class Kernel:
         self,
         parts: saved.SavedKernel,
         plan: Plan | None,
-        attempts: tuple[Attempt, ...],
+        results: tuple[CandidateResult, ...],
         runtime: RuntimeChoice = RuntimeChoice.AUTO,
     ) -> None:
         self.parts = parts
@@ -116,15 +118,15 @@ class Kernel:
         self.language = parts.compiled.source.language.value
         self.launches: tuple[LaunchSpec, ...] = parts.compiled.source.launches
         self.resources: tuple[Resources, ...] = parts.compiled.resources
-        self.estimate = None if plan is None else Estimate.of(plan)
-        self.program = None if plan is None else plan.main.program
-        self.candidates = tuple(Candidate.of(attempt) for attempt in attempts)
+        self.estimate = None if plan is None else Estimate.from_plan(plan)
+        self.program = None if plan is None else plan.dominant_choice.program
+        self.candidates = tuple(Candidate.from_result(attempt) for attempt in results)
         report = parts.extra.get("report")
         self.report: dict[str, Any] = report if isinstance(report, dict) else {}
 
     @classmethod
-    def of(cls, report: BuildReport) -> Kernel:
-        return cls(kept(report), report.winner.plan, report.attempts, report.request.runtime)
+    def from_report(cls, report: BuildReport) -> Kernel:
+        return cls(package_kernel(report), report.winner.plan, report.results, report.request.runtime)
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
         """The outputs by name. `out` gives arrays to write them to."""
@@ -150,13 +152,13 @@ class Kernel:
             return Prepared(runner.prepare(constants))
         names = self.parts.compiled.source.constants
         check_names("argument", list(names), constants, complete=True)
-        return Prepared(_Held(runner, dict(constants)))
+        return Prepared(_UnpreparedKernel(runner, dict(constants)))
 
     def runner(self) -> Runner:
         """The kernel loaded on its device, or in the emulator, at first use."""
         with self._lock:
             if self._runner is None:
-                self._runner = on_device(self.parts.compiled, self.runtime)
+                self._runner = load_runner(self.parts.compiled, self.runtime)
             return self._runner
 
     def ptx(self) -> str:
@@ -199,19 +201,19 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _UnpreparedKernel:
     """A kernel on a device where nothing is prepared: its constants are given again in every call."""
 
     runner: Runner
     constants: Mapping[str, object]
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        return self.runner.run(self._whole(arrays), out)
+        return self.runner.run(self._with_constants(arrays), out)
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
-        return self.runner.bound(self._whole(arrays), out)
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> Call:
+        return self.runner.bind(self._with_constants(arrays), out)
 
-    def _whole(self, arrays: Mapping[str, object]) -> dict[str, object]:
+    def _with_constants(self, arrays: Mapping[str, object]) -> dict[str, object]:
         if twice := sorted(self.constants.keys() & arrays.keys()):
             raise ArgumentError(f"{twice[0]} is a constant, and is there already", code="unknown-argument")
         return {**arrays, **self.constants}
@@ -244,7 +246,7 @@ def compile(  # a name and options, as docs/api.md has them
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
     )  # fmt: skip
-    return Kernel.of(build_kernel(request))
+    return Kernel.from_report(build_kernel(request))
 
 
 def estimate(
@@ -257,15 +259,15 @@ def estimate(
     allow_tf32: bool = False,
 ) -> dict[str, list[Estimate]]:
     """The model's best plans for every target, best first; no compiler and no device is touched."""
-    count = checked_top_k(top_k)
+    count = validate_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
-    found = estimated(item, targets, count)
-    if twice := [a.spec.id for a in found for b in found if a.spec.id == b.spec.id and a.spec != b.spec]:
-        raise ArgumentError(f"two of the targets are {twice[0]}, which answers are named by", code="invalid-option",
+    estimates = estimate_item(item, targets, count)
+    if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
+        raise ArgumentError(f"two of the targets are {duplicates[0]}, which answers are named by", code="invalid-option",
                             hint="give each spec an id of its own: dataclasses.replace(spec, id=...)")  # fmt: skip
-    return {one.spec.id: [Estimate.of(plan, one.roofline) for plan in one.plans] for one in found}
+    return {each.spec.id: [Estimate.from_plan(plan, each.roofline) for plan in each.plans] for each in estimates}
 
 
 def targets() -> tuple[HardwareSpec, ...]:
@@ -279,7 +281,7 @@ def reference(
     """What the interpreter makes of the arrays: slow, and right by definition."""
     _check_mapping("arrays", arrays)
     types = tensor_types(inputs)
-    program = parse(checked_expression(expression), dict(types), checked_outputs(outputs))
+    program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
     return dict(interpret(program, bind(buffers, arrays).memory))
 
@@ -291,20 +293,20 @@ def load(folder: str | os.PathLike[str]) -> Kernel:
     that is as running another's program.
     """
     parts = saved.load(folder)
-    return Kernel(parts, plan_of(parts), ())
+    return Kernel(parts, load_plan(parts), ())
 
 
-def on_device(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Runner:
+def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Runner:
     """The kernel's runtime with the binary in it; the emulator takes the text."""
     if runtime is RuntimeChoice.EMULATOR:
-        return emulated(compiled)
+        return load_emulated(compiled)
     match compiled.source.language:
         case Language.C:
             return CpuModule(compiled)
         case Language.CUDA:
             return CudaModule(compiled)
         case Language.HIP:
-            return unrunnable(compiled)
+            return reject_load(compiled)
 
 
 def _checked_mappings(
@@ -316,6 +318,6 @@ def _checked_mappings(
     return arrays, out
 
 
-def _check_mapping(what: str, given: object) -> None:
-    if not isinstance(given, Mapping):
-        raise ArgumentError(f"{what} must map names to arrays, not {type(given).__qualname__}", code="not-an-array")
+def _check_mapping(argument: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"{argument} must map names to arrays, not {type(value).__qualname__}", code="not-an-array")

@@ -20,7 +20,7 @@ RollerError(code)
 │   ├── LaunchError               the device refused the kernel
 │   ├── KernelTimeoutError        a compiler or kernel outran its limit
 │   └── WrongAnswerError          the kernel disagrees with the reference
-├── FarmError             ours, transient    HTTP 503
+├── BuildServiceError             ours, transient    HTTP 503
 │   ├── QueueFullError
 │   ├── EstimatesTimeoutError
 │   └── StoreError
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-Some = TypeVar("Some")
+T = TypeVar("T")
 
 
 class RollerError(Exception):
@@ -151,19 +151,19 @@ class WrongAnswerError(BuildError):
     default_code = "wrong-answer"
 
 
-class FarmError(RollerError):
+class BuildServiceError(RollerError):
     default_code = "farm-error"
 
 
-class QueueFullError(FarmError):
+class QueueFullError(BuildServiceError):
     default_code = "queue-full"
 
 
-class EstimatesTimeoutError(FarmError):
+class EstimatesTimeoutError(BuildServiceError):
     default_code = "estimates-timeout"
 
 
-class StoreError(FarmError):
+class StoreError(BuildServiceError):
     default_code = "store-error"
 
 
@@ -171,7 +171,7 @@ class InvariantError(RollerError):
     default_code = "internal"
 
 
-def existing(value: Some | None, what: str) -> Some:
+def require(value: T | None, what: str) -> T:
     """The value of something that other code has made sure of; InvariantError says `what` where there is none."""
     if value is None:
         raise InvariantError(f"there is no {what}")

@@ -99,19 +99,19 @@ def read_settings(**overrides: object) -> Settings:
         raise ArgumentError(f"{name}: {first['msg']}", code="invalid-setting") from failure
 
 
-_in_use: list[Settings] = []
+_current: list[Settings] = []
 
 
 def use(chosen: Settings) -> None:
     """What `settings` gives from now on in this process."""
-    _in_use[:] = [chosen]
+    _current[:] = [chosen]
 
 
 def settings() -> Settings:
     """This process's settings: the environment's at first use, unless others were chosen."""
-    if not _in_use:
+    if not _current:
         use(read_settings())
-    return _in_use[0]
+    return _current[0]
 
 
 def forget_secrets() -> None:

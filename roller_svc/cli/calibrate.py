@@ -34,19 +34,19 @@ def execute(options: argparse.Namespace) -> int:
     common.check_seconds(options)
     if options.output:
         _check_writable(Path(options.output))
-    spec = _calibrated(options.target, options.seconds)
+    spec = _calibrate(options.target, options.seconds)
     if options.output:
         _write(Path(options.output), hardware.yaml_of(spec))
     if options.json:
-        show.as_json(hardware.to_mapping(spec))
+        show.print_json(hardware.to_mapping(spec))
     elif options.output:
-        print(show.table(COLUMNS, _rows(spec)))
+        print(show.format_table(COLUMNS, _rows(spec)))
     else:
         print(hardware.yaml_of(spec), end="")
     return 0
 
 
-def _calibrated(target: str, seconds: float) -> HardwareSpec:
+def _calibrate(target: str, seconds: float) -> HardwareSpec:
     """Of what is detected where the target is this CPU, of a shipped spec with this machine's cores and caches, or of
     an NVIDIA device by its number."""
     if match := _CUDA.fullmatch(target):
@@ -56,32 +56,36 @@ def _calibrated(target: str, seconds: float) -> HardwareSpec:
         return calibration.calibrated(hardware.detect_local(), seconds=seconds)
     spec = hardware.load(target)
     calibration.check_present(spec)
-    here = calibration.on_this_machine(spec) if spec.family is Family.CPU else spec
-    return calibration.calibrated(here, seconds=seconds)
+    spec_here = calibration.on_this_machine(spec) if spec.family is Family.CPU else spec
+    return calibration.calibrated(spec_here, seconds=seconds)
 
 
 def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:
-    for one in spec.measured:
-        if one.figure is not None:
-            yield (one.figure, one.unit, *(f"{value:.4g}" for value in (one.quiet, one.min, one.median, one.max)))
+    for measured in spec.measured:
+        if measured.figure is not None:
+            yield (
+                measured.figure,
+                measured.unit,
+                *(f"{value:.4g}" for value in (measured.quiet, measured.min, measured.median, measured.max)),
+            )
 
 
 def _check_writable(path: Path) -> None:
     """Before anything is measured."""
-    with _beside(path) as part:
+    with _temporary_sibling(path) as part:
         part.touch(exist_ok=False)
 
 
 def _write(path: Path, text: str) -> None:
     """All of it or nothing."""
-    with _beside(path) as part:
+    with _temporary_sibling(path) as part:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     print(f"wrote {path}", file=sys.stderr)
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _temporary_sibling(path: Path) -> Iterator[Path]:
     """A name in the same folder, nothing of which stays. Raises ArgumentError (unwritable-file) for what the system
     refuses meanwhile."""
     part = path.parent / f".roller-{os.getpid()}.part"

@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    server = common.server_of(options)
-    kernel = remote.kernel(options, server) if server else built(options)
-    facts = facts_of(kernel)
+    server = common.server_url(options)
+    kernel = remote.kernel(options, server) if server else build_locally(options)
+    facts = kernel_facts(kernel)
     listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
     if options.save:
         folder = kernel.save(options.save)
@@ -35,7 +35,7 @@ def execute(options: argparse.Namespace) -> int:
             (folder / f"kernel.{kind}").write_text(listing, encoding="utf-8")
         facts["saved"] = options.save
     if options.json:
-        show.as_json(facts | {"source": kernel.source} | listings)
+        show.print_json(facts | {"source": kernel.source} | listings)
         return 0
     print(summary(facts))
     for text in ([kernel.source] if options.source else []) + list(listings.values()):
@@ -43,12 +43,12 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def built(options: argparse.Namespace) -> Kernel:
+def build_locally(options: argparse.Namespace) -> Kernel:
     """The kernel, built in this process."""
-    return Kernel.of(build_kernel(common.request_of(options)))
+    return Kernel.from_report(build_kernel(common.parse_request(options)))
 
 
-def facts_of(kernel: Kernel) -> dict[str, Any]:
+def kernel_facts(kernel: Kernel) -> dict[str, Any]:
     return kernel_json(
         kernel.parts.compiled,
         {
@@ -66,15 +66,15 @@ def summary(facts: dict[str, Any]) -> str:
         f"{facts['digest']}",
         facts["expression"],
         f"for {facts['target']}, {facts['language']}:",
-        show.launches(facts),
+        show.format_launches(facts),
     ]
     estimate = facts["estimate"]
     if estimate:
         lines.append(
-            f"estimate: {show.duration(estimate['seconds'])}, bound by {estimate['bound']} ({show.stages(estimate)})"
+            f"estimate: {show.format_seconds(estimate['seconds'])}, bound by {estimate['bound']} ({show.format_stages(estimate)})"
         )
     if facts["candidates"]:
-        if revised := show.as_compiled(facts["candidates"][0]):
+        if revised := show.format_compiled_estimate(facts["candidates"][0]):
             lines.append(revised)
         lines += ["", candidates_table(facts["candidates"])]
     lines += [f"note: {note}" for note in facts["notes"]]
@@ -85,14 +85,16 @@ def summary(facts: dict[str, Any]) -> str:
 
 def candidates_table(attempts: list[dict[str, Any]]) -> str:
     """The candidates, best first: estimated, measured, tiles; where kernels differ in what they compute, that too."""
-    made = [", ".join(group["as"] for group in attempt.get("groups", ())) for attempt in attempts]
-    differ = len(set(made)) > 1
+    kernels_by_plan = [", ".join(group["as"] for group in attempt.get("groups", ())) for attempt in attempts]
+    kernels_differ = len(set(kernels_by_plan)) > 1
     rows = []
-    for number, (attempt, kernels) in enumerate(zip(attempts, made, strict=True), 1):
+    for number, (attempt, kernels) in enumerate(zip(attempts, kernels_by_plan, strict=True), 1):
         plan, measured, error = attempt["plan"], attempt["measurement"], attempt["error"]
-        outcome = show.duration(measured["min_s"]) if measured else error["code"] if error else "-"
+        result = show.format_seconds(measured["min_s"]) if measured else error["code"] if error else "-"
         rows.append(
-            (number, show.duration(plan["seconds"]), outcome, plan["bound"], plan["unit"],
-             *([kernels] if differ else []), show.plan_tiles(plan))
+            (number, show.format_seconds(plan["seconds"]), result, plan["bound"], plan["unit"],
+             *([kernels] if kernels_differ else []), show.format_plan_tiles(plan))
         )  # fmt: skip
-    return show.table(("", "estimated", "measured", "bound", "unit", *(["kernels"] if differ else []), "tiles"), rows)
+    return show.format_table(
+        ("", "estimated", "measured", "bound", "unit", *(["kernels"] if kernels_differ else []), "tiles"), rows
+    )

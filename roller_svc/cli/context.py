@@ -6,5 +6,5 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Texts:
+class CommandContext:
     expression: str = ""

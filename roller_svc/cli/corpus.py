@@ -13,16 +13,16 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import progress
 from roller_svc.cli.journal import Journal
-from roller_svc.compiler.request import checked_tiles, one_of
+from roller_svc.compiler.request import parse_enum, validate_tiles
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
-from roller_svc.farm.workers import spread
+from roller_svc.farm.workers import map_unordered
 from roller_svc.ir.constraints import KernelFamily
 from roller_svc.settings import settings
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run, Task
 
-BAD_SHOWN = 40
+MAX_FAILURES_SHOWN = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,41 +46,41 @@ def execute(options: argparse.Namespace) -> int:
     if options.races and not options.emulate:
         raise ArgumentError("--races is for emulated kernels: --emulate --races", code="invalid-option")
     run = _run(options)
-    text = common.text_file(options.file)
+    text = common.read_text_file(options.file)
     try:
         document = json.loads(text)
     except ValueError as failure:
         raise ArgumentError(f"{options.file} is not JSON: {failure}", code="invalid-corpus") from failure
-    cases = corpus.cases_of(document, small=options.small, every=options.every)
-    began = time.monotonic()
+    cases = corpus.parse_cases(document, small=options.small, every=options.every)
+    start = time.monotonic()
     journal = Journal(settings().store / "corpus" / f"{_run_id(options, run, text)}.jsonl", keep=options.resume)
     done = {row["id"]: Row(**row) for row in journal.rows()}
-    left = [case for case in cases if case.id not in done]
-    tasks = corpus.tasks_of(left, run)
-    for rows in progress.shown(_judged(tasks, options), len(tasks), options.target):
+    pending = [case for case in cases if case.id not in done]
+    tasks = corpus.group_tasks(pending, run)
+    for rows in progress.show_progress(_run_tasks(tasks, options), len(tasks), options.target):
         journal.add(row.as_json() for row in rows)
         done |= {row.id: row for row in rows}
-    found = [done[case.id] for case in cases]
-    totals = corpus.summary(found) | {"target": options.target, "seconds": time.monotonic() - began}
+    rows_in_order = [done[case.id] for case in cases]
+    totals = corpus.summarize(rows_in_order) | {"target": options.target, "seconds": time.monotonic() - start}
     journal.drop()
     if options.json:
-        show.as_json({"cases": [row.as_json() for row in found], "summary": totals})
+        show.print_json({"cases": [row.as_json() for row in rows_in_order], "summary": totals})
     else:
-        print(_report(found, totals))
+        print(_report(rows_in_order, totals))
     return 1 if totals["wrong"] or totals["error"] else 0
 
 
-def _judged(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Row, ...]]:
+def _run_tasks(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Row, ...]]:
     """Rows as they come, one task after the other in each of the worker processes."""
-    for task, answer in spread(corpus.judge, tasks, options.jobs, options.timeout):
-        yield corpus.failed(task, answer) if isinstance(answer, RollerError) else answer
+    for task, result in map_unordered(corpus.verify_task, tasks, options.jobs, options.timeout):
+        yield corpus.failed_rows(task, result) if isinstance(result, RollerError) else result
 
 
 def _run(options: argparse.Namespace) -> Run:
     return Run(
         options.target, options.emulate, options.seeds, options.races,
-        None if options.family is None else one_of(KernelFamily, "family", options.family),
-        checked_tiles(common.tiles_of(options)),
+        None if options.family is None else parse_enum(KernelFamily, "family", options.family),
+        validate_tiles(common.parse_tiles(options)),
     )  # fmt: skip
 
 
@@ -91,17 +91,17 @@ def _run_id(options: argparse.Namespace, run: Run, text: str) -> str:
 
 
 def _report(rows: list[Row], totals: corpus.Json) -> str:
-    bad = [row for row in rows if row.status != "ok"]
-    lines = [f"{row.status:8} {row.id:40} {row.cls:18} {row.detail[:150]}" for row in bad[:BAD_SHOWN]]
-    if len(bad) > BAD_SHOWN:
-        lines.append(f"... and {len(bad) - BAD_SHOWN} more (--json has them all)")
-    counts = ", ".join(f"{totals[status]} {status}" for status in corpus.RANK)
+    failures = [row for row in rows if row.status != "ok"]
+    lines = [f"{row.status:8} {row.id:40} {row.cls:18} {row.detail[:150]}" for row in failures[:MAX_FAILURES_SHOWN]]
+    if len(failures) > MAX_FAILURES_SHOWN:
+        lines.append(f"... and {len(failures) - MAX_FAILURES_SHOWN} more (--json has them all)")
+    counts = ", ".join(f"{totals[status]} {status}" for status in corpus.STATUS_ORDER)
     spilled = f", {totals['spilled']} spilled" if totals["spilled"] else ""
     families = ", ".join(f"{count} {name}" for name, count in totals["kernels"]["family"].items())
     if families:
         lines.append(f"kernels of the cases that are ok: {families}")
     lines.append(
         f"{totals['cases']} cases on {totals['target']}: {counts} ({totals['ok_share']:.1%} ok){spilled};"
-        f" compile median {show.duration(totals['compile_median_s'])}; {totals['seconds']:.0f} s in all"
+        f" compile median {show.format_seconds(totals['compile_median_s'])}; {totals['seconds']:.0f} s in all"
     )
     return "\n".join(lines)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli.compile import candidates_table
-from roller_svc.cli.explain import steps_table
-from roller_svc.compiler.artifact import kept
+from roller_svc.cli.explain import format_steps
+from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.serialize import Json, report_json
@@ -21,11 +21,11 @@ from roller_svc.errors import RollerError, WrongAnswerError
 from roller_svc.ir.report import BuildReport
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.measure import measure
-from roller_svc.verify.run_and_verify import Arrays, judged, prepared
+from roller_svc.verify.run_and_verify import Arrays, load_kernel, verify_results
 
 GPU = "nvidia-h200-sxm"
 FOLDER = Path("build/demo")
-STEPS_A_LEVEL = 6
+STEPS_PER_LEVEL = 6
 
 MATMUL = """\
 C[m, n] +=! A[m, k] * B[k, n];
@@ -38,7 +38,7 @@ Y[n, f, ho, wo] +=! X[n, c, ho + kh - 1, wo + kw - 1]
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class DemoProgram:
     """One program of the demonstration."""
 
     title: str
@@ -46,13 +46,13 @@ class Show:
     inputs: dict[str, tuple[str, tuple[int, ...]]]
 
 
-SHOWS = (
-    Show(
+PROGRAMS = (
+    DemoProgram(
         "matmul + bias + GELU, 512 × 512 × 512",
         MATMUL,
         {"A": ("float32", (512, 512)), "B": ("float32", (512, 512)), "bias": ("float32", (512,))},
     ),
-    Show(
+    DemoProgram(
         "3 × 3 convolution, 64 → 64 channels, 56 × 56",
         CONV,
         {"X": ("float32", (1, 64, 56, 56)), "W": ("float32", (64, 64, 3, 3))},
@@ -61,52 +61,54 @@ SHOWS = (
 
 
 def main() -> int:
-    for one in SHOWS:
-        _on_this_cpu(one)
-    _for_a_gpu(SHOWS[0])
+    for one in PROGRAMS:
+        _run_on_cpu(one)
+    _build_for_gpu(PROGRAMS[0])
     return 0
 
 
-def _on_this_cpu(one: Show) -> None:
-    report = build_kernel(build_request(one.expression, one.inputs, target="local", top_k=10, select="measure"))
+def _run_on_cpu(program: DemoProgram) -> None:
+    report = build_kernel(build_request(program.expression, program.inputs, target="local", top_k=10, select="measure"))
     facts = report_json(report)
     arrays = random_inputs(report.program, seed=0)
-    trial = prepared(kept(report).compiled, arrays)
-    verdict = judged(report.program, arrays, trial.results(), allow_tf32=False)
-    if not verdict.ok:
-        raise WrongAnswerError(f"{one.title}: {verdict.detail}")
-    ours_s = trial.timed().median_s
-    theirs_s = measure(lambda: _in_numpy(arrays), budget_s=0.5).median_s
-    _print_story(one, report, facts)
+    kernel = load_kernel(package_kernel(report).compiled, arrays)
+    agreement = verify_results(report.program, arrays, kernel.results(), allow_tf32=False)
+    if not agreement.ok:
+        raise WrongAnswerError(f"{program.title}: {agreement.detail}")
+    kernel_s = kernel.measure().median_s
+    numpy_s = measure(lambda: _run_numpy(arrays), budget_s=0.5).median_s
+    _print_report(program, report, facts)
     work = report.program.flops / 1e9
-    print(f"\nours  {show.duration(ours_s):>8}  {work / ours_s:7.1f} GFLOP/s")
-    print(f"numpy {show.duration(theirs_s):>8}  {work / theirs_s:7.1f} GFLOP/s")
-    print(f"largest error against the reference: {verdict.max_abs_error:.3g}\n")
+    print(f"\nours  {show.format_seconds(kernel_s):>8}  {work / kernel_s:7.1f} GFLOP/s")
+    print(f"numpy {show.format_seconds(numpy_s):>8}  {work / numpy_s:7.1f} GFLOP/s")
+    print(f"largest error against the reference: {agreement.max_abs_error:.3g}\n")
 
 
-def _print_story(one: Show, report: BuildReport, facts: dict[str, object]) -> None:
-    print(f"=== {one.title}, on {report.hardware.name}\n\n{one.expression}\n\nConstruction:")
+def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, object]) -> None:
+    print(f"=== {program.title}, on {report.hardware.name}\n\n{program.expression}\n\nConstruction:")
     constructions, attempts = facts["constructions"], facts["attempts"]
     assert isinstance(constructions, list)
     assert isinstance(attempts, list)
     for construction in constructions:
-        print(steps_table(_some_of(construction["trace"])))
+        print(format_steps(_first_steps(construction["trace"])))
         print(f"... {construction['tiles_visited']} tiles visited, {construction['programs']} programs found")
     print(f"\nThe best {len(attempts)}, by measured time:\n{candidates_table(attempts)}")
     for note in report.notes:
         print(f"note: {note}")
 
 
-def _some_of(trace: list[Json]) -> list[Json]:
+def _first_steps(trace: list[Json]) -> list[Json]:
     """The first steps on each level: the whole trace is what `roller explain` shows."""
     levels = dict.fromkeys(step["level"] for step in trace)
-    return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_A_LEVEL]]
+    return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_PER_LEVEL]]
 
 
-def _for_a_gpu(one: Show) -> None:
-    kernel = Kernel.of(build_kernel(build_request(one.expression, one.inputs, target=GPU, top_k=1, select="model")))
+def _build_for_gpu(program: DemoProgram) -> None:
+    kernel = Kernel.from_report(
+        build_kernel(build_request(program.expression, program.inputs, target=GPU, top_k=1, select="model"))
+    )
     folder = kernel.save(FOLDER / GPU)
-    print(f"=== {one.title}, for {GPU}, which need not be here")
+    print(f"=== {program.title}, for {GPU}, which need not be here")
     for launch, used in zip(kernel.launches, kernel.resources, strict=True):
         print(
             f"{launch.name}: grid {launch.grid}, block {launch.block}, {used.registers_per_thread} registers,"
@@ -115,7 +117,7 @@ def _for_a_gpu(one: Show) -> None:
     print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
-def _in_numpy(arrays: Arrays) -> NDArray[np.float32]:
+def _run_numpy(arrays: Arrays) -> NDArray[np.float32]:
     """The same in numpy: matmul and tanh-free GELU, or im2col and matmul."""
     if "X" in arrays:
         return _convolution(arrays["X"], arrays["W"])

@@ -12,19 +12,19 @@ from roller_svc.frontend.lang import render
 LOG_LINES = 40
 
 
-def tell(error: RollerError, expression: str, *, as_json: bool) -> None:
-    print(rendered(error, expression), file=sys.stderr)
+def print_error(error: RollerError, expression: str, *, as_json: bool) -> None:
+    print(render_error(error, expression), file=sys.stderr)
     if as_json:
-        show.as_json({"error": error_json(error)})
+        show.print_json({"error": error_json(error)})
 
 
-def rendered(error: RollerError, expression: str) -> str:
+def render_error(error: RollerError, expression: str) -> str:
     """What a terminal shows: with the place in the expression, or the end of what the compiler said."""
     match error:
         case SpecError():  # its lines are those of the spec, which the message names
-            place = "" if error.line is None else f"line {error.line}, column {error.column}: "
+            location = "" if error.line is None else f"line {error.line}, column {error.column}: "
             hint = f"\nhint: {error.hint}" if error.hint else ""
-            return f"error: {place}{error.code}: {error.message}{hint}"
+            return f"error: {location}{error.code}: {error.message}{hint}"
         case InputError():
             return f"error: {render(error, expression)}"
         case CompileError() if error.log:

@@ -9,15 +9,15 @@ from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
-from roller_svc.client.client import error_of
-from roller_svc.client.schemas import EstimateBody
-from roller_svc.compiler.estimates.batch import Item, estimated, what_if_json
-from roller_svc.compiler.estimates.worker import estimated_json
-from roller_svc.compiler.request import checked_top_k
+from roller_svc.client.client import error_from_problem
+from roller_svc.client.schemas import EstimateRequest
+from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
+from roller_svc.compiler.estimates.worker import target_estimate_json
+from roller_svc.compiler.request import validate_top_k
 from roller_svc.errors import ArgumentError
 
-CHANGES = ("target", "resource", "saves")
-ROOFS = ("target", "level", "seconds", "operations", "bytes")
+SENSITIVITY_COLUMNS = ("target", "resource", "saves")
+ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,32 +35,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    server = common.server_of(options)
-    answers = _asked(options, server) if server else _computed(options)
+    server = common.server_url(options)
+    estimates = _estimate_remotely(options, server) if server else _estimate_locally(options)
     if options.json:
-        show.as_json({"estimates": answers})
+        show.print_json({"estimates": estimates})
     else:
-        print(show.table(("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(answers)))
-        print(f"\nNo tiles go below\n{show.table(ROOFS, _roofs(answers))}")
+        print(
+            show.format_table(
+                ("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(estimates)
+            )
+        )
+        print(f"\nNo tiles go below\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}")
         if options.what_if:
-            print(f"\nA tenth more of a resource, the tiles left as they are\n{show.table(CHANGES, _changes(answers))}")
+            print(
+                f"\nA tenth more of a resource, the tiles left as they are\n{show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))}"
+            )
     return 0
 
 
-def _computed(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """In this process. What is wrong with the program or a device's name is an error here, not a row."""
-    item = Item(common.expression_of(options), common.inputs_of(options), options.output or None, options.allow_tf32)
-    count = checked_top_k(options.top_k)
-    specs = [hardware.load_yaml(common.text_file(name), name) for name in options.hardware]
-    found = estimated(item, [*options.target, *specs] or ["local"], count)
-    answers = [{"item": 0, "target": one.spec.id} | estimated_json(one) for one in found]
+    item = Item(
+        common.read_expression(options), common.parse_inputs(options), options.output or None, options.allow_tf32
+    )
+    count = validate_top_k(options.top_k)
+    specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
+    results = estimate_item(item, [*options.target, *specs] or ["local"], count)
+    estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.what_if:
-        for answer, one in zip(answers, found, strict=True):
-            answer["sensitivity"] = what_if_json(item, one.spec, one.plans[0])
-    return answers
+        for estimate, one in zip(estimates, results, strict=True):
+            estimate["sensitivity"] = plan_sensitivity_json(item, one.spec, one.plans[0])
+    return estimates
 
 
-def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
+def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
     if options.what_if:
         raise ArgumentError("--what-if does not go with --server", code="invalid-option")
     if options.hardware:
@@ -69,37 +77,37 @@ def _asked(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
     item = remote.program_fields(options)
     body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
     body |= {"allow_tf32": options.allow_tf32}
-    with remote.connected(server) as service:
-        answers = service.estimates(remote.checked(EstimateBody, body))
-    for answer in answers:
-        if problem := answer.get("error"):
-            raise error_of(problem)
-    return answers
+    with remote.open_client(server) as service:
+        estimates = service.estimates(remote.validate_body(EstimateRequest, body))
+    for estimate in estimates:
+        if problem := estimate.get("error"):
+            raise error_from_problem(problem)
+    return estimates
 
 
-def _roofs(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+def _roofline_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [
-        (answer["target"], roof["level"], show.duration(roof["seconds"]), roof.get("operations", ""),
+        (answer["target"], roof["level"], show.format_seconds(roof["seconds"]), roof.get("operations", ""),
          roof.get("bytes", ""))
-        for answer in answers
+        for answer in estimates
         for roof in answer["roofline"]
     ]  # fmt: skip
 
 
-def _changes(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+def _sensitivity_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [
         (answer["target"], change["resource"], f"{change['saved']:.1%}")
-        for answer in answers
+        for answer in estimates
         for change in answer["sensitivity"]
     ]
 
 
-def _rows(answers: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    for answer in answers:
-        for number, plan in enumerate(answer["candidates"], 1):
+    for estimate in estimates:
+        for number, plan in enumerate(estimate["candidates"], 1):
             rows.append(
-                (answer["target"], number, show.duration(plan["seconds"]), plan["bound"], f"{plan['occupancy']:.2f}",
-                 plan["waves"], plan["unit"], show.plan_tiles(plan))
+                (estimate["target"], number, show.format_seconds(plan["seconds"]), plan["bound"], f"{plan['occupancy']:.2f}",
+                 plan["waves"], plan["unit"], show.format_plan_tiles(plan))
             )  # fmt: skip
     return rows

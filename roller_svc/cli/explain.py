@@ -9,17 +9,17 @@ from typing import Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
-from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.plans import plans_of_all, ranked_groupings, shortlisted
-from roller_svc.compiler.request import spec_of
-from roller_svc.compiler.sensitivity import sensitivities
+from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.request import resolve_spec
+from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.report import Attempt, BuildReport, BuildRequest
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 
-STEPS_SHOWN = 40
+DEFAULT_STEPS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,48 +28,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_build(parser, "model")
     parser.add_argument("--source", action="store_true", help="show the kernel's text too")
     parser.add_argument(
-        "--steps", type=int, default=STEPS_SHOWN, metavar="N", help="steps of construction shown (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        metavar="N",
+        help="steps of construction shown (default: %(default)s)",
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    request = common.request_of(options)
+    request = common.parse_request(options)
     try:
         report = build_kernel(request)
     except ToolchainMissingError as missing:
-        report = on_paper(request, missing)
+        report = plan_without_building(request, missing)
     facts = report_json(report)
-    changes = sensitivities(report.attempts[0].plan, report.groups, report.hardware)
+    changes = analyze_sensitivity(report.results[0].plan, report.groups, report.hardware)
     facts["sensitivity"] = sensitivity_json(changes)
     source = _source(report)
     if options.json:
-        show.as_json(facts | {"source": source})
+        show.print_json(facts | {"source": source})
         return 0
-    print(explanation(facts, options.steps))
+    print(format_report(facts, options.steps))
     if options.source and source is not None:
         print(f"\n{source}")
     return 0
 
 
-def on_paper(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:
+def plan_without_building(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:
     """How it would go on a device that nothing compiles for here."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    spec = spec_of(request)
-    groupings = ranked_groupings(Shared(program), spec, request.top_k, request.demands)
-    shortlist = shortlisted(plans_of_all(groupings, request.top_k), groupings, request.top_k)
-    attempts = tuple(Attempt(one.plan, one.groups, None, None, None, None) for one in shortlist)
+    spec = resolve_spec(request)
+    groupings = rank_partitions(PartitionCache(program), spec, request.top_k, request.demands)
+    shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
+    attempts = tuple(CandidateResult(one.plan, one.groups, None, None, None, None) for one in shortlist)
     first = groupings[0]
     return BuildReport(request, program, spec, first.groups, first.constructions, attempts, (missing.message,))
 
 
-def explanation(facts: Mapping[str, Any], steps: int) -> str:
+def format_report(facts: Mapping[str, Any], steps: int) -> str:
     """The whole story: groups, construction, candidates, costs."""
     lines = [
         "Program",
         *(f"  {line}" for line in facts["expression"].splitlines()),
         f"Device: {facts['target']} ({facts['arch']})",
     ]
-    for number, (group, construction) in enumerate(zip(facts["groups"], _padded(facts), strict=True), 1):
+    for number, (group, construction) in enumerate(
+        zip(facts["groups"], _constructions_by_group(facts), strict=True), 1
+    ):
         lines += [
             "",
             f"Kernel {number}: {group['name']}, a {group['kind']} of {group['flops']:,} operations",
@@ -79,33 +85,35 @@ def explanation(facts: Mapping[str, Any], steps: int) -> str:
             lines += _construction(construction, steps)
     lines += ["", "Candidates, best first", candidates_table(facts["attempts"])]
     winner = facts["attempts"][0]["plan"]
-    lines += ["", f"Estimate of the first: {show.duration(winner['seconds'])}, bound by {winner['bound']}"]
-    lines.append(show.table(("stage", "time", "share"), _stages(winner)))
+    lines += ["", f"Estimate of the first: {show.format_seconds(winner['seconds'])}, bound by {winner['bound']}"]
+    lines.append(show.format_table(("stage", "time", "share"), _stages(winner)))
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
-    changes = show.table(("a tenth better", "saves"), _changes(facts))
+    changes = show.format_table(("a tenth better", "saves"), _sensitivity_rows(facts))
     lines += ["", "What would change it, tiles left as they are", changes]
-    if revised := show.as_compiled(facts["attempts"][0]):
+    if revised := show.format_compiled_estimate(facts["attempts"][0]):
         lines.append(revised)
     lines += [f"note: {note}" for note in facts["notes"]]
     if facts["stage_seconds"]:
-        lines.append("time spent: " + ", ".join(f"{k} {show.duration(v)}" for k, v in facts["stage_seconds"].items()))
+        lines.append(
+            "time spent: " + ", ".join(f"{k} {show.format_seconds(v)}" for k, v in facts["stage_seconds"].items())
+        )
     return "\n".join(lines)
 
 
-def steps_table(steps: Sequence[Mapping[str, Any]]) -> str:
+def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
     """Level by level: the tile, what it needs, how much it reuses (null in JSON: at no cost), what became of it."""
     rows = [
-        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.size(step["footprint_bytes"]),
+        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.format_bytes(step["footprint_bytes"]),
          "free" if step["reuse"] is None else f"{step['reuse']:.3g}", step["outcome"])
         for step in steps
     ]  # fmt: skip
-    return show.table(("level", "tile", "footprint", "reuse", "outcome"), rows)
+    return show.format_table(("level", "tile", "footprint", "reuse", "outcome"), rows)
 
 
 def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
     lines = [f"  {construction['tiles_visited']} tiles visited, {construction['programs']} programs found"]
-    lines += [f"  {line}" for line in steps_table(construction["trace"][:steps]).splitlines()]
+    lines += [f"  {line}" for line in format_steps(construction["trace"][:steps]).splitlines()]
     rest = construction["trace_steps"] - min(steps, len(construction["trace"]))
     if rest > 0:
         lines.append(f"  ... and {rest} steps more (--steps)")
@@ -124,17 +132,17 @@ def _axes(group: Mapping[str, Any]) -> list[str]:
 def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
     """Stages overlap: their shares of the whole may add up to more."""
     whole = plan["seconds"]
-    return [(s["name"], show.duration(s["seconds"]), f"{s['seconds'] / whole:.0%}") for s in plan["stages"]]
+    return [(s["name"], show.format_seconds(s["seconds"]), f"{s['seconds'] / whole:.0%}") for s in plan["stages"]]
 
 
-def _changes(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:
+def _sensitivity_rows(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:
     return [(change["resource"], f"{change['saved']:.1%}") for change in facts["sensitivity"]]
 
 
-def _padded(facts: Mapping[str, Any]) -> list[Any]:
+def _constructions_by_group(facts: Mapping[str, Any]) -> list[Any]:
     """One construction a group; None where there are fewer."""
-    found = list(facts["constructions"])
-    return found + [None] * (len(facts["groups"]) - len(found))
+    constructions = list(facts["constructions"])
+    return constructions + [None] * (len(facts["groups"]) - len(constructions))
 
 
 def _source(report: BuildReport) -> str | None:

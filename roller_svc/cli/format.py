@@ -12,13 +12,13 @@ from roller_svc.compiler.serialize import finite
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
-def as_json(document: object) -> None:
+def print_json(document: object) -> None:
     """One document on stdout. JSON has no infinity and no NaN: they become null."""
     json.dump(finite(document), sys.stdout, indent=1, allow_nan=False)
     print()
 
 
-def duration(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """Three digits and a unit: 1.23 ms."""
     if seconds is None:
         return "-"
@@ -28,11 +28,11 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def share(part: float | None) -> str:
-    return "-" if part is None else f"{part:.1%}"
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.1%}"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.4g} {unit}"
@@ -40,7 +40,7 @@ def size(count: float) -> str:
     return ""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as what they hold; numbers stay as given."""
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
@@ -49,36 +49,36 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
+def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
     """l2: m=64 n=256 | register: m=8 n=32."""
     return " | ".join(f"{level}: " + " ".join(f"{a}={n}" for a, n in tile.items()) for level, tile in levels.items())
 
 
-def plan_tiles(plan: Mapping[str, Any]) -> str:
+def format_plan_tiles(plan: Mapping[str, Any]) -> str:
     """The tiles of a plan's longest kernel, and over how many tasks or lanes its reduction is split."""
     kernel = max(plan["kernels"], key=lambda one: one["estimate"]["seconds"])
-    shared = [f"{name}={kernel[name]}" for name in ("split_k", "lanes") if kernel[name] > 1]
-    return " | ".join([tiles(plan["tiles"]), *shared])
+    splits = [f"{name}={kernel[name]}" for name in ("split_k", "lanes") if kernel[name] > 1]
+    return " | ".join([format_tiles(plan["tiles"]), *splits])
 
 
-def stages(estimate: Mapping[str, Any]) -> str:
-    return ", ".join(f"{stage['name']} {duration(stage['seconds'])}" for stage in estimate["stages"])
+def format_stages(estimate: Mapping[str, Any]) -> str:
+    return ", ".join(f"{stage['name']} {format_seconds(stage['seconds'])}" for stage in estimate["stages"])
 
 
-def as_compiled(attempt: Mapping[str, Any]) -> str:
+def format_compiled_estimate(attempt: Mapping[str, Any]) -> str:
     """What the model says once the compiler has said what a kernel takes; '' where it did not."""
     revised = attempt.get("estimate_compiled")
     if not revised:
         return ""
     ranked = attempt["estimate"]["occupancy"]
-    return f"as compiled: {duration(revised['seconds'])}, occupancy {revised['occupancy']:.2f} (planned {ranked:.2f})"
+    return f"as compiled: {format_seconds(revised['seconds'])}, occupancy {revised['occupancy']:.2f} (planned {ranked:.2f})"
 
 
-def launches(facts: Mapping[str, Any]) -> str:
+def format_launches(facts: Mapping[str, Any]) -> str:
     """One line a launch: grid, block, shared memory, registers, spills."""
     lines = []
     for launch, used in zip(facts["launches"], facts["resources"], strict=True):
-        line = f"  {launch['name']}: grid {_by(launch['grid'])}, block {_by(launch['block'])}"
+        line = f"  {launch['name']}: grid {_format_extents(launch['grid'])}, block {_format_extents(launch['block'])}"
         if facts["language"] != "c":
             line += (
                 f", {used['registers_per_thread']} registers, {used['spill_bytes']} B spilled,"
@@ -88,5 +88,5 @@ def launches(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _by(extents: Sequence[int]) -> str:
+def _format_extents(extents: Sequence[int]) -> str:
     return "×".join(str(extent) for extent in extents)

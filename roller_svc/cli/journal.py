@@ -23,13 +23,13 @@ class Journal:
 
     def rows(self) -> list[dict[str, Any]]:
         """What can be read of it: the last line may be cut short."""
-        found = []
+        rows = []
         for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else ():
             try:
-                found.append(json.loads(line))
+                rows.append(json.loads(line))
             except ValueError:
                 continue
-        return found
+        return rows
 
     def drop(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from roller_svc.bench.lint import check_target, lint_json, linted
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.request import spec_of
+from roller_svc.compiler.request import resolve_spec
 from roller_svc.ir.printer import text
 
 
@@ -21,21 +21,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    request = common.request_of(options)
-    check_target(spec_of(request))
+    request = common.parse_request(options)
+    check_target(resolve_spec(request))
     report = build_kernel(request)
-    (found,) = linted([report])
-    facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, found)}
+    (result,) = linted([report])
+    facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, result)}
     if options.json:
-        show.as_json(facts)
+        show.print_json(facts)
     else:
-        print(summary(facts))
+        print(format_summary(facts))
     return 0
 
 
-def summary(facts: Mapping[str, Any]) -> str:
+def format_summary(facts: Mapping[str, Any]) -> str:
     """Launch by launch what there is, then what is wrong."""
-    lines = [facts["expression"], f"for {facts['target']}, compiled in {show.duration(facts['compile_seconds'])}:"]
+    lines = [
+        facts["expression"],
+        f"for {facts['target']}, compiled in {show.format_seconds(facts['compile_seconds'])}:",
+    ]
     for launch in facts["launches"]:
         lines += ["", _resources(launch), "  " + ", ".join(f"{name} {n}" for name, n in launch["counts"].items())]
     lines.append("")

@@ -17,8 +17,8 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
-FILE_BYTES_MOST = 64 << 20
-SECONDS_MOST = 3600.0  # of measuring: samples are kept, and nobody waits longer
+MAX_FILE_BYTES = 64 << 20
+MAX_SECONDS = 3600.0  # of measuring: samples are kept, and nobody waits longer
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -68,33 +68,33 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", help="a service to build on, in place of this process")
 
 
-def server_of(options: argparse.Namespace) -> str:
+def server_url(options: argparse.Namespace) -> str:
     return options.server or settings().server
 
 
-def expression_of(options: argparse.Namespace) -> str:
+def read_expression(options: argparse.Namespace) -> str:
     """The program's text, remembered for errors that point into it."""
-    given: str = options.expression
-    if given == "-":
-        text = _decoded(sys.stdin.buffer.read(FILE_BYTES_MOST), "stdin")
-    elif given.startswith("@"):
-        text = text_file(given[1:])
+    argument: str = options.expression
+    if argument == "-":
+        text = _decode(sys.stdin.buffer.read(MAX_FILE_BYTES), "stdin")
+    elif argument.startswith("@"):
+        text = read_text_file(argument[1:])
     else:
-        text = given
+        text = argument
     options.texts.expression = text
     return text
 
 
-def text_file(name: str) -> str:
+def read_text_file(name: str) -> str:
     """A file that the caller names."""
     try:
         with Path(name).open("rb") as file:
-            return _decoded(file.read(FILE_BYTES_MOST), name)
+            return _decode(file.read(MAX_FILE_BYTES), name)
     except OSError as failure:
         raise ArgumentError(f"cannot read {name}: {failure.strerror or failure}", code="unreadable-file") from failure
 
 
-def inputs_of(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
+def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
     """--input A=float32[4,4] → {"A": ("float32", [4, 4])}; A=float32 is a scalar."""
     inputs: dict[str, tuple[str, list[int]]] = {}
     for text in options.input:
@@ -103,27 +103,27 @@ def inputs_of(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
             raise ArgumentError(f"--input {text}: expected NAME=DTYPE[EXTENT,...]", code="invalid-inputs")
         if match["name"] in inputs:
             raise ArgumentError(f"--input {match['name']} is given twice", code="invalid-inputs")
-        inputs[match["name"]] = (match["dtype"], _extents(text, match["shape"] or ""))
+        inputs[match["name"]] = (match["dtype"], _parse_extents(text, match["shape"] or ""))
     return inputs
 
 
-def request_of(options: argparse.Namespace) -> BuildRequest:
+def parse_request(options: argparse.Namespace) -> BuildRequest:
     return build_request(
-        expression_of(options),
-        inputs_of(options),
+        read_expression(options),
+        parse_inputs(options),
         outputs=options.output or None,
         top_k=options.top_k,
         select=options.select,
-        runtime=runtime_of(options),
+        runtime=runtime_name(options),
         allow_tf32=options.allow_tf32,
         family=options.family,
-        tiles=tiles_of(options),
+        tiles=parse_tiles(options),
         constants=options.constant,
-        **device_of(options),
+        **parse_device(options),
     )
 
 
-def tiles_of(options: argparse.Namespace) -> dict[str, int]:
+def parse_tiles(options: argparse.Namespace) -> dict[str, int]:
     """--tiles split_k=4,stages=3 → {"split_k": 4, "stages": 3}."""
     parts = [part.partition("=") for part in (options.tiles or "").split(",") if part.strip()]
     try:
@@ -132,17 +132,17 @@ def tiles_of(options: argparse.Namespace) -> dict[str, int]:
         raise ArgumentError(f"--tiles {options.tiles}: expected NAME=NUMBER,...", code="invalid-option") from failure
 
 
-def runtime_of(options: argparse.Namespace) -> str:
+def runtime_name(options: argparse.Namespace) -> str:
     return "emulator" if options.emulate else "auto"
 
 
-def device_of(options: argparse.Namespace) -> dict[str, Any]:
+def parse_device(options: argparse.Namespace) -> dict[str, Any]:
     """target or hardware, as build_request takes them."""
     if options.hardware is None:
         return {"target": options.target or "local"}
     if options.target:
         raise ArgumentError("--target and --hardware exclude each other", code="invalid-option")
-    return {"hardware": hardware.load_yaml(text_file(options.hardware), options.hardware)}
+    return {"hardware": hardware.load_yaml(read_text_file(options.hardware), options.hardware)}
 
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:
@@ -154,18 +154,18 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 def check_seconds(options: argparse.Namespace) -> None:
     """--seconds, how long to measure."""
     check_positive(options, "seconds")
-    if options.seconds > SECONDS_MOST:
-        raise ArgumentError(f"--seconds must be at most {SECONDS_MOST:g}", code="invalid-option")
+    if options.seconds > MAX_SECONDS:
+        raise ArgumentError(f"--seconds must be at most {MAX_SECONDS:g}", code="invalid-option")
 
 
-def _extents(text: str, shape: str) -> list[int]:
+def _parse_extents(text: str, shape: str) -> list[int]:
     try:
         return [int(extent) for extent in shape.split(",")] if shape.strip() else []
     except ValueError as failure:
         raise ArgumentError(f"--input {text}: extents must be whole numbers", code="invalid-shape") from failure
 
 
-def _decoded(content: bytes, where: str) -> str:
+def _decode(content: bytes, where: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as failure:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T")
 
 
-def shown(items: Iterable[T], total: int, title: str, done: int = 0) -> Iterator[T]:
+def show_progress(items: Iterable[T], total: int, title: str, done: int = 0) -> Iterator[T]:
     """The items, counted while they come."""
     if not sys.stderr.isatty():
         yield from items

@@ -14,24 +14,24 @@ from pydantic import BaseModel, ValidationError
 from roller_svc import api, hardware
 from roller_svc.cli import options as common
 from roller_svc.client.client import Client
-from roller_svc.client.schemas import CompileBody
-from roller_svc.errors import ArgumentError, FarmError
+from roller_svc.client.schemas import CompileRequest
+from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.settings import settings
 
 B = TypeVar("B", bound=BaseModel)
-_FILE_BYTES_MOST = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 
 
-def connected(server: str) -> Client:
+def open_client(server: str) -> Client:
     return Client(server, api_key=settings().api_key.get_secret_value())
 
 
 def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
     """Built there, loaded here."""
-    with connected(server) as service:
-        operation = service.compile(_body(options))
+    with open_client(server) as service:
+        operation = service.compile(_compile_request(options))
         if operation.response is None:
-            raise FarmError(f"{server} does not answer like this service", code="bad-answer")
+            raise BuildServiceError(f"{server} does not answer like this service", code="bad-answer")
         bundle = service.file(operation.response.links["bundle"])
     with tempfile.TemporaryDirectory(prefix="roller-") as folder:
         unpack(bundle, Path(folder))
@@ -43,24 +43,24 @@ def unpack(bundle: bytes, folder: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             for entry in archive.infolist():
-                if Path(entry.filename).name != entry.filename or entry.file_size > _FILE_BYTES_MOST:
-                    raise FarmError(f"the bundle holds {entry.filename!r}", code="bad-answer")
+                if Path(entry.filename).name != entry.filename or entry.file_size > MAX_FILE_BYTES:
+                    raise BuildServiceError(f"the bundle holds {entry.filename!r}", code="bad-answer")
                 (folder / entry.filename).write_bytes(archive.read(entry))
     except zipfile.BadZipFile as failure:
-        raise FarmError("the bundle is no archive", code="bad-answer") from failure
+        raise BuildServiceError("the bundle is no archive", code="bad-answer") from failure
 
 
 def program_fields(options: argparse.Namespace) -> dict[str, Any]:
     """The program as a request's body has it."""
-    inputs = common.inputs_of(options)
+    inputs = common.parse_inputs(options)
     return {
-        "expression": common.expression_of(options),
+        "expression": common.read_expression(options),
         "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in inputs.items()},
         "outputs": options.output or None,
     }
 
 
-def checked(model: type[B], fields: dict[str, Any]) -> B:
+def validate_body(model: type[B], fields: dict[str, Any]) -> B:
     """The body, or what a service would refuse it for."""
     try:
         return model.model_validate(fields)
@@ -70,18 +70,18 @@ def checked(model: type[B], fields: dict[str, Any]) -> B:
         raise ArgumentError(f"{where}: {first['msg']}", code="invalid-body") from failure
 
 
-def _body(options: argparse.Namespace) -> CompileBody:
+def _compile_request(options: argparse.Namespace) -> CompileRequest:
     # A target's spec is the service's to know; a spec in a file is sent along.
-    device = common.device_of(options)
+    device = common.parse_device(options)
     if "hardware" in device:
         device = {"hardware": hardware.to_mapping(device["hardware"])}
     choice = {
         "top_k": options.top_k,
         "select": options.select,
-        "runtime": common.runtime_of(options),
+        "runtime": common.runtime_name(options),
         "allow_tf32": options.allow_tf32,
         "family": options.family,
-        "tiles": common.tiles_of(options),
+        "tiles": common.parse_tiles(options),
         "constants": options.constant,
     }
-    return checked(CompileBody, program_fields(options) | device | {"options": choice})
+    return validate_body(CompileRequest, program_fields(options) | device | {"options": choice})

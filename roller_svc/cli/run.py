@@ -9,8 +9,8 @@ from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
-from roller_svc.cli.compile import built, facts_of
-from roller_svc.compiler.request import checked_outputs
+from roller_svc.cli.compile import build_locally, kernel_facts
+from roller_svc.compiler.request import validate_outputs
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -19,7 +19,7 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.reference.compare import Agreement
 from roller_svc.reference.inputs import random_inputs
-from roller_svc.verify.run_and_verify import Arrays, as_einsum, judged, prepared
+from roller_svc.verify.run_and_verify import Arrays, load_kernel, numpy_einsum, verify_results
 
 UNCHECKED = "not checked: the reference would take too long at this size"
 
@@ -35,78 +35,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise ArgumentError("--seed must not be negative", code="invalid-option")
-    server = common.server_of(options)
-    kernel = remote.kernel(options, server) if server else built(options)
-    types = dict(tensor_types(common.inputs_of(options)))
-    program = parse(options.texts.expression, types, checked_outputs(options.output or None))
+    server = common.server_url(options)
+    kernel = remote.kernel(options, server) if server else build_locally(options)
+    types = dict(tensor_types(common.parse_inputs(options)))
+    program = parse(options.texts.expression, types, validate_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)
-    trial = prepared(kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO)
-    verdict = _verdict(program, arrays, trial.results(), allow_tf32=options.allow_tf32, sums=_sums(kernel))
+    loaded = load_kernel(
+        kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO
+    )
+    agreement = _check(
+        program, arrays, loaded.results(), allow_tf32=options.allow_tf32, accumulation=_accumulation(kernel)
+    )
     # the emulator's time says nothing of the device's
-    measured = None if options.emulate else trial.timed()
-    facts = facts_of(kernel) | {
-        "median_s": None if measured is None else measured.median_s,
-        "min_s": None if measured is None else measured.min_s,
-        "device": "the emulator" if measured is None else measured.device_name,
-        "gflops": None if measured is None else gflops(program, measured.median_s),
-        "checked": verdict is not None,
-        "max_abs_error": None if verdict is None else verdict.max_abs_error,
-        "max_rel_error": None if verdict is None else verdict.max_rel_error,
-        "numpy_s": None if measured is None else numpy_s(program, arrays),
+    measurement = None if options.emulate else loaded.measure()
+    facts = kernel_facts(kernel) | {
+        "median_s": None if measurement is None else measurement.median_s,
+        "min_s": None if measurement is None else measurement.min_s,
+        "device": "the emulator" if measurement is None else measurement.device_name,
+        "gflops": None if measurement is None else gflops(program, measurement.median_s),
+        "checked": agreement is not None,
+        "max_abs_error": None if agreement is None else agreement.max_abs_error,
+        "max_rel_error": None if agreement is None else agreement.max_rel_error,
+        "numpy_s": None if measurement is None else measure_numpy_s(program, arrays),
     }
     if options.json:
-        show.as_json(facts)
+        show.print_json(facts)
     else:
-        print(summary(facts))
+        print(format_summary(facts))
     return 0
 
 
-def _sums(kernel: Kernel) -> MatrixSums | None:
+def _accumulation(kernel: Kernel) -> MatrixSums | None:
     """How its main kernel adds products; None where that is not known: of a server's."""
     return None if kernel.program is None else matrix_sums(kernel.program.unit, kernel.parts.compiled.source.arch)
 
 
-def _verdict(
-    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, sums: MatrixSums | None
+def _check(
+    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, accumulation: MatrixSums | None
 ) -> Agreement | None:
     """What the reference says of the results; None where the program is too large for it. A wrong answer is raised."""
     try:
-        verdict = judged(program, arrays, results, allow_tf32=allow_tf32, sums=sums)
+        agreement = verify_results(program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation)
     except ArgumentError as failure:
         if failure.code != "reference-too-large":
             raise
         return None
-    if not verdict.ok:
-        raise WrongAnswerError(f"the kernel disagrees with the reference: {verdict.detail}")
-    return verdict
+    if not agreement.ok:
+        raise WrongAnswerError(f"the kernel disagrees with the reference: {agreement.detail}")
+    return agreement
 
 
 def gflops(program: TensorProgram, seconds: float) -> float:
     return program.flops / seconds / 1e9
 
 
-def numpy_s(program: TensorProgram, arrays: Any) -> float | None:
+def measure_numpy_s(program: TensorProgram, arrays: Any) -> float | None:
     """numpy's time for the same, where it has one call for it."""
-    peer = as_einsum(program)
-    return None if peer is None else peer.timed(arrays).median_s
+    einsum = numpy_einsum(program)
+    return None if einsum is None else einsum.measure_numpy(arrays).median_s
 
 
-def summary(facts: dict[str, Any]) -> str:
-    right = (
+def format_summary(facts: dict[str, Any]) -> str:
+    check_line = (
         f"right: largest error against the reference {facts['max_abs_error']:.3g}" if facts["checked"] else UNCHECKED
     )
     lines = [
         facts["expression"],
         f"for {facts['target']}, {facts['language']}, on {facts['device']}:",
-        show.launches(facts),
-        right,
+        show.format_launches(facts),
+        check_line,
     ]
     if facts["median_s"] is not None:
         lines.append(
-            f"time: {show.duration(facts['min_s'])} least, {show.duration(facts['median_s'])} median; "
-            f"{facts['gflops']:.3g} GFLOP/s; estimated {show.duration(facts['estimate']['seconds'])}"
+            f"time: {show.format_seconds(facts['min_s'])} least, {show.format_seconds(facts['median_s'])} median; "
+            f"{facts['gflops']:.3g} GFLOP/s; estimated {show.format_seconds(facts['estimate']['seconds'])}"
         )
     if facts["numpy_s"] is not None:
-        lines.append(f"numpy: {show.duration(facts['numpy_s'])}, {facts['numpy_s'] / facts['median_s']:.2f} times ours")
+        lines.append(
+            f"numpy: {show.format_seconds(facts['numpy_s'])}, {facts['numpy_s'] / facts['median_s']:.2f} times ours"
+        )
     lines += [f"note: {note}" for note in facts["notes"]]
     return "\n".join(lines)

@@ -36,19 +36,19 @@ def execute(options: argparse.Namespace) -> int:
         return _check(options)
     if options.hardware:
         raise ArgumentError("--hardware goes with `roller targets check`", code="invalid-option")
-    server = common.server_of(options)
+    server = common.server_url(options)
     if server:
-        with remote.connected(server) as service:
+        with remote.open_client(server) as service:
             rows = service.hardware()
     else:
         rows = [device_json(spec) for spec in hardware.all_specs()]
         if refusal := hardware.refusal_of_local():
-            print(tell.rendered(refusal, ""), file=sys.stderr)
+            print(tell.render_error(refusal, ""), file=sys.stderr)
     if options.json:
-        show.as_json({"targets": rows})
+        show.print_json({"targets": rows})
         return 0
-    shown = [(row["id"], row["arch"], "yes" if row["compiles"] else "no", row["toolchain"]) for row in rows]
-    print(show.table(("target", "arch", "compiles", "with, or what is missing"), shown))
+    table_rows = [(row["id"], row["arch"], "yes" if row["compiles"] else "no", row["toolchain"]) for row in rows]
+    print(show.format_table(("target", "arch", "compiles", "with, or what is missing"), table_rows))
     return 0
 
 
@@ -58,13 +58,15 @@ def _check(options: argparse.Namespace) -> int:
     if options.server:
         raise ArgumentError("the device at hand is checked, not a service's", code="invalid-option")
     spec = _spec(options)
-    found = calibration.compared(spec, options.seconds)
-    agrees = all(one.agrees for one in found)
+    comparisons = calibration.compared(spec, options.seconds)
+    agrees = all(comparison.agrees for comparison in comparisons)
     if options.json:
-        show.as_json({"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in found]})
+        show.print_json(
+            {"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]}
+        )
     else:
-        print(show.table(COLUMNS, [_row(one) for one in found]))
-        print(_verdict(spec, found))
+        print(show.format_table(COLUMNS, [_row(one) for one in comparisons]))
+        print(_format_verdict(spec, comparisons))
     return 0 if agrees else 1
 
 
@@ -73,23 +75,29 @@ def _spec(options: argparse.Namespace) -> HardwareSpec:
         return hardware.load(options.id or hardware.LOCAL)
     if options.id:
         raise ArgumentError("ID and --hardware exclude each other", code="invalid-option")
-    return hardware.load_yaml(common.text_file(options.hardware), options.hardware)
+    return hardware.load_yaml(common.read_text_file(options.hardware), options.hardware)
 
 
-def _json(one: calibration.Comparison) -> Json:
+def _json(comparison: calibration.Comparison) -> Json:
     return {
-        "figure": one.figure, "unit": one.unit, "spec": one.spec, "min": one.min, "median": one.median, "max": one.max,
-        "ratio": one.ratio, "agrees": one.agrees,
+        "figure": comparison.figure, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min, "median": comparison.median, "max": comparison.max,
+        "ratio": comparison.ratio, "agrees": comparison.agrees,
     }  # fmt: skip
 
 
-def _row(one: calibration.Comparison) -> tuple[str, ...]:
-    values = (f"{value:.4g}" for value in (one.spec, one.min, one.median, one.max))
-    return (one.figure, one.unit, *values, f"{one.ratio:.2f}", "agrees" if one.agrees else "differs")
+def _row(comparison: calibration.Comparison) -> tuple[str, ...]:
+    values = (f"{value:.4g}" for value in (comparison.spec, comparison.min, comparison.median, comparison.max))
+    return (
+        comparison.figure,
+        comparison.unit,
+        *values,
+        f"{comparison.ratio:.2f}",
+        "agrees" if comparison.agrees else "differs",
+    )
 
 
-def _verdict(spec: HardwareSpec, found: Sequence[calibration.Comparison]) -> str:
-    differs = sum(not one.agrees for one in found)
+def _format_verdict(spec: HardwareSpec, comparisons: Sequence[calibration.Comparison]) -> str:
+    differs = sum(not comparison.agrees for comparison in comparisons)
     if not differs:
         return f"{spec.id} agrees with this device"
-    return f"{differs} of {len(found)} figures of {spec.id} differ; roller calibrate writes a spec of this device"
+    return f"{differs} of {len(comparisons)} figures of {spec.id} differ; roller calibrate writes a spec of this device"

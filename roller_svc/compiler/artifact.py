@@ -10,10 +10,10 @@ from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, Plan
 from roller_svc.runtime.saved.serialization import SavedKernel
 
-MOST_SECONDS, MOST_UNCERTAINTY = 1e9, 1e3  # of estimates that anybody would save
+MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # of estimates that anybody would save
 
 
-def kept(report: BuildReport) -> SavedKernel:
+def package_kernel(report: BuildReport) -> SavedKernel:
     """What `save` writes; raises the winner's error where no plan came to a binary."""
     winner = report.winner
     if winner.error is not None:
@@ -30,7 +30,7 @@ def kept(report: BuildReport) -> SavedKernel:
     )
 
 
-def plan_of(saved: SavedKernel) -> Plan | None:
+def load_plan(saved: SavedKernel) -> Plan | None:
     """The plan a kernel was made from; None where what was saved has none that this version reads."""
     try:
         plan = canonical.from_json(Plan, saved.extra.get("plan"))
@@ -41,5 +41,5 @@ def plan_of(saved: SavedKernel) -> Plan | None:
 
 def _is_plausible(estimate: Estimate) -> bool:
     """Whether it can be summed up with others: a folder may come from anywhere."""
-    limits = ((estimate.seconds, MOST_SECONDS), (estimate.uncertainty, MOST_UNCERTAINTY))
-    return bool(estimate.stages) and all(0 < value < most for value, most in limits)
+    limits = ((estimate.seconds, MAX_SECONDS), (estimate.uncertainty, MAX_UNCERTAINTY))
+    return bool(estimate.stages) and all(0 < value < limit for value, limit in limits)

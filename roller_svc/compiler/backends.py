@@ -29,7 +29,7 @@ class Call(Protocol):
 class Module(Protocol):
     """A kernel on its device."""
 
-    def bound(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Call: ...
+    def bind(self, arrays: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> Call: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +39,25 @@ class Backend:
 
     family: Family
     load: Callable[[CompiledKernel], Module]
-    place: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    present: Callable[[HardwareSpec], bool]
+    to_device: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    is_present: Callable[[HardwareSpec], bool]
 
 
-def _runs_here(hw: HardwareSpec) -> bool:
+def _runs_on_host(hw: HardwareSpec) -> bool:
     """Whether this CPU has all that the spec's kernels may be made of. Its architecture and instructions decide: an id
     is a name, which any spec may bear."""
     try:
-        here = detect_local()
+        host = detect_local()
     except UnknownHardwareError:
         return False
-    if hw.arch.prefix != here.arch.prefix or not availability(hw).ok:
+    if hw.arch.prefix != host.arch.prefix or not availability(hw).ok:
         return False
     if hw.arch.prefix == "x86-64-v":
         return not lacking_instructions(hw.arch, [f"-m{feature}" for feature in hw.isa])
-    return hw.arch.number <= here.arch.number and set(hw.isa) <= set(here.isa)
+    return hw.arch.number <= host.arch.number and set(hw.isa) <= set(host.isa)
 
 
-def unrunnable(compiled: CompiledKernel) -> Never:
+def reject_load(compiled: CompiledKernel) -> Never:
     """In place of a runtime for HIP kernels, which there is none of."""
     source = compiled.source
     raise LaunchError(
@@ -68,13 +68,13 @@ def unrunnable(compiled: CompiledKernel) -> Never:
 
 
 BACKENDS = (
-    Backend(Family.CPU, CpuModule, lambda arrays: arrays, _runs_here),
+    Backend(Family.CPU, CpuModule, lambda arrays: arrays, _runs_on_host),
     Backend(Family.CUDA, CudaModule, placed, lambda _: device_present()),
-    Backend(Family.AMD, unrunnable, lambda arrays: arrays, lambda _: False),
+    Backend(Family.AMD, reject_load, lambda arrays: arrays, lambda _: False),
 )
 
 
-def emulated(compiled: CompiledKernel, seed: int | None = None, *, races: bool = False) -> EmulatorModule:
+def load_emulated(compiled: CompiledKernel, seed: int | None = None, *, races: bool = False) -> EmulatorModule:
     """A CUDA or HIP kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
     return EmulatorModule(compiled, compile_cxx, seed=seed, races=races)
 

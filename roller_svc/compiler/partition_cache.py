@@ -15,7 +15,7 @@ from roller_svc.perf.footprint import Footprints
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PartitionCache:
     """Remembers by content, so that the answers do not depend on which devices came before. For one thread."""
 
     program: TensorProgram
@@ -25,46 +25,52 @@ class Shared:
 
     def groups(self, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
         """`partition` of the program."""
-        return self._groups_of(traits(hw))
+        return self._partition(traits(hw))
 
-    def groupings(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
+    def partitions(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
         """`groups`, where one of them is attention those that it would be as several kernels, and before these the same
         with pairs of sums where there are any, and with aligned copies of what bulk copies do not take."""
-        ways = [traits(hw)]
+        options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
-            ways.append(ways[0].apart)
-        plain = [self._groups_of(way) for way in ways]
-        paired = [self._groups_of(way.paired) for way, groups in zip(ways, plain, strict=True) if _may_pair(groups)]
-        whole = (*(groups for groups in paired if any(group.is_paired for group in groups)), *plain)
-        return (*self._aligned(ways[-1], whole), *whole)
+            options.append(options[0].apart)
+        default = [self._partition(option) for option in options]
+        dual_gemm = [
+            self._partition(way.paired)
+            for way, groups in zip(options, default, strict=True)
+            if _may_have_dual_gemm(groups)
+        ]
+        unaligned = (*(groups for groups in dual_gemm if any(group.is_paired for group in groups)), *default)
+        return (*self._aligned(options[-1], unaligned), *unaligned)
 
-    def _aligned(self, way: Traits, whole: tuple[tuple[KernelGroup, ...], ...]) -> Iterator[tuple[KernelGroup, ...]]:
+    def _aligned(
+        self, option: Traits, unaligned: tuple[tuple[KernelGroup, ...], ...]
+    ) -> Iterator[tuple[KernelGroup, ...]]:
         """Those that read such copies, with and without pairs."""
-        if not (way.moves_boxes and may_align(self.program)):
+        if not (option.moves_boxes and may_align(self.program)):
             return
         types = self.program.types
-        pairs = any(group.is_paired for groups in whole for group in groups)
-        for aligned in (way.aligned.paired, way.aligned) if pairs else (way.aligned,):
-            groups = self._groups_of(aligned)
+        has_dual_gemm = any(group.is_paired for groups in unaligned for group in groups)
+        for options in (option.aligned.paired, option.aligned) if has_dual_gemm else (option.aligned,):
+            groups = self._partition(options)
             if any(tensor not in types for group in groups for tensor, _ in group.stored):
                 yield groups
 
-    def grouping_of(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    def partition_of_plan(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
         """The groups that the plan's choices are for. On a CPU, where spaces may be views, there are no others."""
         spaces = [choice.program.space for choice in plan.choices]
-        ways = self.groupings(hw)
-        return next((groups for groups in ways if [group.space for group in groups] == spaces), ways[0])
+        partitions = self.partitions(hw)
+        return next((groups for groups in partitions if [group.space for group in groups] == spaces), partitions[0])
 
-    def _groups_of(self, of_device: Traits) -> tuple[KernelGroup, ...]:
-        statements = self._statements.get(of_device.is_cpu)
+    def _partition(self, options: Traits) -> tuple[KernelGroup, ...]:
+        statements = self._statements.get(options.is_cpu)
         if statements is None:
-            statements = self._statements[of_device.is_cpu] = computed(self.program, of_device)
-        key = of_device if len(statements) > 1 else of_device.alone
+            statements = self._statements[options.is_cpu] = computed(self.program, options)
+        key = options if len(statements) > 1 else options.alone
         groups = self._groups.get(key)
         if groups is None:
-            groups = self._groups[key] = partition_of(self.program, statements, of_device)
+            groups = self._groups[key] = partition_of(self.program, statements, options)
         return groups
 
 
-def _may_pair(groups: tuple[KernelGroup, ...]) -> bool:
+def _may_have_dual_gemm(groups: tuple[KernelGroup, ...]) -> bool:
     return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1

@@ -11,10 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from roller_svc import hardware
-from roller_svc.compiler.autotune import best_first, built_for_trial, first_built, measured, settled
+from roller_svc.compiler.autotune import (
+    build_candidates,
+    build_first_without_spills,
+    measure_candidates,
+    select_best,
+    sort_best_first,
+)
 from roller_svc.compiler.backends import Backend, backend_for
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import plans_of_all, ranked_groupings, shortlisted
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
@@ -27,45 +33,45 @@ T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
 
 # Plans beyond top_k that are built only where the ones before them fail to compile or spill registers.
-SPARE_PLANS = 3
+FALLBACK_PLANS = 3
 
 
-def silent(_: str, value: T) -> T:
+def no_trace(_: str, value: T) -> T:
     """A trace that watches nothing."""
     return value
 
 
-def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
+def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     """The whole way. Raises InputError for what the caller did wrong, BuildError where no plan could be built."""
-    clock = _Clock()
+    clock = StageTimer()
     program = parse(request.expression, dict(request.inputs), request.outputs)
     program = trace("parse", replace(program, constants=request.constants))
-    clock.lap("parse")
+    clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
-    clock.lap("hardware")
-    groupings = ranked_groupings(Shared(program), hw, request.top_k + SPARE_PLANS, request.demands)
-    trace("construct", groupings)
-    plans = plans_of_all(groupings, request.top_k + SPARE_PLANS)
-    shortlist: tuple[GroupedPlan, ...] = trace("shortlist", shortlisted(plans, groupings, request.top_k))
-    clock.lap("construct")
+    clock.record("hardware")
+    partitions = rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.demands)
+    trace("construct", partitions)
+    plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
+    shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
+    clock.record("construct")
     backend = _available_backend(request, hw)
-    measuring, notes = _may_measure(request, hw, backend)
-    if measuring:
-        attempts = built_for_trial(shortlist, program, hw)
+    can_measure, notes = _may_measure(request, hw, backend)
+    if can_measure:
+        attempts = build_candidates(shortlist, program, hw)
     else:
-        attempts = first_built(plans, program, hw)
-    clock.lap("compile")
-    if measuring:
-        attempts = measured(attempts, program, backend)
-        clock.lap("measure")
-        attempts = settled(attempts, program, hw)
-        clock.lap("settle")
-    attempts = best_first(attempts, shortlist)
+        attempts = build_first_without_spills(plans, program, hw)
+    clock.record("compile")
+    if can_measure:
+        attempts = measure_candidates(attempts, program, backend)
+        clock.record("measure")
+        attempts = select_best(attempts, program, hw)
+        clock.record("settle")
+    attempts = sort_best_first(attempts, shortlist)
     if attempts[0].error is not None:
         raise attempts[0].error
-    won = next(ranked for ranked in groupings if ranked.groups is attempts[0].groups)
-    notes = (*notes, *_unit_notes(won.groups, won.constructions))
-    report = BuildReport(request, program, hw, won.groups, won.constructions, attempts, notes, clock.laps)
+    winner = next(ranked for ranked in partitions if ranked.groups is attempts[0].groups)
+    notes = (*notes, *_unit_notes(winner.groups, winner.constructions))
+    report = BuildReport(request, program, hw, winner.groups, winner.constructions, attempts, notes, clock.stages)
     trace("report", report)
     return report
 
@@ -73,9 +79,9 @@ def build_kernel(request: BuildRequest, trace: Trace = silent) -> BuildReport:
 def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Construction, ...]) -> tuple[str, ...]:
     """Of each contraction that none of the device's matrix units takes, why."""
     return tuple(
-        f"{group.name} is not on a matrix unit: {'; '.join(construction.refusals)}"
+        f"{group.name} is not on a matrix unit: {'; '.join(construction.unsupported_units)}"
         for group, construction in zip(groups, constructions, strict=True)
-        if construction.refusals and all(not p.unit.is_matrix for p in construction.programs)
+        if construction.unsupported_units and all(not p.unit.is_matrix for p in construction.programs)
     )
 
 
@@ -85,9 +91,9 @@ def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
     The emulator takes the text: it does without.
     """
     backend = backend_for(hw)
-    found = availability(hw)
-    if not found.ok and request.runtime is not RuntimeChoice.EMULATOR:
-        raise ToolchainMissingError(found.reason)
+    toolchain = availability(hw)
+    if not toolchain.ok and request.runtime is not RuntimeChoice.EMULATOR:
+        raise ToolchainMissingError(toolchain.reason)
     return backend
 
 
@@ -95,19 +101,19 @@ def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> t
     """Whether candidates can be timed; where they were to be and cannot, a note that says why."""
     if request.select is Select.MODEL:
         return False, ()
-    if not backend.present(hw):
+    if not backend.is_present(hw):
         return False, (f"nothing was measured: there is no {hw.id} here, the model chose",)
     return True, ()
 
 
 @dataclass(slots=True)
-class _Clock:
+class StageTimer:
     """Seconds of each stage."""
 
     last: float = field(default_factory=time.perf_counter)
-    laps: tuple[tuple[str, float], ...] = ()
+    stages: tuple[tuple[str, float], ...] = ()
 
-    def lap(self, stage: str) -> None:
+    def record(self, stage: str) -> None:
         now = time.perf_counter()
-        self.laps = (*self.laps, (stage, now - self.last))
+        self.stages = (*self.stages, (stage, now - self.last))
         self.last = now

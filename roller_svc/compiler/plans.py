@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.construct.construct import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.ir.constraints import NO_DEMANDS, Demands
@@ -23,7 +23,7 @@ from roller_svc.ir.report import GroupedPlan, Plan
 from roller_svc.perf.roofline import together
 
 
-class Ranked(NamedTuple):
+class RankedPartition(NamedTuple):
     """One way in which statements become kernels: its groups, for each its candidates best first, and how they were
     constructed."""
 
@@ -32,16 +32,16 @@ class Ranked(NamedTuple):
     constructions: tuple[Construction, ...]
 
 
-Groupings = tuple[Ranked, ...]  # the one with the model's best plan first
-SHARE = 3  # one place in so many may go to other units and groupings out of reach
+RankedPartitions = tuple[RankedPartition, ...]  # the one with the model's best plan first
+EXPLORATION_DIVISOR = 3  # one place in so many may go to other units and groupings out of reach
 # What tells plans apart beside their tiles: the grouping's number; or with it a kernel's, and the kind of unit that
 # computes it.
-Trait = tuple[int] | tuple[int, int, UnitKind]
-Telling = tuple[Trait, GroupedPlan]  # a plan, with what tells it from those that the model puts first
+PlanFeature = tuple[int] | tuple[int, int, UnitKind]
+FeaturedPlan = tuple[PlanFeature, GroupedPlan]  # a plan, with what tells it from those that the model puts first
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class TargetEstimate:
     """What the model says of a program on a device: its plans, best first, and the least that any plan could take."""
 
     spec: HardwareSpec
@@ -49,144 +49,156 @@ class Estimated:
     roofline: tuple[Roof, ...]
 
 
-def estimate_program(shared: Shared, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS) -> Estimated:
+def estimate_program(
+    cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
+) -> TargetEstimate:
     """What the model says of the best plans. Builds nothing, opens no device."""
-    _, ranked, constructions = ranked_groupings(shared, spec, top_k, demands)[0]
-    return Estimated(spec, best_plans(ranked, top_k), together(tuple(c.roofline for c in constructions)))
+    _, candidates, constructions = rank_partitions(cache, spec, top_k, demands)[0]
+    return TargetEstimate(spec, best_plans(candidates, top_k), together(tuple(c.roofline for c in constructions)))
 
 
-def ranked_groups(program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS) -> Ranked:
+def rank_best_partition(
+    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+) -> RankedPartition:
     """The grouping that the model expects to be the fastest."""
-    return ranked_groupings(Shared(program), hw, top_k, demands)[0]
+    return rank_partitions(PartitionCache(program), hw, top_k, demands)[0]
 
 
-def ranked_groupings(shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS) -> Groupings:
+def rank_partitions(
+    cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+) -> RankedPartitions:
     """All of them: attention and pairs of sums are one kernel or several. `shared`: what is known of the program from
     other devices."""
-    found: list[Ranked] = []
+    ranked: list[RankedPartition] = []
     failures: list[NoCandidateError] = []
-    for groups in shared.groupings(hw):
+    for groups in cache.partitions(hw):
         try:
-            found.append(_ranked(groups, shared, hw, top_k, demands))
+            ranked.append(_rank(groups, cache, hw, top_k, demands))
         except NoCandidateError as failure:
             failures.append(failure)
-    if not found:
+    if not ranked:
         raise failures[-1]
-    return tuple(sorted(found, key=_least_seconds))
+    return tuple(sorted(ranked, key=_partition_seconds))
 
 
-def _least_seconds(ranked: Ranked) -> float:
-    return _first(ranked).ranked_s
+def _partition_seconds(ranked: RankedPartition) -> float:
+    return _best_plan(ranked).ranking_seconds
 
 
-def _ranked(groups: tuple[KernelGroup, ...], shared: Shared, hw: HardwareSpec, top_k: int, demands: Demands) -> Ranked:
-    addressed = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
+def _rank(
+    groups: tuple[KernelGroup, ...], cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: Demands
+) -> RankedPartition:
+    constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
     others = Demands(demands.allow_tf32)
-    found = [
-        rank_units(group, hw, top_k, demands if group in addressed else others, shared.footprints) for group in groups
+    results = [
+        rank_units(group, hw, top_k, demands if group in constrained else others, cache.footprints) for group in groups
     ]
-    return Ranked(
-        groups, tuple(candidates for candidates, _ in found), tuple(construction for _, construction in found)
+    return RankedPartition(
+        groups, tuple(candidates for candidates, _ in results), tuple(construction for _, construction in results)
     )
 
 
-def best_plans(ranked: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
+def best_plans(candidates_by_group: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
     """The `top_k` least sums of one candidate a group, best first."""
 
-    def seconds(at: tuple[int, ...]) -> float:
-        return sum(candidates[i].ranked_s for candidates, i in zip(ranked, at, strict=True))
+    def ranking_seconds(indices: tuple[int, ...]) -> float:
+        return sum(candidates[i].ranking_seconds for candidates, i in zip(candidates_by_group, indices, strict=True))
 
-    first = (0,) * len(ranked)
-    heap, seen = [(seconds(first), first)], {first}
+    first = (0,) * len(candidates_by_group)
+    heap, seen = [(ranking_seconds(first), first)], {first}
     plans: list[Plan] = []
     while heap and len(plans) < top_k:
-        _, at = heapq.heappop(heap)
-        plans.append(Plan(tuple(candidates[i] for candidates, i in zip(ranked, at, strict=True))))
-        for g, candidates in enumerate(ranked):
-            following = (*at[:g], at[g] + 1, *at[g + 1 :])
-            if following[g] < len(candidates) and following not in seen:
-                seen.add(following)
-                heapq.heappush(heap, (seconds(following), following))
+        _, indices = heapq.heappop(heap)
+        plans.append(Plan(tuple(candidates[i] for candidates, i in zip(candidates_by_group, indices, strict=True))))
+        for g, candidates in enumerate(candidates_by_group):
+            successor = (*indices[:g], indices[g] + 1, *indices[g + 1 :])
+            if successor[g] < len(candidates) and successor not in seen:
+                seen.add(successor)
+                heapq.heappush(heap, (ranking_seconds(successor), successor))
     return tuple(plans)
 
 
-def plans_of_all(groupings: Groupings, count: int) -> tuple[GroupedPlan, ...]:
+def merge_ranked_plans(partitions: RankedPartitions, count: int) -> tuple[GroupedPlan, ...]:
     """The `count` plans that the model puts first, of all groupings whose best may in truth be the fastest."""
-    near = [ranked for number, ranked in enumerate(groupings) if _may_win(groupings, number)]
-    plans = [GroupedPlan(plan, ranked.groups) for ranked in near for plan in best_plans(ranked.candidates, count)]
-    return tuple(heapq.nsmallest(count, plans, key=_seconds))
+    contenders = [ranked for number, ranked in enumerate(partitions) if _within_uncertainty(partitions, number)]
+    plans = [GroupedPlan(plan, ranked.groups) for ranked in contenders for plan in best_plans(ranked.candidates, count)]
+    return tuple(heapq.nsmallest(count, plans, key=_ranking_seconds))
 
 
-def shortlisted(plans: tuple[GroupedPlan, ...], groupings: Groupings, count: int) -> tuple[GroupedPlan, ...]:
+def select_for_measurement(
+    plans: tuple[GroupedPlan, ...], partitions: RankedPartitions, count: int
+) -> tuple[GroupedPlan, ...]:
     """The first `count` of `plans_of_all`, the last of them giving way to the best plan of what is not there: groupings
     that may be the fastest; and, in up to a third of the places, the other groupings, whose estimates may be wrong by
     more than they say, then other kinds of units for a kernel that may be the fastest. So measuring decides these too,
     and not only between tiles."""
-    kept = list(plans[:count])
-    there = {trait for one in kept for trait in _traits(one, groupings)}
-    near, far, units = (
-        [one for trait, one in sorted(found, key=lambda pair: _seconds(pair[1])) if trait not in there]
-        for found in (*_other_groupings(groupings), _other_units(groupings[0]))
+    selected = list(plans[:count])
+    features = {trait for one in selected for trait in _features(one, partitions)}
+    contenders, others, units = (
+        [one for trait, one in sorted(found, key=lambda pair: _ranking_seconds(pair[1])) if trait not in features]
+        for found in (*_other_partitions(partitions), _other_units(partitions[0]))
     )
-    for one in (*near, *[*far, *units][: count // SHARE])[: count - 1]:
-        if len(kept) == count:
-            place = _spare_place(kept, groupings)
-            if place is None:
+    for plan in (*contenders, *[*others, *units][: count // EXPLORATION_DIVISOR])[: count - 1]:
+        if len(selected) == count:
+            index = _replaceable_index(selected, partitions)
+            if index is None:
                 break
-            del kept[place]
-        kept.append(one)
-    return tuple(sorted(kept, key=_seconds))
+            del selected[index]
+        selected.append(plan)
+    return tuple(sorted(selected, key=_ranking_seconds))
 
 
-def _seconds(one: GroupedPlan) -> float:
-    return one.plan.ranked_s
+def _ranking_seconds(grouped: GroupedPlan) -> float:
+    return grouped.plan.ranking_seconds
 
 
-def _other_groupings(groupings: Groupings) -> tuple[list[Telling], list[Telling]]:
+def _other_partitions(partitions: RankedPartitions) -> tuple[list[FeaturedPlan], list[FeaturedPlan]]:
     """The best plans of groupings that may be faster than the first, and of those that may not."""
-    near: list[Telling] = []
-    far: list[Telling] = []
-    for number, ranked in enumerate(groupings[1:], 1):
-        (near if _may_win(groupings, number) else far).append(((number,), GroupedPlan(_first(ranked), ranked.groups)))
-    return near, far
+    contenders: list[FeaturedPlan] = []
+    others: list[FeaturedPlan] = []
+    for number, ranked in enumerate(partitions[1:], 1):
+        (contenders if _within_uncertainty(partitions, number) else others).append(
+            ((number,), GroupedPlan(_best_plan(ranked), ranked.groups))
+        )
+    return contenders, others
 
 
-def _other_units(best: Ranked) -> Iterator[Telling]:
+def _other_units(best: RankedPartition) -> Iterator[FeaturedPlan]:
     """The best plan of the first grouping with a kernel computed by another kind of unit."""
-    first = _first(best).choices
+    first = _best_plan(best).choices
     for g, candidates in enumerate(best.candidates):
-        known = {_trait(0, g, candidates[0])}
+        features = {_unit_feature(0, g, candidates[0])}
         for candidate in candidates:
-            trait = _trait(0, g, candidate)
-            if trait not in known and _may_be_faster(candidate.estimate, candidates[0].estimate):
-                yield trait, GroupedPlan(Plan((*first[:g], candidate, *first[g + 1 :])), best.groups)
-            known.add(trait)
+            feature = _unit_feature(0, g, candidate)
+            if feature not in features and _may_be_faster(candidate.estimate, candidates[0].estimate):
+                yield feature, GroupedPlan(Plan((*first[:g], candidate, *first[g + 1 :])), best.groups)
+            features.add(feature)
 
 
-def _first(ranked: Ranked) -> Plan:
+def _best_plan(ranked: RankedPartition) -> Plan:
     return Plan(tuple(candidates[0] for candidates in ranked.candidates))
 
 
-def _may_win(groupings: Groupings, number: int) -> bool:
-    return _may_be_faster(_first(groupings[number]).estimate, _first(groupings[0]).estimate)
+def _within_uncertainty(partitions: RankedPartitions, number: int) -> bool:
+    return _may_be_faster(_best_plan(partitions[number]).estimate, _best_plan(partitions[0]).estimate)
 
 
-def _may_be_faster(one: Estimate, other: Estimate) -> bool:
+def _may_be_faster(candidate: Estimate, best: Estimate) -> bool:
     """Whether it may be in truth: each is known within a factor."""
-    return one.seconds <= other.seconds * one.uncertainty * other.uncertainty
+    return candidate.seconds <= best.seconds * candidate.uncertainty * best.uncertainty
 
 
-def _traits(one: GroupedPlan, groupings: Groupings) -> tuple[Trait, ...]:
-    number = next(i for i, ranked in enumerate(groupings) if ranked.groups is one.groups)
-    return ((number,), *(_trait(number, g, choice) for g, choice in enumerate(one.plan.choices)))
+def _features(grouped: GroupedPlan, partitions: RankedPartitions) -> tuple[PlanFeature, ...]:
+    number = next(i for i, ranked in enumerate(partitions) if ranked.groups is grouped.groups)
+    return ((number,), *(_unit_feature(number, g, choice) for g, choice in enumerate(grouped.plan.choices)))
 
 
-def _trait(number: int, g: int, candidate: Candidate) -> Trait:
+def _unit_feature(number: int, g: int, candidate: Candidate) -> PlanFeature:
     return number, g, candidate.program.unit.kind
 
 
-def _spare_place(kept: list[GroupedPlan], groupings: Groupings) -> int | None:
+def _replaceable_index(selected: list[GroupedPlan], partitions: RankedPartitions) -> int | None:
     """The last plan behind the first that has nothing that others lack but its tiles."""
-    traits = [_traits(one, groupings) for one in kept]
-    counts = Counter(trait for found in traits for trait in found)
-    return next((i for i in range(len(kept) - 1, 0, -1) if all(counts[trait] > 1 for trait in traits[i])), None)
+    features = [_features(one, partitions) for one in selected]
+    counts = Counter(trait for found in features for trait in found)
+    return next((i for i in range(len(selected) - 1, 0, -1) if all(counts[trait] > 1 for trait in features[i])), None)

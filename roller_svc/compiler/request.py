@@ -14,7 +14,7 @@ from roller_svc.ir.constraints import TILE_FIELDS, KernelFamily
 from roller_svc.ir.hardware import Family, HardwareSpec
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, Select
 
-TOP_K_MOST = 100
+MAX_TOP_K = 100
 
 E = TypeVar("E", bound=Enum)
 
@@ -36,21 +36,21 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
 ) -> BuildRequest:
     """The request, or an InputError that names the option at fault."""
     request = BuildRequest(
-        expression=checked_expression(expression),
+        expression=validate_expression(expression),
         inputs=tensor_types(inputs),
-        target=checked_target(target),
-        outputs=checked_outputs(outputs),
-        top_k=checked_top_k(top_k),
-        select=one_of(Select, "select", select),
-        runtime=one_of(RuntimeChoice, "runtime", runtime),
-        allow_tf32=checked_flag("allow_tf32", allow_tf32),
-        hardware=checked_hardware(hardware),
-        family=None if family is None else one_of(KernelFamily, "family", family),
-        tiles=checked_tiles(tiles),
-        constants=checked_constants(constants, tensor_types(inputs)),
+        target=validate_target(target),
+        outputs=validate_outputs(outputs),
+        top_k=validate_top_k(top_k),
+        select=parse_enum(Select, "select", select),
+        runtime=parse_enum(RuntimeChoice, "runtime", runtime),
+        allow_tf32=validate_flag("allow_tf32", allow_tf32),
+        hardware=validate_hardware(hardware),
+        family=None if family is None else parse_enum(KernelFamily, "family", family),
+        tiles=validate_tiles(tiles),
+        constants=validate_constants(constants, tensor_types(inputs)),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
-        _check_emulable(spec_of(request))
+        _check_emulable(resolve_spec(request))
         return replace(request, select=Select.MODEL)  # its times say nothing of a GPU's
     return request
 
@@ -73,55 +73,55 @@ def request_json(request: BuildRequest) -> dict[str, object]:
     }
 
 
-def spec_of(request: BuildRequest) -> HardwareSpec:
+def resolve_spec(request: BuildRequest) -> HardwareSpec:
     """The device a request means."""
     return request.hardware or hardware.load(request.target)
 
 
-def checked_expression(value: object) -> str:
+def validate_expression(value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"expression must be text, not {kind_of(value)}", code="invalid-expression")
     return value
 
 
-def checked_target(value: object) -> str:
+def validate_target(value: object) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"target must be a device's id, not {kind_of(value)}", code="invalid-option")
     return value
 
 
-def checked_top_k(value: object) -> int:
+def validate_top_k(value: object) -> int:
     number = whole_number(value)
-    if number is None or not 1 <= number <= TOP_K_MOST:
+    if number is None or not 1 <= number <= MAX_TOP_K:
         raise ArgumentError(
-            f"top_k must be a whole number from 1 to {TOP_K_MOST}, not {shown(value)}", code="invalid-option"
+            f"top_k must be a whole number from 1 to {MAX_TOP_K}, not {shown(value)}", code="invalid-option"
         )
     return number
 
 
-def checked_flag(name: str, value: object) -> bool:
+def validate_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be true or false, not {shown(value)}", code="invalid-option")
     return value
 
 
-def checked_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
     """Names of inputs, in the inputs' order."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ArgumentError(f"constants must be a list of inputs' names, not {shown(value)}", code="invalid-option")
-    known, names = [name for name, _ in inputs], list(value)
+    inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
-        if name not in known:
+        if name not in inputs_in_order:
             raise ArgumentError(
-                f"constants: there is no input {shown(name)}; inputs are {', '.join(known) or 'none'}",
+                f"constants: there is no input {shown(name)}; inputs are {', '.join(inputs_in_order) or 'none'}",
                 code="invalid-option",
             )
-    return tuple(name for name in known if name in names)
+    return tuple(name for name in inputs_in_order if name in names)
 
 
-def checked_tiles(value: object) -> tuple[tuple[str, int], ...]:
+def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
     """{'split_k': 4} → (('split_k', 4),), by name."""
     if value is None:
         return ()
@@ -138,7 +138,7 @@ def checked_tiles(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
 
 
-def checked_outputs(value: object) -> tuple[str, ...] | None:
+def validate_outputs(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -151,7 +151,7 @@ def checked_outputs(value: object) -> tuple[str, ...] | None:
     return names
 
 
-def checked_hardware(value: object) -> HardwareSpec | None:
+def validate_hardware(value: object) -> HardwareSpec | None:
     """A spec itself, YAML text, or the spec as plain values."""
     match value:
         case None | HardwareSpec():
@@ -163,13 +163,13 @@ def checked_hardware(value: object) -> HardwareSpec | None:
     raise ArgumentError(f"hardware must be a HardwareSpec or YAML text, not {kind_of(value)}", code="invalid-option")
 
 
-def one_of(kind: type[E], name: str, value: object) -> E:
+def parse_enum(kind: type[E], name: str, value: object) -> E:
     """The member of an enum by its text."""
     for member in kind:
         if value is member or (isinstance(value, str) and value == member.value):
             return member
-    known = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{name} must be one of {known}, not {shown(value)}", code="invalid-option")
+    choices = ", ".join(repr(member.value) for member in kind)
+    raise ArgumentError(f"{name} must be one of {choices}, not {shown(value)}", code="invalid-option")
 
 
 def _check_emulable(spec: HardwareSpec) -> None:

@@ -15,7 +15,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
 from roller_svc.ir.printer import text
-from roller_svc.ir.report import Attempt, BuildReport, Plan
+from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
 
 Json = dict[str, object]
@@ -41,9 +41,9 @@ def estimate_json(estimate: Estimate) -> Json:
     }
 
 
-def sensitivity_json(found: Iterable[Sensitivity]) -> list[Json]:
+def sensitivity_json(results: Iterable[Sensitivity]) -> list[Json]:
     """What a tenth more of each resource saves, as shares of the estimated seconds."""
-    return [{"resource": one.resource, "saved": one.saved} for one in found]
+    return [{"resource": one.resource, "saved": one.time_saved_fraction} for one in results]
 
 
 def roofline_json(roofs: Iterable[Roof]) -> list[Json]:
@@ -82,8 +82,8 @@ def plan_json(plan: Plan, hardware: HardwareSpec) -> Json:
     """An estimate as POST /v1/estimates has it: cost of the whole plan, tiles of its longest kernel, every kernel."""
     levels = hardware.tile_levels
     return estimate_json(plan.estimate) | {
-        "tiles": tiles_json(plan.main.program, levels),
-        "unit": plan.main.program.unit.name,
+        "tiles": tiles_json(plan.dominant_choice.program, levels),
+        "unit": plan.dominant_choice.program.unit.name,
         "kernels": [choice_json(choice, levels) for choice in plan.choices],
     }
 
@@ -132,7 +132,7 @@ def error_json(error: RollerError) -> Json:
     return facts
 
 
-def error_of(facts: Mapping[str, Any]) -> RollerError:
+def parse_error(facts: Mapping[str, Any]) -> RollerError:
     """The error that error_json described. Raises ValueError, KeyError or TypeError where the facts are of none."""
     kind = getattr(errors, str(facts["class"]), None)
     if not (isinstance(kind, type) and issubclass(kind, RollerError)):
@@ -140,24 +140,24 @@ def error_of(facts: Mapping[str, Any]) -> RollerError:
     message, code = str(facts["message"]), str(facts["code"])
     if issubclass(kind, NoCandidateError):
         rejections = {str(rule): int(count) for rule, count in facts["rejections"].items()}
-        found: RollerError = kind(message, rejections=rejections, hint=facts["hint"])
+        error: RollerError = kind(message, rejections=rejections, hint=facts["hint"])
     elif issubclass(kind, InputError):
-        found = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
+        error = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
     elif issubclass(kind, CompileError):
-        found = kind(message, log=str(facts["log"]))
+        error = kind(message, log=str(facts["log"]))
     else:
-        found = kind(message)
-    found.code = code
-    return found
+        error = kind(message)
+    error.code = code
+    return error
 
 
-def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
+def attempt_json(attempt: CandidateResult, report: BuildReport) -> Json:
     """`estimate` is what ranked the plan, `estimate_compiled` the same with the registers and shared memory that its
     binary takes; None where there is no binary, or a CPU's."""
     compiled = revised_plan(attempt.plan, attempt.groups, attempt.compiled, report.hardware)
     return {
         "plan": plan_json(attempt.plan, report.hardware),
-        "groups": grouping_json(attempt),
+        "groups": partition_json(attempt),
         "estimate": estimate_json(attempt.plan.estimate),
         "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
         "measurement": measurement_json(attempt.measurement),
@@ -167,16 +167,16 @@ def attempt_json(attempt: Attempt, report: BuildReport) -> Json:
     }
 
 
-def grouping_json(attempt: Attempt) -> list[Json]:
+def partition_json(attempt: CandidateResult) -> list[Json]:
     """Which statements the plan's kernels compute, by the tensors that these define, and as what."""
     return [
-        {"name": group.name, "kind": group.kind.value, "as": reading(group, choice.program),
+        {"name": group.name, "kind": group.kind.value, "as": interpretation(group, choice.program),
          "computes": [statement.output for statement in group.statements]}
         for group, choice in zip(attempt.groups, attempt.plan.choices, strict=True)
     ]  # fmt: skip
 
 
-def reading(group: KernelGroup, program: RProgram) -> str:
+def interpretation(group: KernelGroup, program: RProgram) -> str:
     """What a kernel takes its group for: its kind, but that a contraction may be a pair of them, on a CPU a
     convolution, or one product of matrices for each image."""
     space = program.space
@@ -193,8 +193,8 @@ def step_json(step: TraceStep) -> Json:
         "level": step.level,
         "tile": dict(zip(step.names, step.extents, strict=True)),
         "footprint_bytes": step.footprint_bytes,
-        "reuse": step.reuse,
-        "outcome": step.outcome,
+        "reuse": step.reuse_score,
+        "outcome": step.decision,
     }
 
 
@@ -203,7 +203,7 @@ def construction_json(construction: Construction) -> Json:
         "programs": len(construction.programs),
         "tiles_visited": construction.tiles_visited,
         "rejections": dict(construction.rejections),
-        "refusals": list(construction.refusals),
+        "refusals": list(construction.unsupported_units),
         "trace": [step_json(step) for step in construction.trace[:TRACE_STEPS]],
         "trace_steps": len(construction.trace),
     }
@@ -255,7 +255,7 @@ def _report(report: BuildReport) -> Json:
             for group in report.groups
         ],
         "constructions": [construction_json(construction) for construction in report.constructions],
-        "attempts": [attempt_json(attempt, report) for attempt in report.attempts],
+        "attempts": [attempt_json(attempt, report) for attempt in report.results],
         "notes": list(report.notes),
         "stage_seconds": dict(report.stage_seconds),
     }

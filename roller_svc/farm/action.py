@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from roller_svc import hardware, toolchain
-from roller_svc.compiler.request import spec_of
+from roller_svc.compiler.request import resolve_spec
 from roller_svc.farm.store import SCHEMA
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
@@ -24,7 +24,7 @@ LIBRARIES = ("islpy", "lark", "numpy")
 def action_digest(request: BuildRequest) -> str:
     """sha256:<hex>. Parsing happens here: an expression that is wrong raises its InputError."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    spec = spec_of(request)
+    spec = resolve_spec(request)
     # The spec's content, not its name: a spec that is edited is another device. Never a measurement, and not those
     # that a spec's figures come from.
     parts = {

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json, measurement_json
-from roller_svc.errors import FarmError
+from roller_svc.errors import BuildServiceError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
@@ -34,7 +34,7 @@ _KINDS = {
 
 def build_artifact(request: BuildRequest) -> Artifact:
     """Build and pack. Raises the build's error."""
-    return packed(build_kernel(request))
+    return pack(build_kernel(request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class BuildTask:
         return self.request.select is Select.MEASURE
 
     def check_generator(self) -> None:
-        """Raises FarmError where this process has other code than the service."""
+        """Raises BuildServiceError where this process has other code than the service."""
         if self.generator != LOADED_GENERATOR:
-            raise FarmError(
+            raise BuildServiceError(
                 "the package was replaced under the running service: start the service anew",
                 code="generator-replaced",
             )
 
 
 def build_task(task: BuildTask) -> Artifact:
-    """build_artifact, fenced. Raises FarmError where this process has other code than the service."""
+    """build_artifact, fenced. Raises BuildServiceError where this process has other code than the service."""
     task.check_generator()
     return build_artifact(task.request)
 
@@ -70,7 +70,7 @@ def artifact_json(artifact: Artifact) -> Json:
     return {"digest": artifact.digest, "facts": artifact.facts, "files": files}
 
 
-def artifact_of(document: Mapping[str, Any]) -> Artifact:
+def parse_artifact(document: Mapping[str, Any]) -> Artifact:
     """The artifact that artifact_json wrote. Raises ValueError, KeyError or TypeError for what is none."""
     digest, facts, files = document["digest"], document["facts"], document["files"]
     if not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
@@ -82,9 +82,9 @@ def artifact_of(document: Mapping[str, Any]) -> Artifact:
     return Artifact(digest, facts, {kind: base64.b64decode(text, validate=True) for kind, text in files.items()})
 
 
-def packed(report: BuildReport) -> Artifact:
+def pack(report: BuildReport) -> Artifact:
     """The winner as facts and files."""
-    kernel = kept(report)
+    kernel = package_kernel(report)
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         folder = saved.save(kernel, Path(temporary) / "kernel")
         names = sorted(path.name for path in folder.iterdir())
@@ -103,7 +103,7 @@ def packed(report: BuildReport) -> Artifact:
     return Artifact(kernel.digest, facts, files)
 
 
-def unpacked(facts: dict[str, object], files: dict[str, bytes]) -> saved.SavedKernel:
+def unpack(facts: dict[str, object], files: dict[str, bytes]) -> saved.SavedKernel:
     """An artifact's kernel again, its digests checked."""
     names = facts.get("files")
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:

@@ -9,64 +9,64 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from roller_svc.compiler.estimates.cache import Memo
+from roller_svc.compiler.estimates.cache import LruCache
 from roller_svc.compiler.request import request_json
-from roller_svc.errors import FarmError, InputError, KernelTimeoutError
+from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
 from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
-from roller_svc.farm.workers import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 
-REMEMBERED_CHARACTERS = 8 << 20  # of requests
-ATTEMPTS_MOST = 3  # where processes die
+CACHED_CHARACTERS = 8 << 20  # of requests
+MAX_ATTEMPTS = 3  # where processes die
 MEMORY_BYTES = 2 << 30  # of a process that checks
 
 
-def checked_digest(task: BuildTask) -> str:
-    """The action's digest. Raises InputError, and FarmError where this process has other code than the service."""
+def compute_digest(task: BuildTask) -> str:
+    """The action's digest. Raises InputError, and BuildServiceError where this process has other code than the service."""
     task.check_generator()
     return action_digest(task.request)
 
 
-class Checking:
+class RequestValidator:
     """Requests' digests and refusals. `timeout_s` is the most that a request may take to be read and checked."""
 
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
-        answers = JsonAnswers(str, _digest_of)
-        self._lanes = ThreadLanes(checked_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), answers)
-        self._known: Memo[str, str | InputError] = Memo(REMEMBERED_CHARACTERS)
+        codec = JsonCodec(str, _parse_digest)
+        self._workers = WorkerPool(compute_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+        self._cache: LruCache[str, str | InputError] = LruCache(CACHED_CHARACTERS)
 
-    def knows(self, request: BuildRequest) -> bool:
+    def is_cached(self, request: BuildRequest) -> bool:
         """Whether `digest` answers at once."""
-        return self._known.get(_key(request)) is not None
+        return self._cache.get(_key(request)) is not None
 
     def digest(self, request: BuildRequest) -> str:
-        """The action's digest. Raises the request's InputError, and FarmError where it could not be checked now."""
+        """The action's digest. Raises the request's InputError, and BuildServiceError where it could not be checked now."""
         key = _key(request)
-        found = self._known.get(key)
-        if found is None:
-            found = self._checked(request)
-            self._known.put(key, found, len(key))
-        if isinstance(found, InputError):
-            raise found.with_traceback(None)
-        return found
+        result = self._cache.get(key)
+        if result is None:
+            result = self._validate(request)
+            self._cache.put(key, result, len(key))
+        if isinstance(result, InputError):
+            raise result.with_traceback(None)
+        return result
 
     def close(self) -> None:
-        self._lanes.close(at_once=True)
+        self._workers.close(kill=True)
 
-    def _checked(self, request: BuildRequest) -> str | InputError:
-        for _ in range(ATTEMPTS_MOST - 1):
+    def _validate(self, request: BuildRequest) -> str | InputError:
+        for _ in range(MAX_ATTEMPTS - 1):
             try:
-                return self._checked_once(request)
-            except FarmError as fault:
+                return self._validate_once(request)
+            except BuildServiceError as fault:
                 if fault.code != "worker-lost":
                     raise
-        return self._checked_once(request)
+        return self._validate_once(request)
 
-    def _checked_once(self, request: BuildRequest) -> str | InputError:
+    def _validate_once(self, request: BuildRequest) -> str | InputError:
         try:
-            return self._lanes.call(BuildTask(request, LOADED_GENERATOR))
+            return self._workers.call(BuildTask(request, LOADED_GENERATOR))
         except InputError as refusal:
             return refusal
         except KernelTimeoutError:
@@ -81,7 +81,7 @@ def _key(request: BuildRequest) -> str:
     return json.dumps(request_json(request), sort_keys=True, separators=(",", ":"))
 
 
-def _digest_of(document: object) -> str:
+def _parse_digest(document: object) -> str:
     if not (isinstance(document, str) and DIGEST.fullmatch(document)):
         raise ValueError("no digest")
     return document

@@ -21,7 +21,7 @@ from enum import Enum
 
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.compiler.serialize import error_json
-from roller_svc.errors import FarmError, QueueFullError, RollerError, StoreError
+from roller_svc.errors import BuildServiceError, QueueFullError, RollerError, StoreError
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.ir.report import BuildRequest
 
@@ -29,19 +29,19 @@ HIT_PREFIX = "hit-"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each further attempt
 # A build in whose attempts so many processes of the service ended is taken for the cause. Chance hits the same build
 # rarely: those that were interrupted are resumed last.
-ATTEMPTS_MOST = 12
+MAX_ATTEMPTS = 12
 _HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
 
-class Stage(Enum):
+class OperationState(Enum):
     QUEUED = "queued"
     BUILDING = "building"
     DONE = "done"
 
 
-class Cache(Enum):
+class CacheStatus(Enum):
     HIT = "hit"  # made before
     MISS = "miss"  # this operation makes it
     JOINED = "joined"  # another operation is making it
@@ -56,8 +56,8 @@ class Operation:
 
     id: str
     action: str
-    stage: Stage
-    cache: Cache
+    state: OperationState
+    cache: CacheStatus
     create_time: str
     request: Json
     facts: Json | None = None
@@ -66,11 +66,11 @@ class Operation:
 
     @property
     def done(self) -> bool:
-        return self.stage is Stage.DONE
+        return self.state is OperationState.DONE
 
 
 @dataclass(slots=True)
-class _Job:
+class BuildJob:
     """One build under way, and the operations that wait for it."""
 
     action: str
@@ -78,7 +78,7 @@ class _Job:
     client: str
     operations: list[Operation]
     attempts: int = 0
-    ended: Future[None] = field(default_factory=Future)
+    done_future: Future[None] = field(default_factory=Future)
 
 
 class JobQueue:
@@ -95,30 +95,30 @@ class JobQueue:
         *,
         workers: int,
         length: int,
-        length_each: int | None = None,
+        length_per_client: int | None = None,
     ) -> None:
         self.store = store
         self._build = build
         self._digest = digest
         self._length = length
-        self._length_each = length if length_each is None else length_each
+        self._length_per_client = length if length_per_client is None else length_per_client
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._lock = threading.Lock()
-        self._jobs: dict[str, _Job] = {}  # by action
-        self._waiting: dict[str, deque[_Job]] = {}  # by client, whose turn is next first
+        self._jobs: dict[str, BuildJob] = {}  # by action
+        self._queues: dict[str, deque[BuildJob]] = {}  # by client, whose turn is next first
         self._live: dict[str, Operation] = {}  # operations that have not ended
-        self._ended: dict[str, Future[None]] = {}  # theirs
+        self._done_futures: dict[str, Future[None]] = {}  # theirs
         self._watchers: dict[str, list[Callable[[], None]]] = {}  # of operations that have not ended
         self._closing = threading.Event()
 
     def submit(self, request: BuildRequest, client: str = "") -> Operation:
         """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
         action = self._digest(request)
-        facts = self.store.made_by(action)
+        facts = self.store.action_result(action)
         if facts is not None:
-            return _hit(action, facts, request_json(request))
+            return _cached_operation(action, facts, request_json(request))
         operation = Operation(
-            id=_new_id(), action=action, stage=Stage.QUEUED, cache=Cache.MISS, create_time=_now(),
+            id=_new_id(), action=action, state=OperationState.QUEUED, cache=CacheStatus.MISS, create_time=_now(),
             request=request_json(request),
         )  # fmt: skip
         return self._enqueue(operation, request, client, is_limited=True)
@@ -130,23 +130,23 @@ class JobQueue:
             return live
         if _HIT_ID.fullmatch(operation_id):
             action = "sha256:" + operation_id.removeprefix(HIT_PREFIX)
-            facts = self.store.made_by(action)
-            return None if facts is None else _hit(action, facts, {})
+            facts = self.store.action_result(action)
+            return None if facts is None else _cached_operation(action, facts, {})
         record = self.store.record(operation_id)
-        found = None if record is None else _from_record(operation_id, record)
-        if found is None and (record is not None or self.store.is_set_aside(operation_id)):
-            return _unreadable(operation_id)
-        return found
+        operation = None if record is None else _from_record(operation_id, record)
+        if operation is None and (record is not None or self.store.is_set_aside(operation_id)):
+            return _unreadable_operation(operation_id)
+        return operation
 
-    def ended(self, operation_id: str) -> Future[None] | None:
+    def done_future(self, operation_id: str) -> Future[None] | None:
         """Resolves when the operation is done; None where it is already."""
         with self._lock:
-            return self._ended.get(operation_id)
+            return self._done_futures.get(operation_id)
 
     def watch(self, operation_id: str, wake: Callable[[], None]) -> None:
         """Have `wake` called once, from any thread, when the operation has ended: at once where it has already."""
         with self._lock:
-            if operation_id in self._ended:
+            if operation_id in self._done_futures:
                 self._watchers.setdefault(operation_id, []).append(wake)
                 return
         wake()
@@ -174,9 +174,9 @@ class JobQueue:
             elif not operation.done:
                 unfinished.append(operation)
         unfinished.sort(key=lambda operation: operation.attempts)
-        return sum([self._begin_again(operation) for operation in unfinished])
+        return sum([self._resume_operation(operation) for operation in unfinished])
 
-    def _begin_again(self, operation: Operation) -> bool:
+    def _resume_operation(self, operation: Operation) -> bool:
         """Whether the operation could be read as a request."""
         try:
             request = build_request(**operation.request)
@@ -186,14 +186,14 @@ class JobQueue:
         except RollerError as failure:
             self._finish(operation, None, failure)
             return True
-        if operation.attempts >= ATTEMPTS_MOST:
+        if operation.attempts >= MAX_ATTEMPTS:
             lost = f"the service ended during {operation.attempts} attempts to build this"
-            self._finish(operation, None, FarmError(lost, code="build-poisoned"))
+            self._finish(operation, None, BuildServiceError(lost, code="build-poisoned"))
             return True
         try:
             # Everything that decides the result may have changed since: the action is named by what there is today.
             action = self._digest(request)
-            self._enqueue(replace(operation, action=action, stage=Stage.QUEUED), request, "", is_limited=False)
+            self._enqueue(replace(operation, action=action, state=OperationState.QUEUED), request, "", is_limited=False)
         except StoreError:  # it stays recorded, for the next start
             log.exception("operation %s cannot be resumed now", operation.id)
         except RollerError as failure:
@@ -221,101 +221,103 @@ class JobQueue:
         """Joined to a build under way, or a new one where there is a place for it. On disk when this returns."""
         with self._lock:
             job = self._jobs.get(operation.action)
-            begins = job is None
+            is_new = job is None
             if job is None:
                 if is_limited:
-                    self._check_places(client)
-                job = self._jobs[operation.action] = _Job(operation.action, request, client, [operation])
+                    self._check_capacity(client)
+                job = self._jobs[operation.action] = BuildJob(operation.action, request, client, [operation])
             else:
-                operation = replace(operation, cache=Cache.JOINED, stage=job.operations[0].stage)
+                operation = replace(operation, cache=CacheStatus.JOINED, state=job.operations[0].state)
                 job.operations.append(operation)
             self._live[operation.id] = operation
-            self._ended[operation.id] = job.ended
+            self._done_futures[operation.id] = job.done_future
         try:
             # Not under the lock: a slow disk holds up nobody else.
             self.store.write_record(operation.id, _to_record(operation))
         except StoreError:
-            if self._withdraw(job, operation.id) and begins:
+            if self._withdraw(job, operation.id) and is_new:
                 self._start(job)  # for those that joined meanwhile
             raise
-        if begins:
+        if is_new:
             self._start(job)
         return operation
 
-    def _withdraw(self, job: _Job, operation_id: str) -> bool:
+    def _withdraw(self, job: BuildJob, operation_id: str) -> bool:
         """Forget an operation that could not be recorded; whether others wait for its build."""
         with self._lock:
             job.operations = [one for one in job.operations if one.id != operation_id]
             self._live.pop(operation_id, None)
-            self._ended.pop(operation_id, None)
+            self._done_futures.pop(operation_id, None)
             if not job.operations and self._jobs.get(job.action) is job:
                 del self._jobs[job.action]
             return bool(job.operations)
 
-    def _check_places(self, client: str) -> None:
+    def _check_capacity(self, client: str) -> None:
         """Raises QueueFullError where all places are taken, or the client's own. The lock is held."""
         if len(self._jobs) >= self._length:
             raise QueueFullError(f"{self._length} builds are waiting already; try again later")
-        if sum(job.client == client for job in self._jobs.values()) >= self._length_each:
-            raise QueueFullError(f"{self._length_each} builds of this client are waiting already; try again later")
+        if sum(job.client == client for job in self._jobs.values()) >= self._length_per_client:
+            raise QueueFullError(
+                f"{self._length_per_client} builds of this client are waiting already; try again later"
+            )
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: BuildJob) -> None:
         with self._lock:
-            self._waiting.setdefault(job.client, deque()).append(job)
+            self._queues.setdefault(job.client, deque()).append(job)
         self._pool.submit(self._run_next).add_done_callback(_log_bug)
 
     def _run_next(self) -> None:
         """Run a build of the client whose turn it is; its next turn comes after the others'."""
         with self._lock:
-            client, jobs = next(iter(self._waiting.items()))
+            client, jobs = next(iter(self._queues.items()))
             job = jobs.popleft()
-            del self._waiting[client]
+            del self._queues[client]
             if jobs:
-                self._waiting[client] = jobs
+                self._queues[client] = jobs
         self._run(job)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: BuildJob) -> None:
         facts: Json | None = None
-        failure: RollerError = FarmError("the build ended without a result")  # what stands after a bug of ours
+        failure: RollerError = BuildServiceError("the build ended without a result")  # what stands after a bug of ours
         try:
-            facts, failure = self._attempted(job)
+            facts, failure = self._build_with_retries(job)
         finally:
             with self._lock:
                 del self._jobs[job.action]  # nobody joins any more
                 operations = [self._live[operation.id] for operation in job.operations]
             with contextlib.ExitStack() as ending:  # each is called, whatever the others raise
-                ending.callback(job.ended.set_result, None)
+                ending.callback(job.done_future.set_result, None)
                 if facts is None and self._closing.is_set():
                     ending.callback(self._take_back_attempt, operations[0])
                 else:
                     for operation in operations:
                         ending.callback(self._finish, operation, facts, failure)
 
-    def _attempted(self, job: _Job) -> tuple[Json | None, RollerError]:
+    def _build_with_retries(self, job: BuildJob) -> tuple[Json | None, RollerError]:
         """The kernel's facts, or None and why there are none after the last attempt."""
         for delay_s in (*RETRY_DELAYS_S, None):
             job.attempts += 1
             try:
-                facts = self.store.made_by(job.action)  # a former process may have made it
+                facts = self.store.action_result(job.action)  # a former process may have made it
                 if facts is None:
                     self._record_attempt(job)
                     artifact = self._build(job.request)
                     self.store.publish(job.action, artifact)
                     facts = artifact.facts
-                return facts, FarmError("none")
-            except FarmError as fault:  # may pass
+                return facts, BuildServiceError("none")
+            except BuildServiceError as fault:  # may pass
                 log.warning("attempt %d of %s failed: %s", job.attempts, job.action, fault.message)
                 if delay_s is None or self._closing.wait(delay_s):
-                    return None, _after(job.attempts, fault)
+                    return None, _with_attempts(job.attempts, fault)
             except RollerError as error:
                 return None, error
         raise AssertionError  # the last turn returns
 
-    def _record_attempt(self, job: _Job) -> None:
+    def _record_attempt(self, job: BuildJob) -> None:
         """Have the record of the operation that began the build say so, before the attempt can end the machine."""
         with self._lock:
             job.operations = [
-                replace(one, stage=Stage.BUILDING, attempts=one.attempts + 1) for one in job.operations
+                replace(one, state=OperationState.BUILDING, attempts=one.attempts + 1) for one in job.operations
             ]
             self._live |= {operation.id: operation for operation in job.operations}
             first = job.operations[0]
@@ -325,7 +327,7 @@ class JobQueue:
         """Have the record say that the build, which the end of the service ended, is to be begun."""
         if operation.attempts == 0:
             return
-        queued = replace(operation, stage=Stage.QUEUED, attempts=operation.attempts - 1)
+        queued = replace(operation, state=OperationState.QUEUED, attempts=operation.attempts - 1)
         try:
             self.store.write_record(queued.id, _to_record(queued))
         except StoreError as failure:
@@ -333,7 +335,7 @@ class JobQueue:
 
     def _finish(self, operation: Operation, facts: Json | None, failure: RollerError) -> None:
         error = None if facts is not None else error_json(failure)
-        done = replace(operation, stage=Stage.DONE, facts=facts, error=error)
+        done = replace(operation, state=OperationState.DONE, facts=facts, error=error)
         try:
             self.store.write_record(done.id, _to_record(done))
             recorded = True
@@ -341,7 +343,7 @@ class JobQueue:
             log.warning("operation %s ended and cannot be recorded: %s", done.id, fault.message)
             recorded = False
         with self._lock:
-            self._ended.pop(done.id, None)
+            self._done_futures.pop(done.id, None)
             if recorded:
                 self._live.pop(done.id, None)
             else:
@@ -358,27 +360,27 @@ def _log_bug(run: Future[None]) -> None:
         log.error("a build ended in a bug", exc_info=error)
 
 
-def _after(attempts: int, fault: FarmError) -> FarmError:
+def _with_attempts(attempts: int, fault: BuildServiceError) -> BuildServiceError:
     """The fault of the last attempt, with how often it was tried."""
-    return FarmError(f"{fault.message} ({attempts} attempts; try again later)", code=fault.code)
+    return BuildServiceError(f"{fault.message} ({attempts} attempts; try again later)", code=fault.code)
 
 
-def _unreadable(operation_id: str) -> Operation:
+def _unreadable_operation(operation_id: str) -> Operation:
     """In place of an operation whose record this version cannot read."""
-    fault = FarmError(
+    fault = BuildServiceError(
         "the record of this operation is of another version and was set aside: send the request again",
         code="unreadable-record",
     )
     return Operation(
-        id=operation_id, action="", stage=Stage.DONE, cache=Cache.MISS, create_time=_now(), request={},
+        id=operation_id, action="", state=OperationState.DONE, cache=CacheStatus.MISS, create_time=_now(), request={},
         error=error_json(fault),
     )  # fmt: skip
 
 
-def _hit(action: str, facts: Json, request: Json) -> Operation:
+def _cached_operation(action: str, facts: Json, request: Json) -> Operation:
     """An operation that needs no record: its id says which action it was about."""
     return Operation(
-        id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, stage=Stage.DONE, cache=Cache.HIT,
+        id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, state=OperationState.DONE, cache=CacheStatus.HIT,
         create_time=_now(), request=request, facts=facts,
     )  # fmt: skip
 
@@ -387,7 +389,7 @@ def _to_record(operation: Operation) -> Json:
     return {
         "id": operation.id,
         "action": operation.action,
-        "stage": operation.stage.value,
+        "stage": operation.state.value,
         "cache": operation.cache.value,
         "create_time": operation.create_time,
         "request": operation.request,
@@ -405,8 +407,8 @@ def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | No
         return Operation(
             id=record_id,
             action=_text(record["action"]),
-            stage=Stage(record["stage"]),
-            cache=Cache(record["cache"]),
+            state=OperationState(record["stage"]),
+            cache=CacheStatus(record["cache"]),
             create_time=_text(record["create_time"]),
             request=_mapping(record["request"]),
             facts=None if record["facts"] is None else _mapping(record["facts"]),

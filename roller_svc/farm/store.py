@@ -109,15 +109,15 @@ class Store:
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
         manifest = self.put(_to_bytes(document))
-        kernel = self.root / "kernels" / _bare(artifact.digest)
-        if self._resolved(kernel) is None:  # the first to publish a kernel decides: what a digest names never changes
+        kernel = self.root / "kernels" / _hex_digest(artifact.digest)
+        if self._resolve(kernel) is None:  # the first to publish a kernel decides: what a digest names never changes
             self._write(kernel, manifest.encode())
-        self._write(self.root / "ac" / _bare(action), manifest.encode())
+        self._write(self.root / "ac" / _hex_digest(action), manifest.encode())
 
-    def made_by(self, action: str) -> Json | None:
+    def action_result(self, action: str) -> Json | None:
         """Facts of what an action made, whole from every name, or None."""
-        bare = _bare(action)
-        manifest = self._resolved(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
+        bare = _hex_digest(action)
+        manifest = self._resolve(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
         if manifest is None or self._kernel(str(manifest["digest"])) is None:
             return None
         return _mapping(manifest["facts"])
@@ -135,8 +135,8 @@ class Store:
 
     def files(self, digest: str) -> dict[str, bytes]:
         """All files of a kernel by kind; none where it is not there."""
-        found = {kind: self.file(digest, kind) for kind in self.kinds(digest)}
-        return {kind: content for kind, content in found.items() if content is not None}
+        contents = {kind: self.file(digest, kind) for kind in self.kinds(digest)}
+        return {kind: content for kind, content in contents.items() if content is not None}
 
     def kinds(self, digest: str) -> tuple[str, ...]:
         """Kinds of the files that a kernel has."""
@@ -145,17 +145,17 @@ class Store:
 
     # ---------------------------------------------------------- derived texts
 
-    def keep_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
+    def put_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
         """Keep what a tool made of a kernel, in place of what was kept of that kind."""
         self._write(self._derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
         """What the tool made of a kernel; None where nothing whole is kept, or another tool made it."""
-        if not _HEX.fullmatch(_bare(digest)):
+        if not _HEX.fullmatch(_hex_digest(digest)):
             return None
-        found = _parsed(_read(self._derived(digest, kind))) or {}
-        blob = found.get("blob")
-        return self.get(blob) if found.get("tool") == tool and isinstance(blob, str) else None
+        entry = _parse_json(_read(self._derived(digest, kind))) or {}
+        blob = entry.get("blob")
+        return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
 
     # ---------------------------------------------------------------- records
 
@@ -163,7 +163,7 @@ class Store:
         self._write(self._record(record_id), _to_bytes(record))
 
     def record(self, record_id: str) -> Json | None:
-        return _parsed(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
+        return _parse_json(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
 
     def records(self) -> Iterator[tuple[str, Json | None]]:
         """All records by id, oldest first; None in place of one that is no JSON object."""
@@ -171,7 +171,7 @@ class Store:
             paths = sorted((self.root / "operations").glob("*.json"))
         for path in paths:
             if _RECORD_ID.fullmatch(path.stem):
-                yield path.stem, _parsed(_read(path))
+                yield path.stem, _parse_json(_read(path))
 
     def set_record_aside(self, record_id: str) -> None:
         """Keep a record where no start of a service reads it."""
@@ -193,19 +193,19 @@ class Store:
         return self.root / "cas" / "sha256" / digest[:2] / digest
 
     def _derived(self, digest: str, kind: str) -> Path:
-        return self.root / "derived" / f"{_bare(digest)}.{kind}"
+        return self.root / "derived" / f"{_hex_digest(digest)}.{kind}"
 
     def _record(self, record_id: str) -> Path:
         return self.root / "operations" / f"{record_id}.json"
 
     def _kernel(self, digest: str) -> Json | None:
-        bare = _bare(digest)
-        return self._resolved(self.root / "kernels" / bare) if _HEX.fullmatch(bare) else None
+        bare = _hex_digest(digest)
+        return self._resolve(self.root / "kernels" / bare) if _HEX.fullmatch(bare) else None
 
-    def _resolved(self, name: Path) -> Json | None:
+    def _resolve(self, name: Path) -> Json | None:
         """The manifest a name points to, if every blob of it is there and whole."""
         pointer = _read(name)
-        manifest = None if pointer is None else _parsed(self.get(pointer.decode("ascii", "replace")))
+        manifest = None if pointer is None else _parse_json(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
             return None
         if not _is_manifest(manifest):
@@ -225,13 +225,13 @@ class Store:
                     file.flush()
                     os.fsync(file.fileno())
                 if path.is_dir():
-                    self._set_folder_aside(path)
+                    self._set_directory_aside(path)
                 Path(temporary).replace(path)
             finally:
                 Path(temporary).unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            _sync_directory(path.parent)
 
-    def _set_folder_aside(self, path: Path) -> None:
+    def _set_directory_aside(self, path: Path) -> None:
         """Make room where a folder stands in place of a file."""
         log.warning("%s is a folder: it is set aside", path)
         path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
@@ -251,7 +251,7 @@ def _as_store_error(verb: str) -> Iterator[None]:
         raise StoreError(f"cannot {verb} the store: {failure.strerror or failure}") from failure
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_directory(folder: Path) -> None:
     """A rename is on disk only when its folder is."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -281,7 +281,7 @@ def _is_manifest(document: Json) -> bool:
     )
 
 
-def _parsed(content: bytes | None) -> Json | None:
+def _parse_json(content: bytes | None) -> Json | None:
     if content is None:
         return None
     try:
@@ -299,5 +299,5 @@ def _mapping(value: object) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _bare(digest: str) -> str:
+def _hex_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")

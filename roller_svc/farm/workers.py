@@ -29,8 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from roller_svc.compiler.serialize import error_json, error_of
-from roller_svc.errors import BuildError, FarmError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.compiler.serialize import error_json, parse_error
+from roller_svc.errors import BuildError, BuildServiceError, InvariantError, KernelTimeoutError, RollerError
 from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_self
 
 T = TypeVar("T")
@@ -42,15 +42,15 @@ _preloaded: list[str] = []
 STOP_S = 2.0  # what an idle worker gets to end by itself
 START_S = 120.0  # what a worker gets for its imports
 START_PAUSE_S = 0.05  # before the next start after one that failed
-STARTS_MOST = 5  # a worker that ends before it could take a task is no fault of the task
+MAX_STARTS = 5  # a worker that ends before it could take a task is no fault of the task
 GRACE_S = 5.0  # what sending a task and receiving an answer may take beside the task itself
-STALLED_SHARE = 0.1  # of its time limit: a worker that ran less was not let
-ANSWER_BYTES_MAX = 1 << 30
+STALLED_CPU_FRACTION = 0.1  # of its time limit: a worker that ran less was not let
+MAX_RESPONSE_BYTES = 1 << 30
 _READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
 
 
 @dataclass(frozen=True, slots=True)
-class JsonAnswers(Generic[R]):
+class JsonCodec(Generic[R]):
     """How results travel from a worker that is not trusted: as JSON, never as a pickle.
 
     `decode` raises ValueError, KeyError, TypeError or AttributeError for a value that is no result.
@@ -78,7 +78,7 @@ class WorkerLimits:
     devices: tuple[str, ...] = ()
 
 
-class Lane(Generic[T, R]):
+class WorkerProcess(Generic[T, R]):
     """One worker process, started at its first task. `work` is a module's function; tasks are pickled.
 
     Results are pickled too, unless `answers` says how they become JSON; errors always are JSON.
@@ -91,7 +91,7 @@ class Lane(Generic[T, R]):
         work: Callable[[T], R],
         timeout_s: float,
         limits: WorkerLimits = WorkerLimits(),
-        answers: JsonAnswers[R] | None = None,
+        codec: JsonCodec[R] | None = None,
         taints: Callable[[T], bool] | None = None,
         *,
         forked: bool = False,
@@ -102,16 +102,16 @@ class Lane(Generic[T, R]):
         self._work = work
         self._timeout_s = timeout_s
         self._limits = limits
-        self._answers = answers
+        self._codec = codec
         self._taints = taints
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
-        self._life: Connection | None = None  # the worker is killed when this end of its pipe is gone
-        self._folder: str | None = None
+        self._lifeline: Connection | None = None  # the worker is killed when this end of its pipe is gone
+        self._temp_dir: str | None = None
 
     def call(self, task: T) -> R:
-        """The result of one task; raises what the work raised, KernelTimeoutError, or FarmError where it died."""
-        connection = self._ready()
+        """The result of one task; raises what the work raised, KernelTimeoutError, or BuildServiceError where it died."""
+        connection = self._ready_connection()
         assert self._process is not None
         cpu_before_s = self._cpu_s()
         # Bounds what neither the worker's answer nor its death ends: sending to a stopped one, an answer cut short.
@@ -122,40 +122,42 @@ class Lane(Generic[T, R]):
             connection.send(task)
             if not connection.poll(self._timeout_s):
                 used_s = self._cpu_s() - cpu_before_s
-                self.close(at_once=True)
-                raise self._late(used_s)
-            answer = connection.recv_bytes(ANSWER_BYTES_MAX)
+                self.close(kill=True)
+                raise self._timeout_error(used_s)
+            response = connection.recv_bytes(MAX_RESPONSE_BYTES)
         except (EOFError, OSError) as failure:
             code = self._exit_code()
-            raise FarmError(f"the worker process died ({_in_words(code)})", code="worker-lost") from failure
+            raise BuildServiceError(
+                f"the worker process died ({_describe_exit(code)})", code="worker-lost"
+            ) from failure
         finally:
             watchdog.cancel()
         if self._taints is not None and self._taints(task):
-            self.close(at_once=True)
-        return self._result(answer)
+            self.close(kill=True)
+        return self._decode_response(response)
 
-    def _result(self, answer: bytes) -> R:
+    def _decode_response(self, response: bytes) -> R:
         """What a worker sent: a byte that says what it is, and the rest."""
-        kind, content = answer[:1], answer[1:]
-        if kind == _PICKLED and self._answers is None:
+        kind, content = response[:1], response[1:]
+        if kind == _PICKLED and self._codec is None:
             result: R = pickle.loads(content)
             return result
         try:
             document = json.loads(content)
-            if kind == _RESULT and self._answers is not None:
-                return self._answers.decode(document)
-            raised = error_of(document) if kind == _RAISED else None
+            if kind == _RESULT and self._codec is not None:
+                return self._codec.decode(document)
+            raised = parse_error(document) if kind == _RAISED else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
-            self.close(at_once=True)
-            raise FarmError("the worker answered what is no result", code="worker-lost") from failure
+            self.close(kill=True)
+            raise BuildServiceError("the worker answered what is no result", code="worker-lost") from failure
         if raised is None or isinstance(raised, InvariantError):
-            self.close(at_once=True)
-        raise raised or FarmError("the worker answered what is no result", code="worker-lost")
+            self.close(kill=True)
+        raise raised or BuildServiceError("the worker answered what is no result", code="worker-lost")
 
-    def _late(self, used_s: float) -> RollerError:
+    def _timeout_error(self, used_s: float) -> RollerError:
         """The task's fault where the worker worked; the machine's where it was not let."""
-        if used_s < STALLED_SHARE * self._timeout_s:
-            return FarmError(
+        if used_s < STALLED_CPU_FRACTION * self._timeout_s:
+            return BuildServiceError(
                 f"no answer in {self._timeout_s:g} s, of which the worker ran {used_s:.1f} s: the machine stalled",
                 code="worker-stalled",
             )
@@ -170,49 +172,51 @@ class Lane(Generic[T, R]):
         ticks = stat.rpartition(")")[2].split()[11:15]  # utime, stime, cutime, cstime: proc(5)
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
-    def close(self, *, at_once: bool = False) -> None:
+    def close(self, *, kill: bool = False) -> None:
         """End the worker: after its task, or at once."""
-        process, connection, life = self._process, self._connection, self._life
-        self._process = self._connection = self._life = None
+        process, connection, lifeline = self._process, self._connection, self._lifeline
+        self._process = self._connection = self._lifeline = None
         if connection is not None:
             connection.close()
         if process is not None:
-            if at_once:
+            if kill:
                 process.kill()
             process.join(STOP_S)
             if process.is_alive():
                 process.kill()
                 process.join(STOP_S)  # one that waits in a driver cannot be killed: it is left behind
-        if life is not None:
-            life.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if lifeline is not None:
+            lifeline.close()
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            self._temp_dir = None
 
-    def _ready(self) -> Connection:
-        """The connection to a worker that has said that it takes tasks. Raises FarmError where none comes to that."""
-        for _ in range(STARTS_MOST):
+    def _ready_connection(self) -> Connection:
+        """The connection to a worker that has said that it takes tasks. Raises BuildServiceError where none comes to that."""
+        for _ in range(MAX_STARTS):
             if self._process is not None and self._connection is not None and self._process.is_alive():
                 return self._connection
             try:
-                connection = self._started()
+                connection = self._start()
                 if connection.poll(START_S) and connection.recv_bytes(len(_READY)) == _READY:
                     return connection
             except (EOFError, OSError):
                 pass  # it ended, or the fork server did: another one
-            self.close(at_once=True)
+            self.close(kill=True)
             time.sleep(START_PAUSE_S)  # until the end of a fork server can be seen
-        raise FarmError(f"{STARTS_MOST} worker processes in a row ended while they started", code="worker-lost")
+        raise BuildServiceError(f"{MAX_STARTS} worker processes in a row ended while they started", code="worker-lost")
 
-    def _started(self) -> Connection:
-        self.close(at_once=True)
+    def _start(self) -> Connection:
+        self.close(kill=True)
         if self._limits.scratch is not None:
             self._limits.scratch.mkdir(mode=0o700, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
-        ours, theirs = self._context.Pipe()
-        death, self._life = self._context.Pipe(duplex=False)
+            self._temp_dir = tempfile.mkdtemp(prefix="worker-", dir=self._limits.scratch)
+        parent_end, worker_end = self._context.Pipe()
+        life_end, self._lifeline = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_serve, args=(theirs, death, self._work, self._limits, self._folder, self._answers), daemon=True
+            target=_serve,
+            args=(worker_end, life_end, self._work, self._limits, self._temp_dir, self._codec),
+            daemon=True,
         )
         # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -220,10 +224,10 @@ class Lane(Generic[T, R]):
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-            death.close()
-        self._process, self._connection = process, ours
-        return ours
+            worker_end.close()
+            life_end.close()
+        self._process, self._connection = process, parent_end
+        return parent_end
 
     def _exit_code(self) -> int | None:
         process = self._process
@@ -231,11 +235,11 @@ class Lane(Generic[T, R]):
             return None
         process.join(STOP_S)
         code = process.exitcode
-        self.close(at_once=True)
+        self.close(kill=True)
         return code
 
 
-class ThreadLanes(Generic[T, R]):
+class WorkerPool(Generic[T, R]):
     """One lane for each thread that calls; its workers are forked."""
 
     def __init__(
@@ -243,54 +247,54 @@ class ThreadLanes(Generic[T, R]):
         work: Callable[[T], R],
         timeout_s: float,
         limits: WorkerLimits = WorkerLimits(),
-        answers: JsonAnswers[R] | None = None,
+        codec: JsonCodec[R] | None = None,
         taints: Callable[[T], bool] | None = None,
     ) -> None:
         _preload(work.__module__)
-        self._make: Callable[[], Lane[T, R]] = lambda: Lane(
-            work, timeout_s, limits, answers, taints, forked=True
+        self._new_worker: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(
+            work, timeout_s, limits, codec, taints, forked=True
         )
-        self._mine = threading.local()
-        self._all: list[Lane[T, R]] = []
+        self._local = threading.local()
+        self._workers: list[WorkerProcess[T, R]] = []
         self._lock = threading.Lock()
 
     def call(self, task: T) -> R:
-        lane: Lane[T, R] | None = getattr(self._mine, "lane", None)
-        if lane is None:
-            lane = self._mine.lane = self._make()
+        worker: WorkerProcess[T, R] | None = getattr(self._local, "lane", None)
+        if worker is None:
+            worker = self._local.lane = self._new_worker()
             with self._lock:
-                self._all.append(lane)
-        return lane.call(task)
+                self._workers.append(worker)
+        return worker.call(task)
 
-    def close(self, *, at_once: bool = False) -> None:
+    def close(self, *, kill: bool = False) -> None:
         with self._lock:
-            lanes, self._all = self._all, []
-        for lane in lanes:
-            lane.close(at_once=at_once)
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close(kill=kill)
 
 
-def spread(
+def map_unordered(
     work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float
 ) -> Iterator[tuple[T, R | RollerError]]:
     """Every task with its result, or with the error that ended it, as they come, in `jobs` worker processes."""
-    lanes: ThreadLanes[T, R] = ThreadLanes(work, timeout_s)
+    workers: WorkerPool[T, R] = WorkerPool(work, timeout_s)
 
-    def one(task: T) -> tuple[T, R | RollerError]:
+    def run(task: T) -> tuple[T, R | RollerError]:
         try:
-            return task, lanes.call(task)
+            return task, workers.call(task)
         except RollerError as error:
             return task, error
 
-    pool = ThreadPoolExecutor(jobs)
+    threads = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(one, task) for task in tasks]):
+        for future in as_completed([threads.submit(run, task) for task in tasks]):
             yield future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        lanes.close(at_once=True)
+        threads.shutdown(wait=False, cancel_futures=True)
+        workers.close(kill=True)
 
 
-class _Reporting:
+class _CrashReporter:
     """Sends what escapes from a task to the parent before it ends the worker."""
 
     def __init__(self, connection: Connection) -> None:
@@ -310,19 +314,19 @@ class _Reporting:
 
 def _serve(
     connection: Connection,
-    death: Connection,
+    life_end: Connection,
     work: Callable[[T], R],
     limits: WorkerLimits,
-    folder: str | None,
-    answers: JsonAnswers[R] | None,
+    temp_dir: str | None,
+    codec: JsonCodec[R] | None,
 ) -> None:
     """A worker's life: tasks in, answers out, until the parent hangs up."""
-    die_with_pipe(death.fileno())
+    die_with_pipe(life_end.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # what `ps` and `top` show
     os.nice(limits.nice)
-    _confine(limits, folder)
+    _confine(limits, temp_dir)
     gc.collect()
     gc.freeze()  # what is imported stays: no collection need look at it
     memory_bytes = limits.memory_bytes
@@ -337,23 +341,23 @@ def _serve(
             task: T = connection.recv()
         except (EOFError, OSError):
             return
-        with _Reporting(connection):
+        with _CrashReporter(connection):
             try:
                 result = work(task)
-                answer = _PICKLED + pickle.dumps(result) if answers is None else _json_bytes(answers.encode(result))
+                response = _PICKLED + pickle.dumps(result) if codec is None else _json_bytes(codec.encode(result))
             except RollerError as error:
-                answer = _error_bytes(error)
+                response = _error_bytes(error)
             except MemoryError:
                 limit = "" if memory_bytes is None else f": it may use {memory_bytes} bytes"
-                answer = _error_bytes(
+                response = _error_bytes(
                     BuildError(f"the build needs more memory than its process has{limit}", code="out-of-memory")
                 )
             except OSError as failure:
-                if failure.errno not in _PASSING:
+                if failure.errno not in _TRANSIENT_ERRNOS:
                     raise
-                answer = _error_bytes(FarmError(f"the worker: {failure.strerror}", code="worker-resources"))
+                response = _error_bytes(BuildServiceError(f"the worker: {failure.strerror}", code="worker-resources"))
         with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
-            connection.send_bytes(answer)
+            connection.send_bytes(response)
 
 
 def _preload(module: str) -> None:
@@ -363,20 +367,22 @@ def _preload(module: str) -> None:
         _FORKING.set_forkserver_preload(_preloaded)
 
 
-def _confine(limits: WorkerLimits, folder: str | None) -> None:
+def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:
     """Take what the limits allow, and give up the rest for good. Temporary files go to the folder."""
-    if folder is not None:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
+    if temp_dir is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = temp_dir
     if limits.readable is None or not landlock_abi():
         return
     # /proc/self, as an entry of the link's target: those of other processes hold what they were started with.
     readable = (*limits.readable, f"/proc/{os.getpid()}")
-    writable = (*limits.devices, "/dev/null", *(() if folder is None else (folder,)))
+    writable = (*limits.devices, "/dev/null", *(() if temp_dir is None else (temp_dir,)))
     restrict_self(readable, writable)
 
 
 # Of the machine, which another attempt may not meet.
-_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
+_TRANSIENT_ERRNOS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
+)
 
 
 def _json_bytes(value: object) -> bytes:
@@ -387,7 +393,7 @@ def _error_bytes(error: RollerError) -> bytes:
     return _RAISED + json.dumps(error_json(error)).encode()
 
 
-def _in_words(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "how is not known"
     if code < 0:

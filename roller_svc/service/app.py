@@ -13,21 +13,21 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from roller_svc.compiler.estimates.batch import Estimates
-from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, artifact_of, build_task
-from roller_svc.farm.checking import Checking
+from roller_svc.compiler.estimates.batch import EstimateCache
+from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
+from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.confinement import gpu_devices, readable_by_builds
-from roller_svc.farm.estimate_pool import Estimating
+from roller_svc.farm.estimate_pool import EstimatePool
 from roller_svc.farm.operations import JobQueue
 from roller_svc.farm.scratch import name_scratch
 from roller_svc.farm.store import Artifact, Store
-from roller_svc.farm.workers import JsonAnswers, ThreadLanes, WorkerLimits
+from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
-from roller_svc.service.disassembly import Texts
-from roller_svc.service.middleware import Guard
+from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.problems import add_handlers
 from roller_svc.service.routes import estimates, hardware, health, kernels, operations
-from roller_svc.service.state import ESTIMATES_WAITING_MOST, State
+from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
@@ -51,37 +51,37 @@ def create_app(
     the processes for estimates before the first of them is asked for."""
     store = Store(Path(settings.store))
     store.lock()
-    texts = Texts(store)
+    listings = ListingCache(store)
     scratch = name_scratch(store.root / "scratch")
     limits = worker_limits(settings, scratch)
-    checking = Checking(settings.check_timeout_s, limits)
-    answers = JsonAnswers(artifact_json, artifact_of)
+    validator = RequestValidator(settings.check_timeout_s, limits)
+    codec = JsonCodec(artifact_json, parse_artifact)
     # A worker that has run a kernel takes no other task.
-    building = ThreadLanes(build_task, settings.build_timeout_s, limits, answers, lambda task: task.runs_kernels)
+    builders = WorkerPool(build_task, settings.build_timeout_s, limits, codec, lambda task: task.runs_kernels)
 
     def build(request: BuildRequest) -> Artifact:
-        return building.call(BuildTask(request, LOADED_GENERATOR))
+        return builders.call(BuildTask(request, LOADED_GENERATOR))
 
-    length = settings.queue_length
+    queue_length = settings.queue_length
     queue = JobQueue(
         store,
         builder or build,
-        digest or checking.digest,
+        digest or validator.digest,
         workers=settings.workers,
-        length=length,
-        length_each=max(1, length // 2) if len(settings.accepted_keys) > 1 else length,
+        length=queue_length,
+        length_per_client=max(1, queue_length // 2) if len(settings.accepted_keys) > 1 else queue_length,
     )
-    estimating = Estimating(settings.workers, settings.check_timeout_s, limits)
+    estimators = EstimatePool(settings.workers, settings.check_timeout_s, limits)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
     submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
-    batches = ThreadPoolExecutor(ESTIMATES_WAITING_MOST, thread_name_prefix="batch")
-    large = asyncio.Semaphore(settings.estimates_at_once)
+    batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
+    large_requests = asyncio.Semaphore(settings.estimates_at_once)
 
     def close() -> None:
-        queue.close(lambda: building.close(at_once=True))
-        texts.close()
-        estimating.close()
-        checking.close()
+        queue.close(lambda: builders.close(kill=True))
+        listings.close()
+        estimators.close()
+        validator.close()
         for pool in (batches, submissions, compute):
             pool.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -92,7 +92,7 @@ def create_app(
         if ready:
             gc.collect()
             gc.freeze()  # what is imported stays: no collection need look at it
-            estimating.start()
+            estimators.start()
         # Beside the requests: records may hold programs that take long to check.
         resuming = threading.Thread(target=queue.resume, name="resume", daemon=True)
         resuming.start()
@@ -110,17 +110,17 @@ def create_app(
     app.state.roller = State(
         settings=settings,
         store=store,
-        texts=texts,
+        listings=listings,
         queue=queue,
         compute=compute,
         submissions=submissions,
-        knows=checking.knows,
+        is_cached=validator.is_cached,
         batches=batches,
-        large=large,
-        estimates=Estimates(estimating.outcomes),
+        large_requests=large_requests,
+        estimate_cache=EstimateCache(estimators.estimate),
     )
     add_handlers(app)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(RequestLimitsMiddleware, settings=settings)
     for module in (kernels, operations, estimates, hardware, health):
         app.include_router(module.router)
     return app

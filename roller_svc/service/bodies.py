@@ -6,14 +6,14 @@ import codecs
 import json
 import math
 
-DEPTH_MOST = 32
+MAX_DEPTH = 32
 
 
 class BodyError(ValueError):
     """What is wrong with a body, for the client."""
 
 
-def count_values_at_most(body: bytes) -> int:
+def max_value_count(body: bytes) -> int:
     """A bound of the values in a JSON text, from its punctuation alone."""
     return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
 
@@ -24,7 +24,9 @@ def check_json(body: bytes) -> None:
         raise BodyError("the body must be UTF-8 without a byte order mark")
     try:
         text = body.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(
+            text, object_pairs_hook=_unique_fields, parse_constant=_reject_constant, parse_float=_parse_finite
+        )
     except BodyError:
         raise
     except UnicodeDecodeError as fault:
@@ -32,7 +34,7 @@ def check_json(body: bytes) -> None:
     except json.JSONDecodeError as fault:
         raise BodyError(f"the body is not JSON: line {fault.lineno}, column {fault.colno}: {fault.msg}") from fault
     except RecursionError as fault:
-        raise BodyError(f"the body nests deeper than {DEPTH_MOST} levels") from fault
+        raise BodyError(f"the body nests deeper than {MAX_DEPTH} levels") from fault
     except ValueError as fault:  # an integer of thousands of digits
         raise BodyError("the body has a number of too many digits") from fault
     _check_depth(value)
@@ -40,31 +42,31 @@ def check_json(body: bytes) -> None:
 
 def _check_depth(value: object) -> None:
     level = [value]
-    for _ in range(DEPTH_MOST):
+    for _ in range(MAX_DEPTH):
         level = [child for node in level if isinstance(node, list | dict) for child in _children(node)]
         if not level:
             return
-    raise BodyError(f"the body nests deeper than {DEPTH_MOST} levels")
+    raise BodyError(f"the body nests deeper than {MAX_DEPTH} levels")
 
 
 def _children(node: list[object] | dict[str, object]) -> list[object]:
     return node if isinstance(node, list) else list(node.values())
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
-        raise BodyError(f"the body has the name {twice[:100]!r} twice in one object")
+        duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
+        raise BodyError(f"the body has the name {duplicate[:100]!r} twice in one object")
     return fields
 
 
-def _no_constant(name: str) -> object:
+def _reject_constant(name: str) -> object:
     raise BodyError(f"the body is not JSON: {name} is no number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise BodyError(f"the body has a number beyond float64: {text[:40]}")

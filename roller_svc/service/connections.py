@@ -14,17 +14,17 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from roller_svc.service.problems import RETRY_AFTER_S, encoded_problem, problem
+from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
 
-HEAD_BYTES_MOST = 1 << 14  # of a request line and its headers
-CHUNKS_FREE = 1000  # of a body, however small they are
-CHUNK_BYTES_MEAN_LEAST = 64  # beyond those
+MAX_HEAD_BYTES = 1 << 14  # of a request line and its headers
+FREE_CHUNKS = 1000  # of a body, however small they are
+MIN_MEAN_CHUNK_BYTES = 64  # beyond those
 LINGER_S = 2.0  # what a client that is still sending gets to read its answer
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    connections_most: int
+    max_connections: int
     header_timeout_s: float
     body_timeout_s: float
     write_timeout_s: float
@@ -33,8 +33,8 @@ class ConnectionLimits:
 class OpenConnections:
     """Those of one server, and among them those that wait for their client, the longest waiting first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._open: set[BoundedConnection] = set()
         self._waiting: dict[BoundedConnection, None] = {}
 
@@ -42,7 +42,7 @@ class OpenConnections:
         """Add a connection and abort those that wait longest beyond the limit; False where it has to go itself."""
         self._open.add(connection)
         self.begin_waiting(connection)
-        while len(self._open) > self._most:
+        while len(self._open) > self._limit:
             oldest = next(iter(self._waiting))
             if oldest is connection:
                 return False
@@ -69,13 +69,13 @@ class ServiceConfig(uvicorn.Config):
     def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(app, http=BoundedConnection, **options)
         self.limits = limits
-        self.open_connections = OpenConnections(limits.connections_most)
+        self.open_connections = OpenConnections(limits.max_connections)
 
 
 class Phase(Enum):
     HEADERS = auto()  # some of a request's head may have come
     BODY = auto()
-    ANSWERING = auto()  # the request is whole
+    RESPONDING = auto()  # the request is whole
     IDLE = auto()  # between two requests
 
 
@@ -97,16 +97,16 @@ class BoundedConnection(H11Protocol):
         self._phase: Phase | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self._is_rejected = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         socket = cast(asyncio.Transport, transport)
-        super().connection_made(_PartingTransport(socket, self._part))
+        super().connection_made(_LingeringTransport(socket, self._close_gracefully))
         if self._open.admit(self):
-            self._follow()
+            self._track_phase()
         else:
-            self._is_refused = True
-            self._refuse(problem(503, "too-many-connections", "the service has as many connections as it may"))
+            self._is_rejected = True
+            self._reject(problem(503, "too-many-connections", "the service has as many connections as it may"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -118,11 +118,11 @@ class BoundedConnection(H11Protocol):
         if self.transport.is_closing():
             return  # what comes behind a refusal is not parsed
         super().data_received(data)
-        self._follow()
+        self._track_phase()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._follow()
+        self._track_phase()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -137,7 +137,7 @@ class BoundedConnection(H11Protocol):
         if self.transport.is_closing():
             self.transport.abort()
         elif self._phase is Phase.BODY:
-            self._refuse(problem(503, "shutting-down", "the service ends; send the request again"))
+            self._reject(problem(503, "shutting-down", "the service ends; send the request again"))
         else:
             super().shutdown()
 
@@ -146,16 +146,16 @@ class BoundedConnection(H11Protocol):
         fault = sys.exc_info()[1]
         status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
         if status == 413:
-            self._refuse(problem(413, "body-too-large", "the body comes in too many small chunks"))
+            self._reject(problem(413, "body-too-large", "the body comes in too many small chunks"))
         elif status == 431 and b"\n" not in self.conn.trailing_data[0]:
-            self._refuse(problem(414, "target-too-long", "the request line is too long"))
+            self._reject(problem(414, "target-too-long", "the request line is too long"))
         elif status == 431:
-            detail = f"a request's line and headers may have {HEAD_BYTES_MOST} bytes at most"
-            self._refuse(problem(431, "headers-too-large", detail))
+            detail = f"a request's line and headers may have {MAX_HEAD_BYTES} bytes at most"
+            self._reject(problem(431, "headers-too-large", detail))
         else:
-            self._refuse(problem(400, "malformed-request", "the request is not well-formed HTTP/1.1"))
+            self._reject(problem(400, "malformed-request", "the request is not well-formed HTTP/1.1"))
 
-    def _follow(self) -> None:
+    def _track_phase(self) -> None:
         """Note what the client is expected to do next, and by when."""
         if self.transport.is_closing():
             return
@@ -163,7 +163,7 @@ class BoundedConnection(H11Protocol):
         if phase is self._phase:
             return
         self._phase = phase
-        if phase is Phase.ANSWERING:
+        if phase is Phase.RESPONDING:
             self._open.end_waiting(self)
         else:
             self._open.begin_waiting(self)
@@ -175,7 +175,7 @@ class BoundedConnection(H11Protocol):
         if state is h11.SEND_BODY:
             return Phase.BODY
         if state is not h11.IDLE:
-            return Phase.ANSWERING
+            return Phase.RESPONDING
         # uvicorn's timer for idle connections runs until the first byte of the next request
         return Phase.IDLE if self.timeout_keep_alive_task is not None else Phase.HEADERS
 
@@ -187,12 +187,12 @@ class BoundedConnection(H11Protocol):
         what, seconds = "head", self._limits.header_timeout_s
         if self._phase is Phase.BODY:
             what, seconds = "body", self._limits.body_timeout_s
-        self._refuse(problem(408, "request-timeout", f"the request's {what} did not come within {seconds:g} s"))
+        self._reject(problem(408, "request-timeout", f"the request's {what} did not come within {seconds:g} s"))
 
-    def _refuse(self, body: dict[str, object]) -> None:
+    def _reject(self, body: dict[str, object]) -> None:
         """Answer in the application's place where it has not begun to, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            status, headers, content = encoded_problem(body)
+            status, headers, content = encode_problem(body)
             headers = [*self.server_state.default_headers, *headers, (b"connection", b"close")]
             if status == 503:
                 headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
@@ -208,10 +208,10 @@ class BoundedConnection(H11Protocol):
             self.cycle.message_event.set()
         self.transport.close()
 
-    def _part(self, socket: asyncio.Transport) -> None:
+    def _close_gracefully(self, socket: asyncio.Transport) -> None:
         """Close, but let a client that is still sending read its answer before (RFC 9112 §9.6)."""
         self._open.begin_waiting(self)
-        is_sending = self._is_refused or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+        is_sending = self._is_rejected or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         if not is_sending or not socket.can_write_eof():
             socket.close()
             self._set_deadline(self._limits.write_timeout_s, socket.abort)
@@ -239,7 +239,7 @@ class _CountingConnection(h11.Connection):
     """h11's server side, which refuses a body of very many very small chunks: each costs as much as a large one."""
 
     def __init__(self) -> None:
-        super().__init__(h11.SERVER, HEAD_BYTES_MOST)
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self._chunks = 0
         self._body_bytes = 0
 
@@ -250,34 +250,34 @@ class _CountingConnection(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
-            if self._chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MEAN_LEAST:
+            if self._chunks > FREE_CHUNKS + self._body_bytes // MIN_MEAN_CHUNK_BYTES:
                 self._process_error(self.their_role)
                 raise h11.RemoteProtocolError("too many small chunks", error_status_hint=413)
         return event
 
 
-class _PartingTransport(asyncio.Transport):
+class _LingeringTransport(asyncio.Transport):
     """A socket's transport that leaves it to its connection how to close it."""
 
-    def __init__(self, socket: asyncio.Transport, part: Callable[[asyncio.Transport], None]) -> None:
+    def __init__(self, socket: asyncio.Transport, on_close: Callable[[asyncio.Transport], None]) -> None:
         super().__init__()
         self._socket = socket
-        self._part = part
-        self._is_parting = False
+        self._on_close = on_close
+        self._has_closed = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._socket.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        return self._is_parting or self._socket.is_closing()
+        return self._has_closed or self._socket.is_closing()
 
     def close(self) -> None:
-        if not self._is_parting:
-            self._is_parting = True
-            self._part(self._socket)
+        if not self._has_closed:
+            self._has_closed = True
+            self._on_close(self._socket)
 
     def abort(self) -> None:
-        self._is_parting = True
+        self._has_closed = True
         self._socket.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

@@ -11,16 +11,16 @@ from typing import Protocol
 from roller_svc import toolchain
 from roller_svc.errors import QueueFullError, ToolchainMissingError, UnknownKernelError
 from roller_svc.farm.action import toolchain_versions
-from roller_svc.farm.build import BINARY, unpacked
+from roller_svc.farm.build import BINARY, unpack
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.hardware import Family
 from roller_svc.ir.kernel import Language
 
-TEXTS_AT_ONCE = 2  # that are made
-TEXTS_WAITING_MOST = 16  # to be made, those that are being made counted
+MAX_RUNNING = 2  # that are made
+MAX_PENDING = 16  # to be made, those that are being made counted
 
 
-class TextMaker(Protocol):
+class ListingMaker(Protocol):
     """One kind of text. `tool` names what decides it beside the kernel; `make` makes it."""
 
     def tool(self) -> str: ...
@@ -33,11 +33,11 @@ class Ptx:
     """What NVRTC makes of a kernel's text."""
 
     def tool(self) -> str:
-        found = toolchain_versions(Family.CUDA)
-        return ", ".join(f"{name} {version}" for name, version in sorted(found.items()) if name.startswith("nvrtc"))
+        versions = toolchain_versions(Family.CUDA)
+        return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if name.startswith("nvrtc"))
 
     def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
-        return toolchain.ptx(unpacked(facts, dict(files)).compiled.source)
+        return toolchain.ptx(unpack(facts, dict(files)).compiled.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,20 @@ class Sass:
         return toolchain.sass_text(files[BINARY])
 
 
-MAKERS: Mapping[str, TextMaker] = {"ptx": Ptx(), "sass": Sass()}
+MAKERS: Mapping[str, ListingMaker] = {"ptx": Ptx(), "sass": Sass()}
 
 
-class Texts:
+class ListingCache:
     """Texts of the kernels of a store, in threads of their own: who reads the store does not wait for them."""
 
-    def __init__(self, store: Store, makers: Mapping[str, TextMaker] = MAKERS) -> None:
+    def __init__(self, store: Store, makers: Mapping[str, ListingMaker] = MAKERS) -> None:
         self._store = store
         self._makers = makers
-        self._threads = ThreadPoolExecutor(TEXTS_AT_ONCE, thread_name_prefix="text")
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="text")
         self._lock = threading.Lock()
-        self._making: dict[tuple[str, str], Future[bytes]] = {}
+        self._pending: dict[tuple[str, str], Future[bytes]] = {}
 
-    def kept(self, digest: str, kind: str) -> bytes | None:
+    def cached(self, digest: str, kind: str) -> bytes | None:
         """The text, or None where it is to be made. Raises UnknownKernelError for a kernel without such a text."""
         facts = self._store.kernel(digest)
         if facts is None:
@@ -81,14 +81,14 @@ class Texts:
             )
         return self._store.derived(digest, kind, self._makers[kind].tool())
 
-    def made(self, digest: str, kind: str) -> Future[bytes]:
+    def request(self, digest: str, kind: str) -> Future[bytes]:
         """The text to come: whoever asks for one text meanwhile gets the same. Raises QueueFullError."""
         with self._lock:
-            future = self._making.get((digest, kind))
+            future = self._pending.get((digest, kind))
             if future is None:
-                if len(self._making) >= TEXTS_WAITING_MOST:
-                    raise QueueFullError(f"{TEXTS_WAITING_MOST} texts are to be made already; try again later")
-                future = self._making[digest, kind] = self._threads.submit(self._make, digest, kind)
+                if len(self._pending) >= MAX_PENDING:
+                    raise QueueFullError(f"{MAX_PENDING} texts are to be made already; try again later")
+                future = self._pending[digest, kind] = self._threads.submit(self._make, digest, kind)
             return future
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class Texts:
 
     def _make(self, digest: str, kind: str) -> bytes:
         try:
-            text = self.kept(digest, kind)  # another may have made it before this one was asked for
+            text = self.cached(digest, kind)  # another may have made it before this one was asked for
             if text is None:
                 maker = self._makers[kind]
                 text = maker.make(self._store.kernel(digest) or {}, self._store.files(digest)).encode()
-                self._store.keep_derived(digest, kind, maker.tool(), text)
+                self._store.put_derived(digest, kind, maker.tool(), text)
             return text
         finally:
             with self._lock:
-                del self._making[digest, kind]
+                del self._pending[digest, kind]

@@ -32,26 +32,26 @@ def parse_authority(text: str) -> Authority | None:
     return Authority(match[1].strip("[]").lower(), port) if port is None or port < 1 << 16 else None
 
 
-def is_ours(given: Authority, bound: tuple[str, int | None] | None, allowed: Collection[Authority]) -> bool:
+def is_own_host(requested: Authority, bound: tuple[str, int | None] | None, allowed: Collection[Authority]) -> bool:
     """Whether a request for that host is for this service; `bound` is the address that its connection came to."""
-    if given in allowed or Authority(given.host, None) in allowed:
+    if requested in allowed or Authority(requested.host, None) in allowed:
         return True
-    if bound is None or given.port not in (None, bound[1]):
+    if bound is None or requested.port not in (None, bound[1]):
         return False
-    if given.host == "localhost":
+    if requested.host == "localhost":
         return True
-    address = _address(given.host)
+    address = _address(requested.host)
     return address is not None and (address.is_loopback or address == _address(bound[0]))
 
 
-def is_same_origin(origin: str, given: Authority) -> bool:
+def is_same_origin(origin: str, requested: Authority) -> bool:
     """Whether a page of that origin was served under the host that the request is for."""
     parts = _split(origin)
     if parts is None or parts.scheme not in _DEFAULT_PORTS or parts.path or parts.query or parts.fragment:
         return False
     sender = parse_authority(parts.netloc)
     default = _DEFAULT_PORTS[parts.scheme]
-    return sender is not None and (sender.host, sender.port or default) == (given.host, given.port or default)
+    return sender is not None and (sender.host, sender.port or default) == (requested.host, requested.port or default)
 
 
 def _split(url: str) -> SplitResult | None:

@@ -13,19 +13,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roller_svc.errors import ArgumentError
-from roller_svc.service.bodies import BodyError, check_json, count_values_at_most
-from roller_svc.service.hosts import Authority, is_ours, is_same_origin, parse_authority
-from roller_svc.service.problems import RETRY_AFTER_S, encoded_problem, problem
+from roller_svc.service.bodies import BodyError, check_json, max_value_count
+from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
+from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
 from roller_svc.settings import Settings
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
-TARGET_BYTES_MOST = 8192
-VALUES_AN_ITEM = 64  # of JSON, that an item of a request for estimates may have on average
-VALUES_FREE = 1 << 14
+MAX_TARGET_BYTES = 8192
+VALUES_PER_ITEM = 64  # of JSON, that an item of a request for estimates may have on average
+FREE_VALUES = 1 << 14
 SMALL_BODY_BYTES = 1 << 16  # looked at on the event loop
-BODIES_AT_ONCE = 64  # as many of the greatest size may be in memory
+MAX_BUFFERED_BODIES = 64  # as many of the greatest size may be in memory
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class _Exchange:
     started: bool = False
 
 
-class Guard:
+class RequestLimitsMiddleware:
     """Refuses what no route should see; a refusal is problem+json like any other."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._body_bytes_most = settings.body_bytes_most
-        self._values_most = VALUES_FREE + VALUES_AN_ITEM * settings.items_most
-        self._clients = {form: _client_of(key) for key in settings.accepted_keys for form in _forms_of(key)}
+        self._max_body_bytes = settings.body_bytes_most
+        self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.items_most
+        self._clients = {form: _client_id(key) for key in settings.accepted_keys for form in _key_encodings(key)}
         self._hosts = allowed_hosts(settings)
-        self._room_bytes = BODIES_AT_ONCE * settings.body_bytes_most
+        self._free_body_bytes = MAX_BUFFERED_BODIES * settings.body_bytes_most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,13 +69,13 @@ class Guard:
             await self._handle(scope, receive, marked, exchange)
         except asyncio.CancelledError:
             if not exchange.started:
-                await _answer(marked, problem(503, "shutting-down", "the service ends; send the request again"))
+                await _send_problem(marked, problem(503, "shutting-down", "the service ends; send the request again"))
             raise
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await _answer(send, refusal)
+        rejection = self._request_problem(scope)
+        if rejection is not None:
+            await _send_problem(send, rejection)
         elif scope["method"] not in BODY_METHODS:
             await self._app(scope, receive, send)
         else:
@@ -84,30 +84,30 @@ class Guard:
     async def _handle_body(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         body = bytearray()
         try:
-            refusal = await self._read(receive, body)
-            if refusal is None:
+            rejection = await self._read(receive, body)
+            if rejection is None:
                 exchange.unread = False
-                refusal = await self._body_refusal(bytes(body))
+                rejection = await self._body_problem(bytes(body))
         finally:
-            self._room_bytes += len(body)
-        if refusal is not None:
-            await _answer(send, refusal)
+            self._free_body_bytes += len(body)
+        if rejection is not None:
+            await _send_problem(send, rejection)
         else:
-            await self._app(scope, _replayed(bytes(body), receive), send)
+            await self._app(scope, _replay_body(bytes(body), receive), send)
 
-    def _refusal(self, scope: Scope) -> dict[str, object] | None:
+    def _request_problem(self, scope: Scope) -> dict[str, object] | None:
         """Why a request is refused before its body is read."""
         headers = Headers(scope=scope)
-        wrong = _framing_refusal(scope, headers) or self._host_refusal(scope, headers)
-        if wrong is not None:
-            return wrong
-        client = self._known_client(headers) if self._clients else ""
+        rejection = _framing_problem(scope, headers) or self._host_problem(scope, headers)
+        if rejection is not None:
+            return rejection
+        client = self._authorized_client(headers) if self._clients else ""
         if client is None and scope["path"] not in OPEN_PATHS:
             return problem(401, "unauthorized", "this service wants an API key: Authorization: Bearer KEY")
         scope["state"]["client"] = client
         if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
-            if length.isdecimal() and int(length[:20]) > self._body_bytes_most:
+            if length.isdecimal() and int(length[:20]) > self._max_body_bytes:
                 return self._too_large()
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not media.endswith("+json"):
@@ -115,30 +115,30 @@ class Guard:
                 return problem(415, "unsupported-media-type", detail)
         return None
 
-    def _host_refusal(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
+    def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
         """Refuse a request that is for another host, or that another site's page sent."""
-        named = headers.getlist("host")
-        if len(named) != 1:
-            return problem(400, "malformed-request", f"a request has one Host header, this has {len(named)}")
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            return problem(400, "malformed-request", f"a request has one Host header, this has {len(hosts)}")
         text = _take_authority(scope)
-        given = parse_authority(named[0] if text is None else text)
+        requested = parse_authority(hosts[0] if text is None else text)
         if not scope["path"].startswith("/") and scope["path"] != "*":
             return problem(400, "malformed-request", "the request's target is no path")
-        if given is None or not is_ours(given, scope.get("server"), self._hosts):
+        if requested is None or not is_own_host(requested, scope.get("server"), self._hosts):
             hint = "set ROLLER_ALLOWED_HOSTS to the names that the service is reached by"
             return problem(421, "misdirected-request", f"this service is not the host that the request names; {hint}")
         origins = headers.getlist("origin")
-        if scope["method"] not in SAFE_METHODS and not all(is_same_origin(origin, given) for origin in origins):
+        if scope["method"] not in SAFE_METHODS and not all(is_same_origin(origin, requested) for origin in origins):
             return problem(403, "foreign-origin", "the request was sent by another site's page")
         return None
 
-    def _known_client(self, headers: Headers) -> str | None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        offered = given.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        shown = offered.encode("latin-1")  # as Headers decoded it
+    def _authorized_client(self, headers: Headers) -> str | None:
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        key_text = credentials.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        offered = key_text.encode("latin-1")  # as Headers decoded it
         # every key is compared, so that the time taken says nothing
-        known = [client for key, client in self._clients.items() if hmac.compare_digest(shown, key)]
-        return known[0] if known else None
+        clients = [client for key, client in self._clients.items() if hmac.compare_digest(offered, key)]
+        return clients[0] if clients else None
 
     async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
         """Read the whole body; stop with a refusal once it is too large, or all bodies together are."""
@@ -147,19 +147,19 @@ class Guard:
             if message["type"] != "http.request":
                 return problem(400, "malformed-request", "the body ended before it was whole")
             part = message.get("body", b"")
-            if len(body) + len(part) > self._body_bytes_most:
+            if len(body) + len(part) > self._max_body_bytes:
                 return self._too_large()
-            if len(part) > self._room_bytes:
+            if len(part) > self._free_body_bytes:
                 return problem(503, "too-many-bodies", "the service reads as many bodies as it has memory for")
-            self._room_bytes -= len(part)
+            self._free_body_bytes -= len(part)
             body += part
             if not message.get("more_body", False):
                 return None
 
-    async def _body_refusal(self, body: bytes) -> dict[str, object] | None:
+    async def _body_problem(self, body: bytes) -> dict[str, object] | None:
         """Refuse a body that would take long to parse, or that is not JSON."""
-        if count_values_at_most(body) > self._values_most:
-            return problem(413, "body-too-large", f"a body may have {self._values_most} values at most")
+        if max_value_count(body) > self._max_values:
+            return problem(413, "body-too-large", f"a body may have {self._max_values} values at most")
         try:
             if len(body) <= SMALL_BODY_BYTES:
                 check_json(body)
@@ -170,16 +170,16 @@ class Guard:
         return None
 
     def _too_large(self) -> dict[str, object]:
-        return problem(413, "body-too-large", f"a body may have {self._body_bytes_most} bytes at most")
+        return problem(413, "body-too-large", f"a body may have {self._max_body_bytes} bytes at most")
 
 
 def allowed_hosts(settings: Settings) -> frozenset[Authority]:
     """The hosts that requests may name beside loopback and the address that they arrive at."""
     named = {name: parse_authority(name) for name in settings.allowed_host_names}
-    wrong = [name for name, host in named.items() if host is None]
-    if wrong:
+    invalid = [name for name, host in named.items() if host is None]
+    if invalid:
         raise ArgumentError(
-            f"ROLLER_ALLOWED_HOSTS: {wrong[0][:100]!r} is no host",
+            f"ROLLER_ALLOWED_HOSTS: {invalid[0][:100]!r} is no host",
             code="invalid-setting",
             hint="write names as in kernels.example or kernels.example:8443, separated by commas",
         )
@@ -187,12 +187,12 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
     return frozenset(host for host in (bound, *named.values()) if host is not None)
 
 
-def _client_of(key: str) -> str:
+def _client_id(key: str) -> str:
     """What names the client that has this key, and does not tell the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _forms_of(key: str) -> tuple[bytes, ...]:
+def _key_encodings(key: str) -> tuple[bytes, ...]:
     """A key's bytes as clients send them: UTF-8, or Latin-1 where it has that form."""
     forms = [key.encode("utf-8", "surrogateescape")]
     if all(ord(letter) < 256 for letter in key):
@@ -204,12 +204,12 @@ def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
 
 
-def _framing_refusal(scope: Scope, headers: Headers) -> dict[str, object] | None:
+def _framing_problem(scope: Scope, headers: Headers) -> dict[str, object] | None:
     """Refuse what two HTTP readers may cut into requests differently (RFC 9112 §6.1)."""
     if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
         return problem(400, "malformed-request", "Transfer-Encoding with Content-Length, or in HTTP/1.0")
-    if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES_MOST:
-        return problem(414, "target-too-long", f"a request's target may have {TARGET_BYTES_MOST} bytes at most")
+    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
+        return problem(414, "target-too-long", f"a request's target may have {MAX_TARGET_BYTES} bytes at most")
     return None
 
 
@@ -225,22 +225,22 @@ def _take_authority(scope: Scope) -> str | None:
     return authority.decode("ascii")
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """The body in one message, then whatever comes."""
-    given = False
+    sent = False
 
     async def next_message() -> Message:
-        nonlocal given
-        if given:
+        nonlocal sent
+        if sent:
             return await receive()
-        given = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
 
 
-async def _answer(send: Send, body: dict[str, object]) -> None:
-    status, headers, content = encoded_problem(body)
+async def _send_problem(send: Send, body: dict[str, object]) -> None:
+    status, headers, content = encode_problem(body)
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if status == 503:

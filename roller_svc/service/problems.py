@@ -16,7 +16,7 @@ from roller_svc import errors
 from roller_svc.client.schemas import HTTP_ERROR_CODE
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import (
-    FarmError,
+    BuildServiceError,
     InputError,
     KernelTimeoutError,
     NotFoundError,
@@ -27,7 +27,7 @@ from roller_svc.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-FAULTS_MOST = 20  # that an answer lists
+MAX_REPORTED_FAULTS = 20  # that an answer lists
 ECHO_CHARACTERS = 100  # of the request's own text
 TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # what was asked for does not fit the limits
 
@@ -57,14 +57,14 @@ def status_of(error_class: type[RollerError], code: str = "") -> int:
         return 404
     if issubclass(error_class, (InputError, KernelTimeoutError)) or code in TOO_COSTLY_CODES:
         return 422
-    if issubclass(error_class, FarmError):
+    if issubclass(error_class, BuildServiceError):
         return 503
     if issubclass(error_class, ToolchainMissingError):
         return 501
     return 500
 
 
-def problem_of(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
+def problem_from_facts(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
     """A problem from an error's facts, as describe.error_json has them. `where` points at the program in the body."""
     code, message = str(facts["code"]), str(facts["message"])
     item = {key: facts[key] for key in ("line", "column", "end_column", "hint") if facts.get(key) is not None}
@@ -85,7 +85,7 @@ def problem(status: int, code: str, detail: str, items: list[dict[str, object]] 
     }
 
 
-def encoded_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def encode_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """A problem as status, headers and content, for what answers below the routes."""
     status = body["status"]
     assert isinstance(status, int)
@@ -98,11 +98,11 @@ def encoded_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, 
     return status, headers, content
 
 
-def recorded_problem(facts: Mapping[str, object], where: str = "") -> dict[str, object]:
+def problem_from_record(facts: Mapping[str, object], where: str = "") -> dict[str, object]:
     """The problem of an error of which only the facts are left: they name its class."""
     kind = getattr(errors, str(facts.get("class", "")), RollerError)
-    known = isinstance(kind, type) and issubclass(kind, RollerError)
-    return problem_of(facts, status_of(kind if known else RollerError, str(facts["code"])), where)
+    is_known = isinstance(kind, type) and issubclass(kind, RollerError)
+    return problem_from_facts(facts, status_of(kind if is_known else RollerError, str(facts["code"])), where)
 
 
 def response(body: Mapping[str, object], headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -117,7 +117,7 @@ async def _roller_error(request: Request, error: Exception) -> Response:
     if status == 500:
         log.error("request %s, %s %s: %s", request_id_of(request), request.method, _path(request), error.message)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
-    return response(problem_of(error_json(error), status), headers)
+    return response(problem_from_facts(error_json(error), status), headers)
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
@@ -126,16 +126,16 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
     if any(fault["type"] == "json_invalid" for fault in faults[:1]):
         return response(problem(400, "invalid-json", "the body is not JSON"))
     items: list[dict[str, object]] = []
-    named: list[str] = []
-    for fault in faults[:FAULTS_MOST]:
+    locations: list[str] = []
+    for fault in faults[:MAX_REPORTED_FAULTS]:
         where, *rest = fault["loc"]
-        pointer = "".join(f"/{_escaped(_cut(str(part)))}" for part in rest)
+        pointer = "".join(f"/{_escape_pointer(_truncate(str(part)))}" for part in rest)
         item = {"pointer": pointer} if where == "body" else {}  # a part of the path or the query has none
         items.append(item | {"message": fault["msg"]})
-        named.append(pointer or "/" if where == "body" else ".".join(_cut(str(part)) for part in rest))
-    detail = f"{named[0]}: {items[0]['message']}"
-    if len(faults) > FAULTS_MOST:
-        items.append({"message": f"… {len(faults) - FAULTS_MOST:,} more"})
+        locations.append(pointer or "/" if where == "body" else ".".join(_truncate(str(part)) for part in rest))
+    detail = f"{locations[0]}: {items[0]['message']}"
+    if len(faults) > MAX_REPORTED_FAULTS:
+        items.append({"message": f"… {len(faults) - MAX_REPORTED_FAULTS:,} more"})
     return response(problem(422, _CODES[422], detail, items))
 
 
@@ -143,7 +143,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, HTTP_ERROR_CODE)
     path = _path(request)
-    detail = {404: f"there is nothing at {path}", 405: f"{_cut(request.method)} is not for {path}"}
+    detail = {404: f"there is nothing at {path}", 405: f"{_truncate(request.method)} is not for {path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
     return response(body, error.headers)
 
@@ -163,13 +163,13 @@ def request_id_of(request: Request) -> str:
 
 def _path(request: Request) -> str:
     """The request's path as it was sent, percent signs and all: no control characters."""
-    return _cut(request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path)
+    return _truncate(request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= ECHO_CHARACTERS else f"{text[:ECHO_CHARACTERS]}…"
 
 
-def _escaped(part: str) -> str:
+def _escape_pointer(part: str) -> str:
     """A part of a JSON pointer (RFC 6901)."""
     return part.replace("~", "~0").replace("/", "~1")

@@ -17,10 +17,10 @@ from roller_svc.settings import Settings, forget_secrets
 
 STOP_S = 10  # what requests under way get before the service ends
 KEEP_ALIVE_S = 5
-BACKLOG_MOST = 128  # connections that the loop accepts before it looks at one of them
-ACCEPTED_TURNS = 4  # of the loop, from accepting connections to closing those that they displace
-DESCRIPTORS_KEPT = 64  # for the store, workers and compilers
-DESCRIPTORS_MOST = 1 << 16
+MAX_BACKLOG = 128  # connections that the loop accepts before it looks at one of them
+ACCEPT_ITERATIONS = 4  # of the loop, from accepting connections to closing those that they displace
+RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
+MAX_DESCRIPTORS = 1 << 16
 
 
 class ServiceServer(uvicorn.Server):
@@ -40,9 +40,9 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
     """How the service is served; `overrides` are options of uvicorn.Config."""
     allowed_hosts(settings)  # a wrong one is told now, and not at the first request
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backlog, connections_most = connections_within(soft, settings.connections_most)
+    backlog, max_connections = fit_connections(soft, settings.connections_most)
     limits = ConnectionLimits(
-        connections_most, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s
+        max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s
     )
     options: dict[str, Any] = {
         "host": settings.host,
@@ -56,20 +56,20 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
     return ServiceConfig(app, limits, **options | overrides)
 
 
-def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
+def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
     """The backlog, and the connections that leave descriptors for it and for everything else."""
     if descriptors == resource.RLIM_INFINITY:
-        return BACKLOG_MOST, wanted
-    backlog = max(1, min(BACKLOG_MOST, descriptors // 16))
-    return backlog, max(1, min(wanted, descriptors - DESCRIPTORS_KEPT - ACCEPTED_TURNS * backlog))
+        return MAX_BACKLOG, requested
+    backlog = max(1, min(MAX_BACKLOG, descriptors // 16))
+    return backlog, max(1, min(requested, descriptors - RESERVED_DESCRIPTORS - ACCEPT_ITERATIONS * backlog))
 
 
 def raise_descriptor_limit() -> None:
     """Take as many descriptors as this process may have, within reason."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTORS_MOST if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MOST)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def run_server(settings: Settings) -> bool:

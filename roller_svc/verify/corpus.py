@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, InputError, RollerError
@@ -19,11 +19,11 @@ from roller_svc.ir.kernel import CompiledKernel, Language
 from roller_svc.ir.report import BuildRequest, RuntimeChoice
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.cuda.module import device_present
-from roller_svc.verify.kernel_stats import counted, kernels
-from roller_svc.verify.run_and_verify import judged, prepared, sums_of
+from roller_svc.verify.kernel_stats import count_features, summarize_kernels
+from roller_svc.verify.run_and_verify import accumulation_of, load_kernel, verify_results
 
 Json = dict[str, Any]
-RANK = {"ok": 0, "refused": 1, "wrong": 2, "error": 3}
+STATUS_ORDER = {"ok": 0, "refused": 1, "wrong": 2, "error": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,16 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def cases_of(document: object, *, small: bool, every: int = 1) -> list[Case]:
+def parse_cases(document: object, *, small: bool, every: int = 1) -> list[Case]:
     """The cases of a corpus file, or ArgumentError where it is none."""
     raw = document.get("cases") if isinstance(document, Mapping) else None
     if not isinstance(raw, list):
         raise ArgumentError('a corpus is an object with a list "cases"', code="invalid-corpus")
-    cases = [_case(number, entry, small=small) for number, entry in enumerate(raw)]
+    cases = [_parse_case(number, entry, small=small) for number, entry in enumerate(raw)]
     return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
 
 
-def tasks_of(cases: Iterable[Case], run: Run) -> list[Task]:
+def group_tasks(cases: Iterable[Case], run: Run) -> list[Task]:
     """Cases grouped by program, in their order."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
@@ -103,25 +103,27 @@ def tasks_of(cases: Iterable[Case], run: Run) -> list[Task]:
     return [Task(tuple(group), run) for group in groups.values()]
 
 
-def judge(task: Task) -> tuple[Row, ...]:
+def verify_task(task: Task) -> tuple[Row, ...]:
     """One row a case. Errors of ours are rows; a bug ends the worker process, which is a row too."""
     first = task.cases[0]
     try:
-        request = request_of(first, task.run)
+        request = case_request(first, task.run)
         report = build_kernel(request)
-        kernel = kept(report).compiled
+        kernel = package_kernel(report).compiled
     except InputError as refusal:
         detail = f"{type(refusal).__name__} {refusal.code}: {refusal.message}"
         return tuple(Row(case.id, case.cls, "refused", detail) for case in task.cases)
     except RollerError as failure:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
         return tuple(Row(case.id, case.cls, "error", detail) for case in task.cases)
-    found = kernels(report.groups, report.winner.plan, report.hardware)
-    sums = sums_of(report.winner.plan, report.hardware)
-    return tuple(replace(_tried(case, request, kernel, task.run, sums), kernels=found) for case in task.cases)
+    kernel_stats = summarize_kernels(report.groups, report.winner.plan, report.hardware)
+    accumulation = accumulation_of(report.winner.plan, report.hardware)
+    return tuple(
+        replace(_run_case(case, request, kernel, task.run, accumulation), kernels=kernel_stats) for case in task.cases
+    )
 
 
-def request_of(case: Case, run: Run) -> BuildRequest:
+def case_request(case: Case, run: Run) -> BuildRequest:
     return build_request(
         case.expression, case.inputs, outputs=case.outputs, target=run.target, top_k=1, select="model",
         runtime="emulator" if run.emulate else "auto", allow_tf32=case.options.get("allow_tf32", False),
@@ -129,32 +131,32 @@ def request_of(case: Case, run: Run) -> BuildRequest:
     )  # fmt: skip
 
 
-def failed(task: Task, error: RollerError) -> tuple[Row, ...]:
+def failed_rows(task: Task, error: RollerError) -> tuple[Row, ...]:
     """Rows for a task whose worker was lost."""
     return tuple(Row(case.id, case.cls, "error", error.message) for case in task.cases)
 
 
-def summary(rows: Iterable[Row]) -> Json:
+def summarize(rows: Iterable[Row]) -> Json:
     """Counts, in all and by class, the median time to compile, and what the kernels of the cases that are ok have."""
-    found = list(rows)
-    counts = {status: sum(row.status == status for row in found) for status in RANK}
-    times = sorted(row.compile_seconds for row in found if row.compile_seconds is not None)
+    all_rows = list(rows)
+    counts = {status: sum(row.status == status for row in all_rows) for status in STATUS_ORDER}
+    times = sorted(row.compile_seconds for row in all_rows if row.compile_seconds is not None)
     classes: dict[str, dict[str, int]] = {}
-    for row in found:
-        one = classes.setdefault(row.cls, dict.fromkeys(RANK, 0))
-        one[row.status] += 1
+    for row in all_rows:
+        class_counts = classes.setdefault(row.cls, dict.fromkeys(STATUS_ORDER, 0))
+        class_counts[row.status] += 1
     return {
-        "cases": len(found),
+        "cases": len(all_rows),
         **counts,
-        "ok_share": counts["ok"] / len(found) if found else 0.0,
-        "spilled": sum(bool(row.spill_bytes) for row in found),
+        "ok_share": counts["ok"] / len(all_rows) if all_rows else 0.0,
+        "spilled": sum(bool(row.spill_bytes) for row in all_rows),
         "compile_median_s": times[len(times) // 2] if times else None,
         "classes": dict(sorted(classes.items())),
-        "kernels": counted(kernel for row in found if row.status == "ok" for kernel in row.kernels),
+        "kernels": count_features(kernel for row in all_rows if row.status == "ok" for kernel in row.kernels),
     }
 
 
-def _case(number: int, entry: object, *, small: bool) -> Case:
+def _parse_case(number: int, entry: object, *, small: bool) -> Case:
     try:
         if not isinstance(entry, dict):
             raise TypeError("not an object")
@@ -173,33 +175,37 @@ def _case(number: int, entry: object, *, small: bool) -> Case:
         raise ArgumentError(f"case {number} of the corpus: {failure!r}", code="invalid-corpus") from failure
 
 
-def _tried(case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run, sums: MatrixSums | None) -> Row:
+def _run_case(
+    case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run, accumulation: MatrixSums | None
+) -> Row:
     """The case on inputs of every seed, until one is not right."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
     emulate = request.runtime is RuntimeChoice.EMULATOR
-    if not emulate and not _runs(kernel.source.language):
+    if not emulate and not _may_run(kernel.source.language):
         return replace(row, detail="compiled only")
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    worst: float | None = None
+    max_error: float | None = None
     for seed in range(run.seeds):
         try:
             arrays = random_inputs(program, seed=seed, hints=case.hints)
-            results = prepared(kernel, arrays, request.runtime, races=run.races).results()
-            verdict = judged(program, arrays, results, allow_tf32=request.allow_tf32, sums=sums)
+            results = load_kernel(kernel, arrays, request.runtime, races=run.races).results()
+            agreement = verify_results(
+                program, arrays, results, allow_tf32=request.allow_tf32, accumulation=accumulation
+            )
         except RollerError as failure:
             detail = f"{type(failure).__name__} {failure.code}: {failure.message}"
-            return replace(row, status="error", detail=_of_seed(detail, seed))
-        worst = max((e for e in (worst, verdict.max_abs_error) if e is not None), default=None)
-        if not verdict.ok:
-            return replace(row, status="wrong", detail=_of_seed(verdict.detail, seed), max_abs_error=worst)
-    return replace(row, max_abs_error=worst)
+            return replace(row, status="error", detail=_with_seed(detail, seed))
+        max_error = max((e for e in (max_error, agreement.max_abs_error) if e is not None), default=None)
+        if not agreement.ok:
+            return replace(row, status="wrong", detail=_with_seed(agreement.detail, seed), max_abs_error=max_error)
+    return replace(row, max_abs_error=max_error)
 
 
-def _of_seed(detail: str, seed: int) -> str:
+def _with_seed(detail: str, seed: int) -> str:
     return f"inputs of seed {seed}: {detail}" if seed else detail
 
 
-def _runs(language: Language) -> bool:
+def _may_run(language: Language) -> bool:
     """Whether a device for it may be here."""
     return language is Language.C or (language is Language.CUDA and device_present())

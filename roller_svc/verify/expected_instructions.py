@@ -34,44 +34,44 @@ _WRAPPERS = (
 _WIDE = r"\*\((?:const )?(?:uint4|int4|float4|double2|ulonglong2|longlong2) \*\)\s*&?\s*(\w+)"
 _WIDE_WRITE = re.compile(rf"^\s*{_WIDE}[^=;]*=(?!=)", re.MULTILINE)
 _WIDE_ACCESS = re.compile(_WIDE)
-_SHARED_ROOM = re.compile(r"__shared__[^;\n]*?(\w+)\s*\[|\*\s*const (\w+) = \([^;\n]*\bshared_memory\b")
+_SHARED_BUFFER = re.compile(r"__shared__[^;\n]*?(\w+)\s*\[|\*\s*const (\w+) = \([^;\n]*\bshared_memory\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ExpectedInstruction:
     """`what` the text asks for: at least one instruction of one of the `families` (see SassFunction)."""
 
-    what: str
-    families: tuple[str, ...]
+    description: str
+    opcodes: tuple[str, ...]
 
 
-def promises(source: KernelSource) -> dict[str, tuple[Promise, ...]]:
+def find_expected_instructions(source: KernelSource) -> dict[str, tuple[ExpectedInstruction, ...]]:
     """What the text of every launch promises, by its name."""
     buffers = frozenset(buffer.symbol for buffer in source.buffers)
-    return {name: tuple(_promises(body, buffers)) for name, body in bodies(source.text).items()}
+    return {name: tuple(_find_in_body(body, buffers)) for name, body in entry_bodies(source.text).items()}
 
 
-def bodies(text: str) -> dict[str, str]:
+def entry_bodies(text: str) -> dict[str, str]:
     """The text of every entry function, from its name to the next one."""
-    found = list(_ENTRY.finditer(text))
-    ends = [*(match.start() for match in found[1:]), len(text)]
-    return {match[1]: text[match.end() : end] for match, end in zip(found, ends, strict=True)}
+    entries = list(_ENTRY.finditer(text))
+    ends = [*(match.start() for match in entries[1:]), len(text)]
+    return {match[1]: text[match.end() : end] for match, end in zip(entries, ends, strict=True)}
 
 
-def _promises(body: str, buffers: frozenset[str]) -> Iterator[Promise]:
-    for pattern, what, families in _WRAPPERS:
+def _find_in_body(body: str, buffers: frozenset[str]) -> Iterator[ExpectedInstruction]:
+    for pattern, description, opcodes in _WRAPPERS:
         if pattern.search(body):
-            yield Promise(what, families)
-    shared = {name for match in _SHARED_ROOM.finditer(body) for name in match.groups() if name}
+            yield ExpectedInstruction(description, opcodes)
+    shared = {name for match in _SHARED_BUFFER.finditer(body) for name in match.groups() if name}
     writes = [match[1] for match in _WIDE_WRITE.finditer(body)]
     reads = [match[1] for match in _WIDE_ACCESS.finditer(body)]
     for name in writes:
         reads.remove(name)
-    for names, what, family in (
+    for names, description, family in (
         (buffers.intersection(reads), "loads of 16 bytes from memory", "LDG"),
         (buffers.intersection(writes), "stores of 16 bytes to memory", "STG"),
         (shared.intersection(reads), "loads of 16 bytes from shared memory", "LDS"),
         (shared.intersection(writes), "stores of 16 bytes to shared memory", "STS"),
     ):
         if names:
-            yield Promise(f"{what} ({', '.join(sorted(names))})", (f"{family}.128",))
+            yield ExpectedInstruction(f"{description} ({', '.join(sorted(names))})", (f"{family}.128",))

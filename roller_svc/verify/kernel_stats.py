@@ -22,29 +22,29 @@ from roller_svc.ir.rprogram import RProgram
 Json = dict[str, Any]
 
 TILES = ("lanes", "split_k", "stream_k", "stages", "raster", "blocks", "cluster_m", "cluster_n")
-EPILOGUES = ("none", "bias", "residual", "activation", "scale", "cast", "row reduction", "several outputs")
+EPILOGUE_FEATURES = ("none", "bias", "residual", "activation", "scale", "cast", "row reduction", "several outputs")
 _ARITHMETIC = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.LAND, OpKind.LOR,
     OpKind.LNOT,
 }  # fmt: skip
 
 
-def kernels(groups: Sequence[KernelGroup], plan: Plan, hw: HardwareSpec) -> tuple[Json, ...]:
+def summarize_kernels(groups: Sequence[KernelGroup], plan: Plan, hw: HardwareSpec) -> tuple[Json, ...]:
     """One entry a kernel group, in their order: JSON values only."""
-    return tuple(_kernel(group, c.program, hw) for group, c in zip(groups, plan.choices, strict=True))
+    return tuple(_summarize_kernel(group, c.program, hw) for group, c in zip(groups, plan.choices, strict=True))
 
 
-def counted(found: Iterable[Mapping[str, Any]]) -> Json:
+def count_features(kernels: Iterable[Mapping[str, Any]]) -> Json:
     """How many kernels have what: for each property its values and their numbers; `load` counts operands."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("kind", "family", "unit", "types", *TILES)}
     counts |= {"load": Counter(), "epilogue": Counter()}
-    for kernel in found:
+    for kernel in kernels:
         for name in ("kind", "family", "unit", *TILES):
             counts[name][str(kernel[name])] += 1
-        factors = kernel["operands"]
-        if factors:
-            counts["types"][" x ".join(operand["dtype"] for operand in factors)] += 1
-        counts["load"].update(operand["load"] for operand in factors if operand["load"] is not None)
+        operand_facts = kernel["operands"]
+        if operand_facts:
+            counts["types"][" x ".join(operand["dtype"] for operand in operand_facts)] += 1
+        counts["load"].update(operand["load"] for operand in operand_facts if operand["load"] is not None)
         counts["epilogue"].update(kernel["epilogue"])
     return {name: dict(sorted(values.items())) for name, values in counts.items()}
 
@@ -55,24 +55,26 @@ def epilogue(group: KernelGroup) -> tuple[str, ...]:
     bias: reads a tensor that lacks some of the output's axes; residual: one that has all; activation: applies a
     function; scale: multiplies by a constant beside no function; cast: to another type.
     """
-    found: set[str] = set()
-    wide = {axis.name for axis in group.outer if axis.extent > 1}
-    own = {statement.output for statement in group.statements}
+    features: set[str] = set()
+    output_axes = {axis.name for axis in group.outer if axis.extent > 1}
+    group_outputs = {statement.output for statement in group.statements}
     for statement in group.statements[group.space.sums :]:
         nodes = list(walk(statement.body))
-        reads = [axes_of(node) & wide for node in nodes if isinstance(node, Load) and node.tensor not in own]
-        found |= {"residual" if axes == wide else "bias" for axes in reads}
+        reads = [
+            axes_of(node) & output_axes for node in nodes if isinstance(node, Load) and node.tensor not in group_outputs
+        ]
+        features |= {"residual" if axes == output_axes else "bias" for axes in reads}
         if any(isinstance(node, Op) and node.kind not in _ARITHMETIC for node in nodes):
-            found.add("activation")
+            features.add("activation")
         elif any(_scales(node) for node in nodes):
-            found.add("scale")
+            features.add("scale")
         if any(isinstance(node, Cast) and not node.implicit for node in nodes):
-            found.add("cast")
+            features.add("cast")
     if group.row_reduction is not None:
-        found.add("row reduction")
+        features.add("row reduction")
     if len(group.stored) > 1:
-        found.add("several outputs")
-    return tuple(word for word in EPILOGUES if word in found) or ("none",)
+        features.add("several outputs")
+    return tuple(word for word in EPILOGUE_FEATURES if word in features) or ("none",)
 
 
 def _scales(node: Expr) -> bool:
@@ -81,13 +83,15 @@ def _scales(node: Expr) -> bool:
     return any(isinstance(arg.arg if isinstance(arg, Cast) else arg, Const) for arg in node.args)
 
 
-def _kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Json:
+def _summarize_kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Json:
     is_contraction = group.kind is GroupKind.CONTRACTION
     return {
         "kind": group.kind.value,
         "family": _family(program, hw),
         "unit": program.unit.name,
-        "operands": _operands(group, program, hw.arch) if is_contraction else _attended(group, program, hw.arch),
+        "operands": _operands(group, program, hw.arch)
+        if is_contraction
+        else _attention_operands(group, program, hw.arch),
         **{name: getattr(program, name) for name in TILES},
         "epilogue": list(epilogue(group)) if is_contraction or group.attention is not None else [],
     }
@@ -113,7 +117,7 @@ def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     staged = [(feed.dtype, _load(feed.load, feed.dtype)) for feed in feeds(program.unit, factors, arch)]
     if program.unit.kind is UnitKind.WGMMA:
         tile = wgmma_tile(program, all_operands(group), arch)
-        staged = [(o.dtype, _ring_load(o)) for o in (tile.a, tile.b)]
+        staged = [(o.dtype, _wgmma_load(o)) for o in (tile.a, tile.b)]
     found = [
         {"dtype": dtype.value, "stored": factor.stored.value, "load": load}
         for factor, (dtype, load) in zip(factors, staged, strict=True)
@@ -121,19 +125,19 @@ def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     return [*found, *found[1:]] if group.is_paired else found
 
 
-def _attended(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
+def _attention_operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
     """Queries, keys and values of attention; nothing of other groups."""
     if group.attention is None:
         return []
-    found = attended(group, program.unit, arch)
-    factors = (found.q, found.k, found.v)
-    loads = [_load(f.load, f.dtype) for f in factors]
+    attention = attended(group, program.unit, arch)
+    qkv = (attention.q, attention.k, attention.v)
+    loads = [_load(f.load, f.dtype) for f in qkv]
     if program.unit.kind is UnitKind.WGMMA:
         tile = attention_group_tile(program, grouped_attention(group, program.unit, arch))
-        loads = [_ring_load(o) for o in (tile.q, tile.k, tile.v)]
+        loads = [_wgmma_load(o) for o in (tile.q, tile.k, tile.v)]
     return [
         {"dtype": f.dtype.value, "stored": f.operand.stored.value, "load": load}
-        for f, load in zip(factors, loads, strict=True)
+        for f, load in zip(qkv, loads, strict=True)
     ]
 
 
@@ -144,7 +148,7 @@ def _load(load: LoadClass, dtype: DType) -> str:
     return str(load.kind.value)
 
 
-def _ring_load(operand: WgmmaOperand) -> str:
+def _wgmma_load(operand: WgmmaOperand) -> str:
     """The same, and tma, im2col: bulk copies."""
     feed = operand.feed
     return _load(feed, operand.dtype) if isinstance(feed, LoadClass) else str(operand.load.value)

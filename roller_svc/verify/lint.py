@@ -15,7 +15,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.toolchain.binaries.sass import SassFunction, sass_functions
 from roller_svc.toolchain.nvrtc import ptxas_warnings
-from roller_svc.verify.expected_instructions import Promise, promises
+from roller_svc.verify.expected_instructions import ExpectedInstruction, find_expected_instructions
 
 
 class FindingKind(Enum):
@@ -47,7 +47,7 @@ class PlannedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedLaunch:
     """What the plan has for a launch: the unit, and what the model assumes that a block takes."""
 
     unit: ComputeUnit
@@ -61,11 +61,11 @@ class LintedLaunch:
     launch: LaunchSpec
     resources: Resources
     code: SassFunction
-    planned: Planned | None
+    planned: PlannedLaunch | None
 
 
 @dataclass(frozen=True, slots=True)
-class Lint:
+class LintResult:
     launches: tuple[LintedLaunch, ...]
     findings: tuple[Finding, ...]
 
@@ -73,33 +73,35 @@ class Lint:
         return sum(finding.kind is kind for finding in self.findings)
 
 
-def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[Lint]:
+def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[LintResult]:
     """Every launch disassembled and held against its plan and its text. The kernels are for one device.
 
     Raises ToolchainMissingError where there is no disassembler, CompileError where it does not read a binary.
     """
     codes = sass_functions([kernel.compiled.binary for kernel in kernels], hw.arch)
-    return [_linted(kernel, code, hw) for kernel, code in zip(kernels, codes, strict=True)]
+    return [_lint_kernel(kernel, code, hw) for kernel, code in zip(kernels, codes, strict=True)]
 
 
-def _linted(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: HardwareSpec) -> Lint:
+def _lint_kernel(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: HardwareSpec) -> LintResult:
     compiled = kernel.compiled
     planned = {
-        compiled.source.main_launch(group.name): Planned(choice.program.unit, planned_needs(group, choice.program, hw))
+        compiled.source.main_launch(group.name): PlannedLaunch(
+            choice.program.unit, planned_needs(group, choice.program, hw)
+        )
         for group, choice in zip(kernel.groups, kernel.plan.choices, strict=True)
     }
     launches = tuple(
         LintedLaunch(launch, used, code[launch.name], planned.get(position))
         for position, (launch, used) in enumerate(zip(compiled.source.launches, compiled.resources, strict=True))
     )
-    asked = promises(compiled.source)
+    expected = find_expected_instructions(compiled.source)
     findings = [Finding(FindingKind.WARNING, "", line) for line in ptxas_warnings(compiled.log)]
-    for one in launches:
-        findings += _findings(one, asked.get(one.launch.name, ()), hw)
-    return Lint(launches, tuple(findings))
+    for linted in launches:
+        findings += _findings(linted, expected.get(linted.launch.name, ()), hw)
+    return LintResult(launches, tuple(findings))
 
 
-def matrix_families(unit: ComputeUnit) -> tuple[str, ...]:
+def matrix_opcodes(unit: ComputeUnit) -> tuple[str, ...]:
     """The instructions, any of them, that a matrix unit of NVIDIA computes with; empty for units that are none."""
     if unit.kind not in (UnitKind.MMA, UnitKind.WGMMA):
         return ()
@@ -112,25 +114,27 @@ def matrix_families(unit: ComputeUnit) -> tuple[str, ...]:
     return (f"Q{prefix}MMA", f"H{prefix}MMA") if unit.in_dtype.bits == 8 else (f"H{prefix}MMA",)
 
 
-def _findings(one: LintedLaunch, asked: Sequence[Promise], hw: HardwareSpec) -> Iterator[Finding]:
-    name, used, code = one.launch.name, one.resources, one.code
+def _findings(linted: LintedLaunch, expected: Sequence[ExpectedInstruction], hw: HardwareSpec) -> Iterator[Finding]:
+    name, used, code = linted.launch.name, linted.resources, linted.code
     local = code.count("LDL", "STL")
     if used.spill_bytes:
         yield Finding(FindingKind.SPILL, name, f"{used.spill_bytes} bytes of registers go through memory")
     elif local:
         yield Finding(FindingKind.LOCAL_ARRAY, name, f"{local} accesses of an array that is not in registers")
-    for promise in asked:
-        if not code.count(*promise.families):
-            yield Finding(FindingKind.INSTRUCTION, name, f"{promise.what}, but no {' or '.join(promise.families)}")
-    if one.planned is not None:
-        yield from _against_plan(one, one.planned, hw)
+    for instruction in expected:
+        if not code.count(*instruction.opcodes):
+            yield Finding(
+                FindingKind.INSTRUCTION, name, f"{instruction.description}, but no {' or '.join(instruction.opcodes)}"
+            )
+    if linted.planned is not None:
+        yield from _compare_with_plan(linted, linted.planned, hw)
 
 
-def _against_plan(one: LintedLaunch, planned: Planned, hw: HardwareSpec) -> Iterator[Finding]:
-    name, used = one.launch.name, one.resources
-    families = matrix_families(planned.unit)
-    if families and not one.code.count(*families):
-        yield Finding(FindingKind.MATRIX_UNIT, name, f"planned for {planned.unit.name}, but no {' or '.join(families)}")
+def _compare_with_plan(linted: LintedLaunch, planned: PlannedLaunch, hw: HardwareSpec) -> Iterator[Finding]:
+    name, used = linted.launch.name, linted.resources
+    opcodes = matrix_opcodes(planned.unit)
+    if opcodes and not linted.code.count(*opcodes):
+        yield Finding(FindingKind.MATRIX_UNIT, name, f"planned for {planned.unit.name}, but no {' or '.join(opcodes)}")
     if (needs := planned.needs) is None:
         return
     assumed = blocks_per_core(needs, hw)

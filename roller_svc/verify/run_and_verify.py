@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.api import Call, on_device
-from roller_svc.compiler.backends import emulated
+from roller_svc.api import Call, load_runner
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.errors import LaunchError
 from roller_svc.ir.accumulation import MatrixSums, coarsest
 from roller_svc.ir.dtype import DType
@@ -29,12 +29,12 @@ from roller_svc.runtime.measure import host_name, measure
 Arrays = Mapping[str, NDArray[Any]]
 
 # The interpreter makes about ten million points a second: beyond this only a sample of the outputs is judged.
-WHOLE_POINTS = 30_000_000
+MAX_INTERPRETED_POINTS = 30_000_000
 SAMPLED_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LoadedKernel:
     """One kernel with its inputs in place."""
 
     call: Call
@@ -43,44 +43,44 @@ class Trial:
     def results(self) -> dict[str, NDArray[Any]]:
         """Run once; the outputs in the host's memory."""
         self.call()
-        found = self.call.finish()
+        outputs = self.call.finish()
         if self.on_gpu:
-            return {name: array.numpy() for name, array in found.items()}
-        return found
+            return {name: array.numpy() for name, array in outputs.items()}
+        return outputs
 
-    def timed(self, budget_s: float = 0.5) -> Measurement:
+    def measure(self, budget_s: float = 0.5) -> Measurement:
         return measure(self.call, budget_s)
 
 
-def prepared(
+def load_kernel(
     compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO, *, races: bool = False
-) -> Trial:
+) -> LoadedKernel:
     """The kernel loaded and bound, in the emulator with its race detector if `races`; raises LaunchError where its
     device is missing."""
     if races:
-        return Trial(emulated(compiled, races=True).bound(arrays), on_gpu=False)
-    runner = on_device(compiled, runtime)
+        return LoadedKernel(load_emulated(compiled, races=True).bind(arrays), on_gpu=False)
+    runner = load_runner(compiled, runtime)
     if compiled.source.language is not Language.CUDA or runtime is RuntimeChoice.EMULATOR:
-        return Trial(runner.bound(arrays), on_gpu=False)
+        return LoadedKernel(runner.bind(arrays), on_gpu=False)
     if not device_present():
         raise LaunchError("there is no NVIDIA device here to run the kernel on", code="no-device")
-    return Trial(runner.bound(placed(arrays)), on_gpu=True)
+    return LoadedKernel(runner.bind(placed(arrays)), on_gpu=True)
 
 
-def judged(
-    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, sums: MatrixSums | None = None
+def verify_results(
+    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, accumulation: MatrixSums | None = None
 ) -> Agreement:
     """Whether the results are right; of a program too large to interpret, whether a sample of them is.
 
     `sums`: of the matrix units that the kernel runs on (`sums_of`)."""
     points = sum(statement.points for statement in program.statements)
-    if points <= WHOLE_POINTS:
-        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, sums=sums))
-    want = sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, sums=sums)
-    return agrees(program, results, want)
+    if points <= MAX_INTERPRETED_POINTS:
+        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, sums=accumulation))
+    expected = sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, sums=accumulation)
+    return agrees(program, results, expected)
 
 
-def sums_of(plan: Plan, hw: HardwareSpec) -> MatrixSums | None:
+def accumulation_of(plan: Plan, hw: HardwareSpec) -> MatrixSums | None:
     """How the plan's kernels add products, of those on matrix units the ones that lose most; None where none is."""
     return coarsest((choice.program.unit for choice in plan.choices), hw.arch)
 
@@ -92,7 +92,7 @@ class Einsum:
     equation: str
     operands: tuple[str, ...]
 
-    def timed(self, arrays: Arrays, budget_s: float = 0.5) -> Measurement:
+    def measure_numpy(self, arrays: Arrays, budget_s: float = 0.5) -> Measurement:
         """numpy's time: matmul where the equation is one, which is faster than einsum."""
         values = [arrays[name] for name in self.operands]
         if self.equation == "ab,bc->ac":
@@ -101,57 +101,57 @@ class Einsum:
         return measure(lambda: np.einsum(self.equation, *values, optimize=True), budget_s, device_name=host_name())
 
 
-def as_einsum(program: TensorProgram) -> Einsum | None:
+def numpy_einsum(program: TensorProgram) -> Einsum | None:
     """The equation of a program that numpy can do in one call in its own floating types; else None."""
-    einsum = equation_of(program)
+    einsum = einsum_equation(program)
     types = dict(program.inputs)
     if einsum is None or any(not _computed_by_numpy(types[name].dtype) for name in einsum.operands):
         return None
     return einsum
 
 
-def equation_of(program: TensorProgram) -> Einsum | None:
+def einsum_equation(program: TensorProgram) -> Einsum | None:
     """The equation of a program of one sum over a product of whole inputs indexed by bare axes; else None."""
     if len(program.statements) != 1:
         return None
     statement = program.statements[0]
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
-    factors = _factors(statement.body)
-    if factors is None or len(statement.axes) > len(string.ascii_letters):
+    loads = _multiplied_loads(statement.body)
+    if loads is None or len(statement.axes) > len(string.ascii_letters):
         return None
-    order = dict.fromkeys(name for factor in factors for name in _bare(factor.index) or ())
+    order = dict.fromkeys(name for factor in loads for name in _axis_names(factor.index) or ())
     letters = dict(zip(order, string.ascii_letters, strict=False))
-    left = [_bare(factor.index) for factor in factors]
-    right = _bare(statement.index)
+    left = [_axis_names(factor.index) for factor in loads]
+    right = _axis_names(statement.index)
     if right is None or any(index is None for index in left):
         return None
     types = dict(program.inputs)
-    for factor in factors:
+    for factor in loads:
         kind = types.get(factor.tensor)
-        if kind is None or kind.shape != tuple(statement.extents[n] for n in _bare(factor.index) or ()):
+        if kind is None or kind.shape != tuple(statement.extents[n] for n in _axis_names(factor.index) or ()):
             return None
     terms = ["".join(letters[name] for name in index or ()) for index in left]
     equation = f"{','.join(terms)}->{''.join(letters[name] for name in right)}"
-    return Einsum(equation, tuple(factor.tensor for factor in factors))
+    return Einsum(equation, tuple(factor.tensor for factor in loads))
 
 
 def _computed_by_numpy(dtype: DType) -> bool:
     return dtype.is_float and not dtype.is_narrow_float
 
 
-def _factors(body: Expr) -> list[Load] | None:
+def _multiplied_loads(body: Expr) -> list[Load] | None:
     match body:
         case Load():
             return [body]
         case Cast(implicit=True):
-            return _factors(body.arg)
+            return _multiplied_loads(body.arg)
         case Op(kind=OpKind.MUL):
-            parts = [_factors(arg) for arg in body.args]
+            parts = [_multiplied_loads(arg) for arg in body.args]
             return None if any(part is None for part in parts) else [load for part in parts for load in part or ()]
     return None
 
 
-def _bare(index: tuple[Expr, ...]) -> tuple[str, ...] | None:
+def _axis_names(index: tuple[Expr, ...]) -> tuple[str, ...] | None:
     names = tuple(part.name for part in index if isinstance(part, AxisRef))
     return names if len(names) == len(index) else None

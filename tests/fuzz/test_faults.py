@@ -22,7 +22,7 @@ from service_process import ServiceProcess, process_name, running
 
 BUILDS, CLIENTS, PAUSE_S = 16, 4, 0.4
 LANES_MOST = 5  # two that build, three that check: one for each thread that submits, and that which resumes
-KINDS = {"workers": ("build_task", "checked_digest"), "compilers": ("gcc", "cc1", "as"), "all": ("",)}
+KINDS = {"workers": ("build_task", "compute_digest"), "compilers": ("gcc", "cc1", "as"), "all": ("",)}
 
 
 @contextlib.contextmanager

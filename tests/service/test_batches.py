@@ -14,13 +14,13 @@ import httpx
 import pytest
 from serving import answer_of, connected, parsed, running
 
-from roller_svc.compiler.estimates.batch import Estimates
-from roller_svc.compiler.estimates.worker import Found, Patience, Work
+from roller_svc.compiler.estimates.batch import EstimateCache
+from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, EstimateTask
 from roller_svc.service import state
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 
-LARGE = state.PLANS_OF_LARGE
+LARGE = state.LARGE_REQUEST_PLANS
 X4 = {"x": {"dtype": "float32", "shape": [4]}}
 
 
@@ -32,13 +32,13 @@ class Stub:
         self.gone = threading.Event()
         self.through = threading.Event()
 
-    def __call__(self, works: Sequence[Work], patience: Patience) -> list[Found]:
+    def __call__(self, works: Sequence[EstimateTask], patience: Deadline) -> list[EstimateResult]:
         self.begun.release()
-        while len(works) >= LARGE and not self.through.is_set() and not patience.is_over:
+        while len(works) >= LARGE and not self.through.is_set() and not patience.has_passed:
             time.sleep(0.01)
-        if patience.is_over:
+        if patience.has_passed:
             self.gone.set()
-        return [Found([b'{"roofline":[],"candidates":[]}'] * len(work.specs)) for work in works]
+        return [EstimateResult([b'{"roofline":[],"candidates":[]}'] * len(work.specs)) for work in works]
 
 
 def body(count: int) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def settings(folder: Path) -> Settings:
 
 
 def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "HANG_UP_S", 0.05)
+    monkeypatch.setattr(state, "DISCONNECT_POLL_S", 0.05)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = Estimates(stub)
+    app.state.roller.estimates = EstimateCache(stub)
     with running(app) as (_, port):
         with connected(port) as connection:
             connection.sendall(request(LARGE))
@@ -73,7 +73,7 @@ def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch:
 
 def test_a_small_request_passes_large_ones_and_these_wait_for_each_other(tmp_path: Path) -> None:
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = Estimates(stub)
+    app.state.roller.estimates = EstimateCache(stub)
     with running(app) as (_, port), ThreadPoolExecutor(2) as clients:
 
         def ask(count: int) -> httpx.Response:
@@ -91,9 +91,9 @@ def test_a_small_request_passes_large_ones_and_these_wait_for_each_other(tmp_pat
 
 
 def test_whoever_waits_when_the_service_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "HANG_UP_S", 0.05)
+    monkeypatch.setattr(state, "DISCONNECT_POLL_S", 0.05)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = Estimates(stub)
+    app.state.roller.estimates = EstimateCache(stub)
     with running(app) as (server, port), connected(port) as connection:
         connection.sendall(request(LARGE))
         stub.begun.acquire()
@@ -103,9 +103,9 @@ def test_whoever_waits_when_the_service_ends_is_told(tmp_path: Path, monkeypatch
 
 
 def test_requests_beyond_the_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "ESTIMATES_WAITING_MOST", 1)
+    monkeypatch.setattr(state, "MAX_WAITING_ESTIMATES", 1)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = Estimates(stub)
+    app.state.roller.estimates = EstimateCache(stub)
     with running(app) as (_, port), connected(port) as connection:
         connection.sendall(request(LARGE))
         stub.begun.acquire()

@@ -14,8 +14,15 @@ from serving import served
 from roller_svc import settings
 from roller_svc.cli import main
 from roller_svc.client.client import Client
-from roller_svc.client.schemas import CompileBody
-from roller_svc.errors import BuildError, FarmError, InputError, NotFoundError, RollerError, ToolchainMissingError
+from roller_svc.client.schemas import CompileRequest
+from roller_svc.errors import (
+    BuildError,
+    BuildServiceError,
+    InputError,
+    NotFoundError,
+    RollerError,
+    ToolchainMissingError,
+)
 from roller_svc.farm.build import build_artifact
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
@@ -110,10 +117,10 @@ def replying(status: int, body: Any) -> Client:
     [
         (422, {"status": 422, "code": "wrong-rank", "detail": "no", "errors": [{"line": 3}]}, InputError, "wrong-rank"),
         (404, {"status": 404, "code": "unknown-operation", "detail": "no"}, NotFoundError, "unknown-operation"),
-        (503, {"status": 503, "code": "queue-full", "detail": "no"}, FarmError, "queue-full"),
+        (503, {"status": 503, "code": "queue-full", "detail": "no"}, BuildServiceError, "queue-full"),
         (500, {"status": 500, "code": "internal", "detail": "no"}, RollerError, "internal"),
-        (502, b"<html>", FarmError, "http-error"),
-        (200, b"<html>", FarmError, "bad-answer"),
+        (502, b"<html>", BuildServiceError, "http-error"),
+        (200, b"<html>", BuildServiceError, "bad-answer"),
         (400, [], InputError, "http-error"),
     ],
 )
@@ -128,7 +135,7 @@ def test_a_failed_build_is_raised() -> None:
     metadata = {"stage": "done", "cache": "miss", "create_time": "now"}
     problem = {"type": "", "title": "", "status": 500, "detail": "no", "code": "compile-timeout"}
     answer = {"name": "operations/1", "done": True, "metadata": metadata, "error": problem}
-    body = CompileBody.model_validate({"expression": MATMUL, "inputs": TYPES, "target": "local"})
+    body = CompileRequest.model_validate({"expression": MATMUL, "inputs": TYPES, "target": "local"})
     with replying(200, answer) as client, pytest.raises(BuildError) as failed:
         client.compile(body)
     assert failed.value.code == "compile-timeout"

@@ -24,8 +24,8 @@ from serving import ANSWER_S, answer_of, connected, exchanged, parsed, received,
 from roller_svc.farm.store import Artifact
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.connections import CHUNK_BYTES_MEAN_LEAST, CHUNKS_FREE, HEAD_BYTES_MOST
-from roller_svc.service.server import ACCEPTED_TURNS, DESCRIPTORS_KEPT, ServiceServer, connections_within
+from roller_svc.service.connections import FREE_CHUNKS, MAX_HEAD_BYTES, MIN_MEAN_CHUNK_BYTES
+from roller_svc.service.server import ACCEPT_ITERATIONS, RESERVED_DESCRIPTORS, ServiceServer, fit_connections
 from roller_svc.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,7 +230,7 @@ def test_a_million_chunks_are_not_parsed(
             for _ in range(100):
                 connection.sendall(b"1\r\n \r\n" * 10_000)
         answer = received(connection)
-        assert parsed_events < CHUNKS_FREE + (1 << 20) // CHUNK_BYTES_MEAN_LEAST
+        assert parsed_events < FREE_CHUNKS + (1 << 20) // MIN_MEAN_CHUNK_BYTES
         assert int(answer.split()[1]) in (401, 405, 413)
     with service(tmp_path, gate) as (_, port):
         healthy(port)
@@ -239,7 +239,7 @@ def test_a_million_chunks_are_not_parsed(
 def test_a_body_in_small_chunks_is_taken(tmp_path: Path, gate: Gate) -> None:
     content = json.dumps({"items": [BODY | {"target": None}], "targets": ["x"]}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
-    large = b"".join(b"40\r\n%s\r\n" % (b" " * 64) for _ in range(4 * CHUNKS_FREE))
+    large = b"".join(b"40\r\n%s\r\n" % (b" " * 64) for _ in range(4 * FREE_CHUNKS))
     with service(tmp_path, gate) as (_, port):
         for body in (chunks, large + chunks):
             with connected(port) as connection:
@@ -278,8 +278,8 @@ def test_a_refused_request_without_a_body_keeps_its_connection(tmp_path: Path, g
     [
         (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", 400, "malformed-request"),
         (b"\x16\x03\x01\x02\x00\x01\x00", 400, "malformed-request"),
-        (b"GET /" + b"a" * 2 * HEAD_BYTES_MOST, 414, "target-too-long"),
-        (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 2 * HEAD_BYTES_MOST, 431, "headers-too-large"),
+        (b"GET /" + b"a" * 2 * MAX_HEAD_BYTES, 414, "target-too-long"),
+        (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 2 * MAX_HEAD_BYTES, 431, "headers-too-large"),
         (CHUNKED + b"\r\nzz\r\n", 400, "malformed-request"),
         (CHUNKED + b"\r\n2\r\n{}xx", 400, "malformed-request"),
     ],
@@ -306,9 +306,9 @@ def test_a_body_that_breaks_off_leaves_nothing_behind(tmp_path: Path, gate: Gate
 
 
 def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller_svc.service import middleware as guard
+    from roller_svc.service import middleware
 
-    monkeypatch.setattr(guard, "BODIES_AT_ONCE", 1)
+    monkeypatch.setattr(middleware, "MAX_BUFFERED_BODIES", 1)
     with service(tmp_path, gate, body_bytes_most=4096) as (_, port), connected(port) as first:
         first.sendall(POST + b"Content-Length: 4000\r\n\r\n" + b" " * 3000)
         with connected(port) as second:
@@ -360,13 +360,13 @@ def test_who_waits_at_the_end_is_told_where_to_ask(tmp_path: Path, gate: Gate) -
 
 @pytest.mark.parametrize("descriptors", [1, 8, 64, 65, 128, 256, 1024, 4096, 1 << 20])
 def test_connections_leave_descriptors_for_everything_else(descriptors: int) -> None:
-    backlog, most = connections_within(descriptors, 1000)
+    backlog, most = fit_connections(descriptors, 1000)
     assert 1 <= backlog <= 128
     assert 1 <= most <= 1000
     if descriptors >= 128:
         # those that the loop has accepted and not yet looked at come on top
-        assert most + ACCEPTED_TURNS * backlog + DESCRIPTORS_KEPT <= descriptors
-    assert connections_within(resource.RLIM_INFINITY, 7)[1] == 7
+        assert most + ACCEPT_ITERATIONS * backlog + RESERVED_DESCRIPTORS <= descriptors
+    assert fit_connections(resource.RLIM_INFINITY, 7)[1] == 7
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from serving import served
 from roller_svc.errors import CompileError, QueueFullError, UnknownKernelError
 from roller_svc.farm.build import build_artifact
 from roller_svc.farm.store import Artifact, Json, Store
-from roller_svc.service import disassembly as texts
+from roller_svc.service import disassembly
 from roller_svc.service.app import create_app
-from roller_svc.service.disassembly import TEXTS_AT_ONCE, TEXTS_WAITING_MOST, Texts
+from roller_svc.service.disassembly import MAX_PENDING, MAX_RUNNING, ListingCache
 from roller_svc.settings import Settings
 from roller_svc.toolchain.binaries import sass
 from tests.service.test_listings import BODY
@@ -72,84 +72,84 @@ def maker() -> Maker:
 
 
 @pytest.fixture
-def making(store: Store, maker: Maker) -> Iterator[Texts]:
-    found = Texts(store, {"ptx": maker, "sass": maker})
+def making(store: Store, maker: Maker) -> Iterator[ListingCache]:
+    found = ListingCache(store, {"ptx": maker, "sass": maker})
     yield found
     maker.gate.set()
     found.close()
 
 
-def test_a_text_is_made_once_and_kept(making: Texts, maker: Maker, store: Store) -> None:
+def test_a_text_is_made_once_and_kept(making: ListingCache, maker: Maker, store: Store) -> None:
     digest = published(store)
-    assert making.kept(digest, "ptx") is None
-    assert making.made(digest, "ptx").result() == b"tool 1 0"
-    assert making.kept(digest, "ptx") == b"tool 1 0"
-    assert making.made(digest, "ptx").result() == b"tool 1 0"  # asked for by one that saw it missing before
-    assert Texts(Store(store.root), {"ptx": maker}).kept(digest, "ptx") == b"tool 1 0"
+    assert making.cached(digest, "ptx") is None
+    assert making.request(digest, "ptx").result() == b"tool 1 0"
+    assert making.cached(digest, "ptx") == b"tool 1 0"
+    assert making.request(digest, "ptx").result() == b"tool 1 0"  # asked for by one that saw it missing before
+    assert ListingCache(Store(store.root), {"ptx": maker}).cached(digest, "ptx") == b"tool 1 0"
     assert maker.made == ["0"]
 
 
-def test_requests_for_one_text_share_it(making: Texts, maker: Maker, store: Store) -> None:
+def test_requests_for_one_text_share_it(making: ListingCache, maker: Maker, store: Store) -> None:
     digest = published(store)
     maker.gate.clear()
-    futures = {making.made(digest, "ptx") for _ in range(50)}
+    futures = {making.request(digest, "ptx") for _ in range(50)}
     assert len(futures) == 1
-    other = making.made(digest, "sass")
+    other = making.request(digest, "sass")
     maker.gate.set()
     assert {future.result() for future in (*futures, other)} == {b"tool 1 0"}
     assert maker.made == ["0", "0"]  # one a kind
 
 
-def test_few_are_made_at_once_and_some_may_wait(making: Texts, maker: Maker, store: Store) -> None:
-    digests = [published(store, number) for number in range(TEXTS_WAITING_MOST + 1)]
+def test_few_are_made_at_once_and_some_may_wait(making: ListingCache, maker: Maker, store: Store) -> None:
+    digests = [published(store, number) for number in range(MAX_PENDING + 1)]
     maker.gate.clear()
-    futures = [making.made(digest, "ptx") for digest in digests[:-1]]
+    futures = [making.request(digest, "ptx") for digest in digests[:-1]]
     with pytest.raises(QueueFullError):
-        making.made(digests[-1], "ptx")
-    assert making.made(digests[0], "ptx") is futures[0]  # to join takes no place
-    assert making.kept(digests[-1], "ptx") is None  # reading waits for nobody
+        making.request(digests[-1], "ptx")
+    assert making.request(digests[0], "ptx") is futures[0]  # to join takes no place
+    assert making.cached(digests[-1], "ptx") is None  # reading waits for nobody
     maker.gate.set()
-    assert [future.result() for future in futures] == [f"tool 1 {n}".encode() for n in range(TEXTS_WAITING_MOST)]
-    assert max(maker.at_once) <= TEXTS_AT_ONCE
-    assert making.made(digests[-1], "ptx").result()
+    assert [future.result() for future in futures] == [f"tool 1 {n}".encode() for n in range(MAX_PENDING)]
+    assert max(maker.at_once) <= MAX_RUNNING
+    assert making.request(digests[-1], "ptx").result()
 
 
-def test_a_failure_is_told_to_all_and_not_kept(making: Texts, maker: Maker, store: Store) -> None:
+def test_a_failure_is_told_to_all_and_not_kept(making: ListingCache, maker: Maker, store: Store) -> None:
     digest = published(store, source=b"wrong")
     maker.gate.clear()
-    first, second = making.made(digest, "ptx"), making.made(digest, "ptx")
+    first, second = making.request(digest, "ptx"), making.request(digest, "ptx")
     maker.gate.set()
     for future in (first, second):
         with pytest.raises(CompileError):
             future.result()
     with pytest.raises(CompileError):
-        making.made(digest, "ptx").result()
+        making.request(digest, "ptx").result()
     assert maker.made == ["0", "0"]
 
 
-def test_another_tool_makes_the_text_again(making: Texts, maker: Maker, store: Store) -> None:
+def test_another_tool_makes_the_text_again(making: ListingCache, maker: Maker, store: Store) -> None:
     digest = published(store)
-    making.made(digest, "ptx").result()
+    making.request(digest, "ptx").result()
     maker.version = "tool 2"
-    assert making.kept(digest, "ptx") is None
-    assert making.made(digest, "ptx").result() == b"tool 2 0"
+    assert making.cached(digest, "ptx") is None
+    assert making.request(digest, "ptx").result() == b"tool 2 0"
 
 
-def test_what_has_no_text_is_refused(making: Texts, store: Store) -> None:
+def test_what_has_no_text_is_refused(making: ListingCache, store: Store) -> None:
     with pytest.raises(UnknownKernelError, match="only CUDA has PTX"):
-        making.kept(published(store, language="c"), "ptx")
+        making.cached(published(store, language="c"), "ptx")
     with pytest.raises(UnknownKernelError):
-        making.kept(digest_of(7), "ptx")
+        making.cached(digest_of(7), "ptx")
     with pytest.raises(UnknownKernelError):
-        making.made(digest_of(7), "ptx").result()
+        making.request(digest_of(7), "ptx").result()
 
 
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the texts that tools make from now on."""
     runs: list[str] = []
-    ptx, sass_text = texts.toolchain.ptx, texts.toolchain.sass_text
-    monkeypatch.setattr(texts.toolchain, "ptx", lambda *given: runs.append("ptx") or ptx(*given))
-    monkeypatch.setattr(texts.toolchain, "sass_text", lambda *given: runs.append("sass") or sass_text(*given))
+    ptx, sass_text = disassembly.toolchain.ptx, disassembly.toolchain.sass_text
+    monkeypatch.setattr(disassembly.toolchain, "ptx", lambda *given: runs.append("ptx") or ptx(*given))
+    monkeypatch.setattr(disassembly.toolchain, "sass_text", lambda *given: runs.append("sass") or sass_text(*given))
     return runs
 
 

@@ -18,10 +18,10 @@ from roller_svc.errors import ArgumentError, KernelTimeoutError, LaunchError, St
 from roller_svc.farm.store import Artifact
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.service.bodies import DEPTH_MOST, BodyError, check_json, count_values_at_most
-from roller_svc.service.hosts import Authority, is_ours, is_same_origin, parse_authority
-from roller_svc.service.middleware import TARGET_BYTES_MOST
-from roller_svc.service.problems import FAULTS_MOST, recorded_problem, status_of
+from roller_svc.service.bodies import MAX_DEPTH, BodyError, check_json, max_value_count
+from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
+from roller_svc.service.middleware import MAX_TARGET_BYTES
+from roller_svc.service.problems import MAX_REPORTED_FAULTS, problem_from_record, status_of
 from roller_svc.service.server import server_config
 from roller_svc.settings import Settings
 
@@ -126,19 +126,19 @@ def test_a_rebound_page_is_refused_with_its_own_name_in_both(port: int) -> None:
 def test_the_bound_address_is_ours_and_no_other() -> None:
     lan, mapped = ("192.0.2.7", 8000), ("::ffff:192.0.2.7", 8000)
     for bound in (lan, mapped):
-        assert is_ours(Authority("192.0.2.7", 8000), bound, ())
-        assert is_ours(Authority("192.0.2.7", None), bound, ())
-        assert not is_ours(Authority("192.0.2.7", 8001), bound, ())
-        assert not is_ours(Authority("192.0.2.8", 8000), bound, ())
-    assert not is_ours(Authority("localhost", None), None, ())
-    assert is_ours(Authority("kernels.example", 5), None, {Authority("kernels.example", None)})
-    assert not is_ours(Authority("kernels.example", 5), None, {Authority("kernels.example", 6)})
+        assert is_own_host(Authority("192.0.2.7", 8000), bound, ())
+        assert is_own_host(Authority("192.0.2.7", None), bound, ())
+        assert not is_own_host(Authority("192.0.2.7", 8001), bound, ())
+        assert not is_own_host(Authority("192.0.2.8", 8000), bound, ())
+    assert not is_own_host(Authority("localhost", None), None, ())
+    assert is_own_host(Authority("kernels.example", 5), None, {Authority("kernels.example", None)})
+    assert not is_own_host(Authority("kernels.example", 5), None, {Authority("kernels.example", 6)})
 
 
 @given(st.text(max_size=40))
 def test_no_text_is_both_a_strange_name_and_ours(text: str) -> None:
     given = parse_authority(text)
-    if given is not None and is_ours(given, ("127.0.0.1", 8000), ()):
+    if given is not None and is_own_host(given, ("127.0.0.1", 8000), ()):
         assert given.host == "localhost" or set(given.host) <= set("0123456789abcdef.:")
     if given is not None:
         assert not is_same_origin(text, given)
@@ -166,9 +166,9 @@ def test_what_two_readers_may_read_differently_is_no_json(client: Client, path: 
 
 def test_depth_is_counted_in_lists_and_objects_alike() -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
-        check_json(opening * (DEPTH_MOST - 1) + b"1" + closing * (DEPTH_MOST - 1))
+        check_json(opening * (MAX_DEPTH - 1) + b"1" + closing * (MAX_DEPTH - 1))
         with pytest.raises(BodyError, match="deeper"):
-            check_json(opening * (DEPTH_MOST + 1) + b"1" + closing * (DEPTH_MOST + 1))
+            check_json(opening * (MAX_DEPTH + 1) + b"1" + closing * (MAX_DEPTH + 1))
 
 
 def count_values(value: object) -> int:
@@ -184,7 +184,7 @@ def count_values(value: object) -> int:
     )
 )
 def test_values_are_bounded_by_their_punctuation(value: object) -> None:
-    assert count_values(value) <= count_values_at_most(json.dumps(value).encode())
+    assert count_values(value) <= max_value_count(json.dumps(value).encode())
     check_json(json.dumps(value).encode())
 
 
@@ -210,7 +210,7 @@ def test_a_body_of_very_many_faults_has_a_short_answer(client: Client, path: str
     answer = client.post(path, content=content.encode(), headers=JSON)
     assert answer.status_code in (413, 422)
     assert len(answer.content) < 8_000
-    assert len(answer.json()["errors"]) <= FAULTS_MOST + 1
+    assert len(answer.json()["errors"]) <= MAX_REPORTED_FAULTS + 1
 
 
 def test_faults_that_are_not_listed_are_counted(client: Client) -> None:
@@ -218,8 +218,8 @@ def test_faults_that_are_not_listed_are_counted(client: Client) -> None:
     answer = client.post(
         "/v1/estimates", json={"targets": ["a"], "items": [{"expression": "x", "inputs": inputs}]}
     ).json()
-    assert len(answer["errors"]) == FAULTS_MOST + 1
-    assert answer["errors"][-1]["message"] == f"… {200 - FAULTS_MOST} more"
+    assert len(answer["errors"]) == MAX_REPORTED_FAULTS + 1
+    assert answer["errors"][-1]["message"] == f"… {200 - MAX_REPORTED_FAULTS} more"
 
 
 def test_a_large_body_that_is_right_is_served(client: Client) -> None:
@@ -248,7 +248,7 @@ def test_a_long_path_is_cut_in_the_answer(client: Client) -> None:
     answer = client.get("/" + "a" * 5000)
     assert answer.status_code == 404
     assert len(answer.content) < 500
-    for target in ("/" + "a" * TARGET_BYTES_MOST, "/v1/version?" + "a" * TARGET_BYTES_MOST):
+    for target in ("/" + "a" * MAX_TARGET_BYTES, "/v1/version?" + "a" * MAX_TARGET_BYTES):
         long = client.get(target)
         assert (long.status_code, long.json()["code"]) == (414, "target-too-long")
         assert len(long.content) < 500
@@ -287,6 +287,6 @@ def test_statuses_say_whose_fault_it_is() -> None:
     assert status_of(LaunchError) == 500
     assert status_of(StoreError) == 503
     facts = {"code": "compile-timeout", "message": "too long", "class": "CompileError"}
-    assert recorded_problem(facts)["status"] == 422
-    assert recorded_problem(facts | {"code": "compile-failed"})["status"] == 500
-    assert recorded_problem(facts | {"class": "FarmError", "code": "worker-lost"})["status"] == 503
+    assert problem_from_record(facts)["status"] == 422
+    assert problem_from_record(facts | {"code": "compile-failed"})["status"] == 500
+    assert problem_from_record(facts | {"class": "BuildServiceError", "code": "worker-lost"})["status"] == 503

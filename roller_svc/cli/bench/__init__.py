@@ -23,7 +23,7 @@ from roller_svc.cli.bench import model as model_bench
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
-from roller_svc.farm.workers import spread
+from roller_svc.farm.workers import map_unordered
 from roller_svc.settings import settings
 from roller_svc.toolchain.binaries.sass import disassembler
 
@@ -79,12 +79,12 @@ def execute(options: argparse.Namespace) -> int:
             return model_bench.execute(options)
         case "lint":
             results = _lint(options)
-            shown = show.table(LINT_COLUMNS, _lint_rows(results))
+            shown = show.format_table(LINT_COLUMNS, _lint_rows(results))
         case _:
             results = bench_construct(_cases(options.cases), tuple(options.target) or TARGETS)
-            shown = show.table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
+            shown = show.format_table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
     if options.json:
-        show.as_json(results)
+        show.print_json(results)
     else:
         print(shown)
     return 0
@@ -104,7 +104,7 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
         journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
         done = {row["id"]: row for row in journal.rows()}
         left = [case for case in cases if case.id not in done]
-        for row in progress.shown(_rows(left, target, options), len(left), target):
+        for row in progress.show_progress(_rows(left, target, options), len(left), target):
             journal.add([row])
             done[row["id"]] = row
         rows = [done[case.id] for case in cases]
@@ -117,12 +117,12 @@ def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> I
     """Rows as they come. The cases of a task that ends in an error are tried again, each alone."""
     alone: list[BenchCase] = []
     tasks = lint.tasks_of(cases, target)
-    for task, answer in spread(lint.lint_cases, tasks, options.jobs, options.timeout * lint.TOGETHER):
+    for task, answer in map_unordered(lint.lint_cases, tasks, options.jobs, options.timeout * lint.TOGETHER):
         if isinstance(answer, RollerError):
             alone += task.cases
         else:
             yield from answer
-    for task, answer in spread(lint.lint_cases, lint.tasks_of(alone, target, 1), options.jobs, options.timeout):
+    for task, answer in map_unordered(lint.lint_cases, lint.tasks_of(alone, target, 1), options.jobs, options.timeout):
         (case,) = task.cases
         yield from [lint.failed(case, answer)] if isinstance(answer, RollerError) else answer
 
@@ -136,7 +136,7 @@ def _cases(given: str | None) -> Path:
 
 def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
-        (target, len(one["cases"]), *(show.duration(one[key]) for key in ("median_s", "p99_s", "max_s")))
+        (target, len(one["cases"]), *(show.format_seconds(one[key]) for key in ("median_s", "p99_s", "max_s")))
         for target, one in results["targets"].items()
     ]
 
@@ -144,9 +144,9 @@ def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
 def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
-            target, one["kernels"], show.share(one["zero_spill_share"]), one["c75xx"],
-            f"{show.share(one['tensor_core_share'])} of {one['half_contractions']}", show.share(one["warpgroup_share"]),
-            show.duration(one["compile_median_s"]), show.duration(one["compile_p95_s"]),
+            target, one["kernels"], show.percent(one["zero_spill_share"]), one["c75xx"],
+            f"{show.percent(one['tensor_core_share'])} of {one['half_contractions']}", show.percent(one["warpgroup_share"]),
+            show.format_seconds(one["compile_median_s"]), show.format_seconds(one["compile_p95_s"]),
             ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
         )
         for target, one in results["targets"].items()

@@ -15,7 +15,7 @@ from roller_svc import hardware
 from roller_svc.bench.baselines import DEFAULT_PEERS, PEERS
 from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.cpu.report import limits_json, machine, summary
-from roller_svc.bench.cpu.run import Settings, Turnstile, Workers, bench_case, limits_of
+from roller_svc.bench.cpu.run import MachineLock, Settings, Workers, bench_case, limits_of
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
@@ -69,7 +69,7 @@ def execute(options: argparse.Namespace) -> int:
     hw = cpu_target(chosen.target)
     cases = chosen_cases(options)
     journals: list[Journal] = []
-    turnstile = Turnstile(Path(options.lock) if options.lock else None)
+    turnstile = MachineLock(Path(options.lock) if options.lock else None)
     document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
     try:
         for threads in dict.fromkeys(options.threads or [1]):
@@ -78,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
     finally:
         turnstile.close()
     if options.json:
-        show.as_json(document)
+        show.print_json(document)
     else:
         print(_text(document))
     sys.stdout.flush()
@@ -96,7 +96,7 @@ def cpu_target(target: str) -> HardwareSpec:
 
 
 def _measured(
-    cases: Sequence[BenchCase], threads: int, chosen: Settings, turnstile: Turnstile, journal: Journal
+    cases: Sequence[BenchCase], threads: int, chosen: Settings, turnstile: MachineLock, journal: Journal
 ) -> Json:
     """The figures and rows of one number of threads; a row stands in the journal as soon as it is there."""
     if threads < 1:
@@ -174,9 +174,9 @@ def _settings_json(chosen: Settings) -> Json:
 def _line(row: Mapping[str, Any]) -> str:
     if row["error"]:
         return f"{row['id']} {row['cls']}: {row['error']}"
-    peers = ", ".join(f"{name} {show.duration(seconds)}" for name, seconds in row["peers"].items())
+    peers = ", ".join(f"{name} {show.format_seconds(seconds)}" for name, seconds in row["peers"].items())
     ratio = "no peer" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-    return f"{row['id']} {row['cls']}: {show.duration(row['ours_s'])}, {peers}, {ratio}"
+    return f"{row['id']} {row['cls']}: {show.format_seconds(row['ours_s'])}, {peers}, {ratio}"
 
 
 def _text(document: Json) -> str:
@@ -186,9 +186,11 @@ def _text(document: Json) -> str:
         parts += [
             f"\n{threads} threads: {_ratio(found['geomean_ratio'])} the best peer over {found['compared']} cases,"
             f" FMA peak {found['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
-            show.table(("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in found["cases"]]),
+            show.format_table(
+                ("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in found["cases"]]
+            ),
             "",
-            show.table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
+            show.format_table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
         ]
         parts += [f"note: {note}" for note in found["notes"]]
     return "\n".join(parts)
@@ -198,17 +200,17 @@ def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> tuple[object, ...]:
     if row["error"]:
         return (row["id"], row["cls"], row["error"], *[""] * (len(peers) + len(COLUMNS)))
     return (
-        row["id"], row["cls"], show.duration(row["ours_s"]), *(show.duration(row["peers"].get(p)) for p in peers),
+        row["id"], row["cls"], show.format_seconds(row["ours_s"]), *(show.format_seconds(row["peers"].get(p)) for p in peers),
         _ratio(row["ratio"]), _ratio(row["median_ratio"]),
-        f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.share(row['share_of_peak'])} of {row['bound']}",
-        show.duration(row["build_s"]),
+        f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.percent(row['share_of_peak'])} of {row['bound']}",
+        show.format_seconds(row["build_s"]),
     )  # fmt: skip
 
 
 def _class_cells(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
     return (
         name, one["cases"], _ratio(one["geomean_ratio"]), _ratio(one["geomean_median_ratio"]), _ratio(one["min_ratio"]),
-        _ratio(one["median_ratio"]), show.duration(one["build_p95_s"]), one["errors"],
+        _ratio(one["median_ratio"]), show.format_seconds(one["build_p95_s"]), one["errors"],
     )  # fmt: skip
 
 

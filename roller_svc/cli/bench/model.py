@@ -12,7 +12,7 @@ from typing import Any
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.report import machine
-from roller_svc.bench.cpu.run import Turnstile
+from roller_svc.bench.cpu.run import MachineLock
 from roller_svc.bench.model.candidate_plans import sample_sizes
 from roller_svc.bench.model.measurement_passes import Visit, joined, until_quiet, visits_of
 from roller_svc.bench.model.published import COLUMNS, TARGET, bench_published, bench_tiles
@@ -114,7 +114,7 @@ def _refuse(options: argparse.Namespace, with_option: str, others: Iterable[str]
 
 def _tell(options: argparse.Namespace, results: Json, shown: str) -> int:
     if options.json:
-        show.as_json(results)
+        show.print_json(results)
     else:
         print(shown)
     sys.stdout.flush()
@@ -131,7 +131,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = cpu_bench.journal_of("model", options, cases, [document["settings"], document["machine"]["cpu"]])
-    turnstile = Turnstile(Path(options.lock) if options.lock else None)
+    turnstile = MachineLock(Path(options.lock) if options.lock else None)
     run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), turnstile, journal)
     try:
         run.visit_all()
@@ -149,7 +149,7 @@ class _Run:
     cases: Collection[BenchCase]
     chosen: Settings
     worker: Worker
-    turnstile: Turnstile
+    turnstile: MachineLock
     journal: Journal
     specs: list[HardwareSpec] = field(default_factory=list)
     done: dict[Visit, Json] = field(default_factory=dict)
@@ -200,7 +200,7 @@ def _line(row: Json) -> str:
     best = min((c["min_s"] for c in row["candidates"] if c["min_s"] is not None), default=None)
     disturbed = ", disturbed" if row["disturbed"] else ""
     of = f"{len(row['candidates'])} candidates, {failed} failed"
-    return f"{row['id']} {row['cls']}: {of}, best {show.duration(best)}{disturbed}"
+    return f"{row['id']} {row['cls']}: {of}, best {show.format_seconds(best)}{disturbed}"
 
 
 def _text(document: Json) -> str:
@@ -208,7 +208,7 @@ def _text(document: Json) -> str:
     parts = [on]
     for title, found in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
         rows = [_measured_row(name, one) for name, one in _by_class(found)]
-        parts += [f"\n{title}", show.table(MEASURED_COLUMNS, rows)]
+        parts += [f"\n{title}", show.format_table(MEASURED_COLUMNS, rows)]
     return "\n".join([*parts, *_errors(document)])
 
 
@@ -217,8 +217,8 @@ def _measured_row(name: str, one: Json) -> tuple[object, ...]:
     regrets = (one[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
     ranks = (one["spearman"], one["spearman_within"], one["spearman_halves"])
     return (
-        name, one["cases"], one["plans"], *map(_three_places, (*logs, *ranks)), *map(show.share, regrets),
-        show.share(one["top10_regret_mean"]),
+        name, one["cases"], one["plans"], *map(_three_places, (*logs, *ranks)), *map(show.percent, regrets),
+        show.percent(one["top10_regret_mean"]),
     )  # fmt: skip
 
 
@@ -226,10 +226,10 @@ def _published(published: Path, target: str) -> tuple[Json, str]:
     """The results, and their table: of tiles where the file has them for the device, else of the best times."""
     if target in COLUMNS:
         results = bench_tiles(published, target)
-        shown = show.table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
+        shown = show.format_table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
     elif target == TARGET:
         results = bench_published(published)
-        shown = show.table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
+        shown = show.format_table(PUBLISHED_COLUMNS, [_published_row(*named) for named in _by_class(results)])
     else:
         raise ArgumentError(f"no times are published for {target}", code="invalid-option",
                             hint=f"--target: {', '.join((TARGET, *COLUMNS))}")  # fmt: skip

@@ -10,12 +10,25 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.cache import Memo
-from roller_svc.compiler.estimates.worker import Found, Patience, ProgramText, Work, compute_outcomes, error_outcome
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import Estimated, estimate_program
-from roller_svc.compiler.request import checked_expression, checked_flag, checked_outputs, checked_target, checked_top_k
-from roller_svc.compiler.sensitivity import sensitivities
+from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.worker import (
+    Deadline,
+    EstimateResult,
+    EstimateTask,
+    ProgramText,
+    compute_estimates,
+    error_result,
+)
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import TargetEstimate, estimate_program
+from roller_svc.compiler.request import (
+    validate_expression,
+    validate_flag,
+    validate_outputs,
+    validate_target,
+    validate_top_k,
+)
+from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import Json, sensitivity_json
 from roller_svc.errors import EstimatesTimeoutError, RollerError
 from roller_svc.frontend.lang.input_types import tensor_types
@@ -26,14 +39,14 @@ from roller_svc.ir.report import Plan
 
 # What the memos keep: devices, and bytes of refused programs' errors and of outcomes, of one program on one device
 # each. ENTRY_BYTES is what CPython takes for an entry beside the content: key, dictionary, links, headers.
-SPECS_MOST, REFUSALS_MOST, OUTCOMES_MOST = 256, 4 << 20, 24 << 20
+MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
 ENTRY_BYTES = 512
 
-LATE = error_outcome(EstimatesTimeoutError("the time for the estimates of one request was over"))
+TIMED_OUT = error_result(EstimatesTimeoutError("the time for the estimates of one request was over"))
 
 T = TypeVar("T")
 R = TypeVar("R")
-Compute = Callable[[Sequence[Work], Patience], list[Found]]
+Compute = Callable[[Sequence[EstimateTask], Deadline], list[EstimateResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +59,20 @@ class Item:
     allow_tf32: object = False
 
 
-class Answer(NamedTuple):
+class ItemResult(NamedTuple):
     """Of one item on one target: the outcome, a JSON object with `roofline` and `candidates`, or with `error`."""
 
     item: int
     target: str
-    outcome: bytes
+    result: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _ParsedItem:
     """A program, what is demanded of its kernels, and the digest of its text."""
 
     program: ProgramText
-    demands: Demands
+    constraints: Demands
     digest: bytes
 
 
@@ -72,150 +85,151 @@ class _Device:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Query:
     """One outcome that is wanted; `key` is the digest of all that it follows from."""
 
     key: bytes
-    wanted: _Wanted
+    item: _ParsedItem
     device: _Device
 
 
-class Estimates:
+class EstimateCache:
     """Answers, remembered by what they follow from, and so the same whatever was asked before.
 
     `compute` is how outcomes come about that are not known yet: in this process, or in others.
     """
 
-    def __init__(self, compute: Compute = compute_outcomes) -> None:
+    def __init__(self, compute: Compute = compute_estimates) -> None:
         self._compute = compute
-        self._specs: Memo[str, _Device] = Memo(SPECS_MOST)
-        self._refusals: Memo[bytes, bytes] = Memo(REFUSALS_MOST)
-        self._outcomes: Memo[bytes, bytes] = Memo(OUTCOMES_MOST)
+        self._specs: LruCache[str, _Device] = LruCache(MAX_SPECS)
+        self._rejections: LruCache[bytes, bytes] = LruCache(MAX_REJECTION_BYTES)
+        self._results: LruCache[bytes, bytes] = LruCache(MAX_RESULT_BYTES)
 
-    def answers(
-        self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, within_s: float = math.inf
+    def estimates(
+        self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, limit_s: float = math.inf
     ) -> list[Json]:
         """In order of items, then targets. What is refused, or not begun `within_s`, stands in its place as `error`."""
         return [
-            {"item": one.item, "target": one.target} | json.loads(one.outcome)
-            for one in self.encoded_answers(items, targets, top_k, Patience(within_s))
+            {"item": one.item, "target": one.target} | json.loads(one.result)
+            for one in self.encoded_estimates(items, targets, top_k, Deadline(limit_s))
         ]
 
-    def encoded_answers(
-        self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, patience: Patience
-    ) -> list[Answer]:
+    def encoded_estimates(
+        self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, deadline: Deadline
+    ) -> list[ItemResult]:
         """The same with outcomes as JSON text, as they are remembered."""
-        count = checked_top_k(top_k)
-        programs = [_or_refusal(_wanted, item) for item in items]
-        devices = [_or_refusal(self._device, target) for target in targets]
-        asked = [
-            (index, _name(target), _asked(program, device, count))
+        count = validate_top_k(top_k)
+        programs = [_or_error(_parse_item, item) for item in items]
+        devices = [_or_error(self._device, target) for target in targets]
+        queries = [
+            (index, _target_name(target), _query(program, device, count))
             for index, program in enumerate(programs)
             for target, device in zip(targets, devices, strict=True)
         ]
-        known = self._known([one for _, _, one in asked if isinstance(one, _Asked)], count, patience)
+        results = self._look_up_or_compute([one for _, _, one in queries if isinstance(one, _Query)], count, deadline)
         return [
-            Answer(index, target, known[one.key] if isinstance(one, _Asked) else one) for index, target, one in asked
+            ItemResult(index, target, results[one.key] if isinstance(one, _Query) else one)
+            for index, target, one in queries
         ]
 
-    def _known(self, asked: Sequence[_Asked], top_k: int, patience: Patience) -> dict[bytes, bytes]:
+    def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:
         """The outcome of each; what is not remembered is computed, all devices of one program together."""
-        known: dict[bytes, bytes] = {}
-        missing: dict[tuple[bytes, Demands], dict[bytes, _Asked]] = {}
-        for one in asked:
-            if (outcome := self._remembered(one)) is not None:
-                known[one.key] = outcome
+        results: dict[bytes, bytes] = {}
+        missing: dict[tuple[bytes, Demands], dict[bytes, _Query]] = {}
+        for query in queries:
+            if (cached := self._look_up(query)) is not None:
+                results[query.key] = cached
             else:
-                missing.setdefault((one.wanted.digest, one.wanted.demands), {})[one.key] = one
+                missing.setdefault((query.item.digest, query.item.constraints), {})[query.key] = query
         groups = [tuple(group.values()) for group in missing.values()]
-        works = [_work(group, top_k) for group in groups]
-        for group, found in zip(groups, self._compute(works, patience), strict=True):
-            known |= self._remember(group, found)
-        return known
+        tasks = [_task(group, top_k) for group in groups]
+        for group, result in zip(groups, self._compute(tasks, deadline), strict=True):
+            results |= self._store(group, result)
+        return results
 
-    def _remembered(self, asked: _Asked) -> bytes | None:
-        outcome = self._outcomes.get(asked.key)
-        return self._refusals.get(asked.wanted.digest) if outcome is None else outcome
+    def _look_up(self, query: _Query) -> bytes | None:
+        result = self._results.get(query.key)
+        return self._rejections.get(query.item.digest) if result is None else result
 
-    def _remember(self, group: Sequence[_Asked], found: Found) -> dict[bytes, bytes]:
+    def _store(self, group: Sequence[_Query], result: EstimateResult) -> dict[bytes, bytes]:
         """The outcome of each device of one program; what holds for this attempt alone is not kept."""
-        if found.refusal is not None:
-            self._refusals.put(group[0].wanted.digest, found.refusal, _weight(found.refusal))
-        left = found.refusal or found.fault or LATE
-        known = {one.key: left for one in group}
-        for one, outcome in zip(group, found.outcomes, strict=False):
-            self._outcomes.put(one.key, outcome, _weight(outcome))
-            known[one.key] = outcome
-        return known
+        if result.rejection is not None:
+            self._rejections.put(group[0].item.digest, result.rejection, _weight(result.rejection))
+        default = result.rejection or result.transient_error or TIMED_OUT
+        results = {one.key: default for one in group}
+        for query, device_result in zip(group, result.device_results, strict=False):
+            self._results.put(query.key, device_result, _weight(device_result))
+            results[query.key] = device_result
+        return results
 
     def _device(self, target: str | HardwareSpec) -> _Device:
         """An id always means the same figures while a process runs; a spec is what it says."""
         if isinstance(target, HardwareSpec):
             return _Device(target, digest(target))
-        if (known := self._specs.get(checked_target(target))) is not None:
-            return known
+        if (device := self._specs.get(validate_target(target))) is not None:
+            return device
         spec = hardware.load(target)
-        self._specs.put(target, found := _Device(spec, digest(spec)))
-        return found
+        self._specs.put(target, device := _Device(spec, digest(spec)))
+        return device
 
 
 def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
     """The answers, nothing being remembered."""
-    return Estimates().answers(items, targets, top_k)
+    return EstimateCache().estimates(items, targets, top_k)
 
 
-def estimated(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[Estimated]:
+def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
     """The best plans for each device. What is wrong with the program or a device's name is an error here."""
-    specs = [t if isinstance(t, HardwareSpec) else hardware.load(checked_target(t)) for t in targets]
-    shared, demands = Shared(_text(item).parsed()), _demands(item)
-    return [estimate_program(shared, spec, top_k, demands) for spec in specs]
+    specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
+    partitions, constraints = PartitionCache(_program_text(item).parse()), _constraints(item)
+    return [estimate_program(partitions, spec, top_k, constraints) for spec in specs]
 
 
-def what_if_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
+def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """What a tenth more of each resource of the device would save of that plan of the item."""
-    groups = Shared(_text(item).parsed()).grouping_of(plan, spec)
-    return sensitivity_json(sensitivities(plan, groups, spec))
+    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec)
+    return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
 
-def _or_refusal(resolve: Callable[[T], R], given: T) -> R | bytes:
+def _or_error(resolve: Callable[[T], R], value: T) -> R | bytes:
     try:
-        return resolve(given)
+        return resolve(value)
     except RollerError as error:
-        return error_outcome(error)
+        return error_result(error)
 
 
-def _wanted(item: Item) -> _Wanted:
-    text = _text(item)
-    return _Wanted(text, _demands(item), _digest_of(text))
+def _parse_item(item: Item) -> _ParsedItem:
+    text = _program_text(item)
+    return _ParsedItem(text, _constraints(item), _text_digest(text))
 
 
-def _asked(wanted: _Wanted | bytes, device: _Device | bytes, top_k: int) -> _Asked | bytes:
+def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Query | bytes:
     """The outcome that is wanted, or why there is none."""
     if isinstance(device, bytes):
         return device
-    if isinstance(wanted, bytes):
-        return wanted
-    rest = f"{device.digest} {top_k} {wanted.demands}"
-    return _Asked(_hashed(wanted.digest + rest.encode()), wanted, device)
+    if isinstance(item, bytes):
+        return item
+    rest = f"{device.digest} {top_k} {item.constraints}"
+    return _Query(_hash(item.digest + rest.encode()), item, device)
 
 
-def _work(group: Sequence[_Asked], top_k: int) -> Work:
+def _task(group: Sequence[_Query], top_k: int) -> EstimateTask:
     """All devices of one program."""
-    wanted = group[0].wanted
-    return Work(wanted.program, tuple(one.device.spec for one in group), top_k, wanted.demands)
+    item = group[0].item
+    return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints)
 
 
-def _text(item: Item) -> ProgramText:
-    return ProgramText(checked_expression(item.expression), tensor_types(item.inputs), checked_outputs(item.outputs))
+def _program_text(item: Item) -> ProgramText:
+    return ProgramText(validate_expression(item.expression), tensor_types(item.inputs), validate_outputs(item.outputs))
 
 
-def _digest_of(text: ProgramText) -> bytes:
+def _text_digest(text: ProgramText) -> bytes:
     """Of the text as it stands: the same program written otherwise has another digest."""
     inputs = [(name, type_.dtype.value, type_.shape) for name, type_ in text.inputs]
-    return _hashed(repr((text.expression, inputs, text.outputs)).encode())
+    return _hash(repr((text.expression, inputs, text.outputs)).encode())
 
 
-def _hashed(content: bytes) -> bytes:
+def _hash(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=32).digest()
 
 
@@ -223,9 +237,9 @@ def _weight(content: bytes) -> int:
     return len(content) + ENTRY_BYTES
 
 
-def _demands(item: Item) -> Demands:
-    return Demands(checked_flag("allow_tf32", item.allow_tf32))
+def _constraints(item: Item) -> Demands:
+    return Demands(validate_flag("allow_tf32", item.allow_tf32))
 
 
-def _name(target: str | HardwareSpec) -> str:
+def _target_name(target: str | HardwareSpec) -> str:
     return target.id if isinstance(target, HardwareSpec) else target

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import Estimated, estimate_program
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.serialize import Json, error_json, plan_json, roofline_json
 from roller_svc.errors import RollerError
 from roller_svc.frontend.parse import parse
@@ -19,8 +19,8 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram, TensorType
 
 SLICE_S = 0.05  # after which a process begins no other outcome: somebody else's turn
-PROGRAMS_KEPT = 4  # that were read last: the devices of one program may come in several slices
-ERROR_START = b'{"error":'  # of an outcome that is an error
+CACHED_PROGRAMS = 4  # that were read last: the devices of one program may come in several slices
+ERROR_PREFIX = b'{"error":'  # of an outcome that is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,96 +31,96 @@ class ProgramText:
     inputs: tuple[tuple[str, TensorType], ...]
     outputs: tuple[str, ...] | None
 
-    def parsed(self) -> TensorProgram:
+    def parse(self) -> TensorProgram:
         """The checked program. Raises the InputError that it is refused with."""
         return parse(self.expression, dict(self.inputs), self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EstimateTask:
     """One program to estimate on several devices."""
 
     program: ProgramText
     specs: tuple[HardwareSpec, ...]
     top_k: int
-    demands: Demands
+    constraints: Demands
 
 
 @dataclass(slots=True)
-class Found:
+class EstimateResult:
     """What is known of one Work: `outcomes` of its first devices, in order, each a JSON object.
 
     `refusal` is the program's error on every device that is left. `fault` is an error of this attempt alone.
     Where neither is there and devices are left, there was no time for these.
     """
 
-    outcomes: list[bytes] = field(default_factory=list)
-    refusal: bytes | None = None
-    fault: bytes | None = None
+    device_results: list[bytes] = field(default_factory=list)
+    rejection: bytes | None = None
+    transient_error: bytes | None = None
 
     @property
-    def is_begun(self) -> bool:
-        return bool(self.outcomes) or self.refusal is not None
+    def has_started(self) -> bool:
+        return bool(self.device_results) or self.rejection is not None
 
-    def add(self, more: Found) -> None:
+    def extend(self, more: EstimateResult) -> None:
         """Take in what was found of the devices that were left."""
-        self.outcomes += more.outcomes
-        self.refusal, self.fault = more.refusal, more.fault
+        self.device_results += more.device_results
+        self.rejection, self.transient_error = more.rejection, more.transient_error
 
 
-class Patience:
+class Deadline:
     """How long somebody waits for outcomes; safe for threads."""
 
-    def __init__(self, within_s: float = math.inf) -> None:
-        self._until_s = time.monotonic() + within_s
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self._until_s = time.monotonic() + limit_s
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(0.0, self._until_s - time.monotonic())
 
     @property
-    def is_over(self) -> bool:
-        return self.left_s == 0.0
+    def has_passed(self) -> bool:
+        return self.remaining_s == 0.0
 
-    def end(self) -> None:
+    def expire(self) -> None:
         """Let it be over now: nobody waits any more."""
         self._until_s = -math.inf
 
 
-def compute_outcomes(works: Sequence[Work], patience: Patience) -> list[Found]:
+def compute_estimates(tasks: Sequence[EstimateTask], deadline: Deadline) -> list[EstimateResult]:
     """Estimate each program in this process, until the patience is over."""
-    found = [Found() for _ in works]
-    for work, one in zip(works, found, strict=True):
-        if not patience.is_over:
-            _fill(one, work, _shared, lambda: not patience.is_over)
-    return found
+    results = [EstimateResult() for _ in tasks]
+    for task, result in zip(tasks, results, strict=True):
+        if not deadline.has_passed:
+            _fill_result(result, task, _new_partitions, lambda: not deadline.has_passed)
+    return results
 
 
-def estimate_slice(works: Sequence[Work]) -> list[Found]:
+def estimate_slice(tasks: Sequence[EstimateTask]) -> list[EstimateResult]:
     """Estimate the first programs for a slice of time: one outcome at least."""
     until_s = time.monotonic() + SLICE_S
-    found: list[Found] = []
+    results: list[EstimateResult] = []
 
-    def may_begin() -> bool:
-        return time.monotonic() < until_s or not found[0].is_begun
+    def has_time() -> bool:
+        return time.monotonic() < until_s or not results[0].has_started
 
-    for work in works:
-        if found and not may_begin():
+    for task in tasks:
+        if results and not has_time():
             break
-        found.append(one := Found())
-        _fill(one, work, _kept, may_begin)
-    return found
+        results.append(one := EstimateResult())
+        _fill_result(one, task, _cached_partitions, has_time)
+    return results
 
 
-def estimated_json(found: Estimated) -> Json:
+def target_estimate_json(estimate: TargetEstimate) -> Json:
     """The answer for one item on one device, less what names these."""
     return {
-        "roofline": roofline_json(found.roofline),
-        "candidates": [plan_json(plan, found.spec) for plan in found.plans],
+        "roofline": roofline_json(estimate.roofline),
+        "candidates": [plan_json(plan, estimate.spec) for plan in estimate.plans],
     }
 
 
-def error_outcome(error: RollerError) -> bytes:
+def error_result(error: RollerError) -> bytes:
     return compact_json({"error": error_json(error)})
 
 
@@ -129,28 +129,35 @@ def compact_json(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _fill(found: Found, work: Work, shared_of: Callable[[ProgramText], Shared], may_begin: Callable[[], bool]) -> None:
+def _fill_result(
+    result: EstimateResult,
+    task: EstimateTask,
+    partitions_of: Callable[[ProgramText], PartitionCache],
+    has_time: Callable[[], bool],
+) -> None:
     """Add the program's refusal, or outcomes of its devices as long as they may begin."""
     try:
-        shared = shared_of(work.program)
+        partitions = partitions_of(task.program)
     except RollerError as refusal:
-        found.refusal = error_outcome(refusal)
+        result.rejection = error_result(refusal)
         return
-    for spec in work.specs:
-        if not may_begin():
+    for spec in task.specs:
+        if not has_time():
             return
-        found.outcomes.append(_outcome(shared, spec, work))
+        result.device_results.append(_device_result(partitions, spec, task))
 
 
-def _outcome(shared: Shared, spec: HardwareSpec, work: Work) -> bytes:
+def _device_result(partitions: PartitionCache, spec: HardwareSpec, task: EstimateTask) -> bytes:
     try:
-        return compact_json(estimated_json(estimate_program(shared, spec, work.top_k, work.demands)))
+        return compact_json(target_estimate_json(estimate_program(partitions, spec, task.top_k, task.constraints)))
     except RollerError as error:
-        return error_outcome(error)
+        return error_result(error)
 
 
-def _shared(program: ProgramText) -> Shared:
-    return Shared(program.parsed())
+def _new_partitions(program: ProgramText) -> PartitionCache:
+    return PartitionCache(program.parse())
 
 
-_kept = lru_cache(maxsize=PROGRAMS_KEPT)(_shared)  # in a process that estimates, whose work has one thread
+_cached_partitions = lru_cache(maxsize=CACHED_PROGRAMS)(
+    _new_partitions
+)  # in a process that estimates, whose work has one thread

@@ -11,12 +11,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
-from roller_svc.client.schemas import CompileBody, KernelAnswer, OperationAnswer, Problem
+from roller_svc.client.schemas import CompileRequest, KernelResponse, OperationResponse, Problem
 from roller_svc.errors import UnknownKernelError
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json, Store
 from roller_svc.service.disassembly import MAKERS
-from roller_svc.service.mapping import build_request_of, kernel_answer, operation_json
+from roller_svc.service.mapping import build_request_from_body, kernel_response, operation_json
 from roller_svc.service.state import State, state_of
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -38,26 +38,26 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same kernel makes the same archive
 
 @router.post(
     "/kernels:compile",
-    response_model=OperationAnswer,
-    responses={202: {"model": OperationAnswer}, 422: {"model": Problem}, 503: {"model": Problem}},
+    response_model=OperationResponse,
+    responses={202: {"model": OperationResponse}, 422: {"model": Problem}, 503: {"model": Problem}},
 )
 async def compile_kernel(
-    body: CompileBody, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
+    body: CompileRequest, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
 ) -> Response:
     """Build a kernel, or find it built: 200 when it is done, 202 when not. `Prefer: wait=SECONDS` waits for it."""
     state = state_of(request)
-    operation = await state.submit(await state.run(lambda: build_request_of(body)), request.state.client)
+    operation = await state.submit(await state.run(lambda: build_request_from_body(body)), request.state.client)
     seconds = preferred_wait_s(prefer, state.settings.wait_most_s)
     operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
     return operation_response(operation, 202, applied)
 
 
-@router.get("/kernels/{digest}", response_model=KernelAnswer, responses={404: {"model": Problem}})
+@router.get("/kernels/{digest}", response_model=KernelResponse, responses={404: {"model": Problem}})
 async def kernel(digest: str, request: Request) -> Response:
     """What a kernel is."""
     state = state_of(request)
-    return JSONResponse(kernel_answer(await state.run(lambda: _facts(state.store, digest))))
+    return JSONResponse(kernel_response(await state.run(lambda: _facts(state.store, digest))))
 
 
 @router.get(
@@ -77,7 +77,7 @@ async def kernel_file(
     if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if kind in MAKERS:
-        content = await _text(state, digest, kind)
+        content = await _listing(state, digest, kind)
     else:
         content = await state.run(lambda: _content(state, digest, kind))
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
@@ -90,10 +90,10 @@ def operation_response(operation: Operation, pending_status: int, headers: dict[
     return JSONResponse(operation_json(operation), status_code=pending_status, headers=headers | where)
 
 
-def preferred_wait_s(prefer: str | None, most_s: float) -> float:
+def preferred_wait_s(prefer: str | None, max_s: float) -> float:
     """RFC 7240's wait, cut to what the service allows; a preference that makes no sense is ignored."""
     match = _WAIT.search(prefer or "")
-    return min(float(match[1]), most_s) if match else 0.0
+    return min(float(match[1]), max_s) if match else 0.0
 
 
 def _matches(if_none_match: str, etag: str) -> bool:
@@ -108,12 +108,12 @@ def _facts(store: Store, digest: str) -> Json:
     return facts
 
 
-async def _text(state: State, digest: str, kind: str) -> bytes:
-    kept = await state.run(lambda: state.texts.kept(digest, kind))
-    if kept is not None:
-        return kept
+async def _listing(state: State, digest: str, kind: str) -> bytes:
+    cached = await state.run(lambda: state.listings.cached(digest, kind))
+    if cached is not None:
+        return cached
     # Shielded: others may wait for the same one.
-    return await asyncio.shield(asyncio.wrap_future(state.texts.made(digest, kind)))
+    return await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 
 def _content(state: State, digest: str, kind: str) -> bytes:

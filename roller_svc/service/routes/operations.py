@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from roller_svc.client.schemas import OperationAnswer, Problem
+from roller_svc.client.schemas import OperationResponse, Problem
 from roller_svc.errors import UnknownKernelError
 from roller_svc.service.routes.kernels import operation_response
 from roller_svc.service.state import state_of
@@ -15,14 +15,14 @@ from roller_svc.service.state import state_of
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 
-@router.get("/operations/{operation_id}", response_model=OperationAnswer, responses={404: {"model": Problem}})
+@router.get("/operations/{operation_id}", response_model=OperationResponse, responses={404: {"model": Problem}})
 async def operation(
     operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0
 ) -> Response:
     """The operation as it is, or once it has ended within `wait` seconds."""
     state = state_of(request)
-    found = await state.run(lambda: state.queue.get(operation_id))
-    if found is None:
+    result = await state.run(lambda: state.queue.get(operation_id))
+    if result is None:
         raise UnknownKernelError(f"no operation {operation_id[:80]}", code="unknown-operation")
-    found = await state.wait(found, request, min(wait, state.settings.wait_most_s))
-    return operation_response(found, 200, {})
+    result = await state.wait(result, request, min(wait, state.settings.wait_most_s))
+    return operation_response(result, 200, {})

@@ -15,7 +15,7 @@ import pytest
 
 from roller_svc import settings
 from roller_svc.cli import command
-from roller_svc.cli.command import VERBS, main
+from roller_svc.cli.command import COMMANDS, main
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.version import __version__
 
@@ -47,7 +47,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert Ran(capsys, "--version").out == f"roller {__version__}\n"
     shown = Ran(capsys, "--help")
     assert shown.code == 0
-    assert all(verb in shown.out for verb in VERBS)
+    assert all(verb in shown.out for verb in COMMANDS)
     assert Ran(capsys, "compile", "--help").code == 0
 
 
@@ -207,7 +207,7 @@ def test_control_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_parsed", interrupted)
+    monkeypatch.setattr(command, "_parse", interrupted)
     ran = Ran(capsys, "targets")
     assert ran.code == 130
     assert "Traceback" not in ran.err
@@ -321,7 +321,7 @@ def test_a_result_that_is_too_large_to_check_is_said_to_be_unchecked(
     def too_large(*_: object, **__: object) -> None:
         raise ArgumentError("too large", code="reference-too-large")
 
-    monkeypatch.setattr("roller_svc.cli.run.judged", too_large)
+    monkeypatch.setattr("roller_svc.cli.run.verify_results", too_large)
     ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK)
     assert ran.code == 0
     assert "not checked" in ran.out
@@ -329,7 +329,7 @@ def test_a_result_that_is_too_large_to_check_is_said_to_be_unchecked(
 
 def test_a_wrong_answer_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"C": np.zeros((16, 20), np.float32)}
-    monkeypatch.setattr("roller_svc.verify.run_and_verify.Trial.results", lambda self: wrong)
+    monkeypatch.setattr("roller_svc.verify.run_and_verify.LoadedKernel.results", lambda self: wrong)
     ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK)
     assert ran.code == 1
     assert "wrong-answer" in ran.err

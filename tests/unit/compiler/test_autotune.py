@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from roller_svc.bench.model.candidate_plans import trial_plans
-from roller_svc.compiler.autotune import best_first, measured
+from roller_svc.compiler.autotune import measure_candidates, sort_best_first
 from roller_svc.errors import LaunchError
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import Attempt
+from roller_svc.ir.report import CandidateResult
 
 HW = load("cpu-x86-avx512")
 PROGRAM = parse("y[i, j] +=! a[i, k] * b[k, j]", dict.fromkeys("ab", TensorType(DType.FLOAT32, (256, 256))))
@@ -65,7 +65,7 @@ class MadeUpBackend:
     def load(self, _: CompiledKernel) -> MadeUpBackend:
         return self
 
-    def bound(self, arrays: object, results: object) -> MadeUpCall:
+    def bind(self, arrays: object, results: object) -> MadeUpCall:
         number = len(self.loaded)
         self.loaded.append(MadeUpCall(*self.seconds[number], fails=number == self.failing))
         return self.loaded[-1]
@@ -81,10 +81,10 @@ def chosen(
         SimpleNamespace(resources=(), binary=bytes([0 if one_text else i])) for i, _ in enumerate(plans)
     ]
     attempts = tuple(
-        Attempt(plan, (), None, compiled, None, None) for plan, compiled in zip(plans, binaries, strict=True)
+        CandidateResult(plan, (), None, compiled, None, None) for plan, compiled in zip(plans, binaries, strict=True)
     )
     backend: Any = MadeUpBackend(seconds, failing)
-    best = best_first(measured(attempts, PROGRAM, backend))[0]
+    best = sort_best_first(measure_candidates(attempts, PROGRAM, backend))[0]
     return [id(plan) for plan in plans].index(id(best.plan)), backend
 
 

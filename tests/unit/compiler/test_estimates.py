@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.batch import Estimates, Item, estimated, estimates_json
-from roller_svc.compiler.estimates.cache import Memo
-from roller_svc.compiler.estimates.worker import Found, Patience, Work, compute_outcomes, estimate_slice
+from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimate_item, estimates_json
+from roller_svc.compiler.estimates.cache import LruCache
+from roller_svc.compiler.estimates.worker import (
+    Deadline,
+    EstimateResult,
+    EstimateTask,
+    compute_estimates,
+    estimate_slice,
+)
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -30,9 +36,9 @@ class Counted:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, works: Sequence[Work], patience: Patience) -> list[Found]:
+    def __call__(self, works: Sequence[EstimateTask], patience: Deadline) -> list[EstimateResult]:
         self.count += sum(len(work.specs) for work in works)
-        return compute_outcomes(works, patience)
+        return compute_estimates(works, patience)
 
 
 def faster(spec: HardwareSpec) -> HardwareSpec:
@@ -43,17 +49,17 @@ def faster(spec: HardwareSpec) -> HardwareSpec:
 
 def test_a_text_is_computed_once_for_all_that_ask() -> None:
     counted = Counted()
-    estimates = Estimates(counted)
-    first = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1)
-    assert estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1) == first
+    estimates = EstimateCache(counted)
+    first = estimates.estimates([MATMUL], ["nvidia-h200-sxm"], 1)
+    assert estimates.estimates([MATMUL], ["nvidia-h200-sxm"], 1) == first
     assert counted.count == 1
-    estimates.answers([MATMUL, replace(MATMUL), MATMUL], [H200, "nvidia-h200-sxm"], 1)
+    estimates.estimates([MATMUL, replace(MATMUL), MATMUL], [H200, "nvidia-h200-sxm"], 1)
     assert counted.count == 1
 
 
 def test_two_texts_of_one_program_have_one_answer() -> None:
     spaced = Item("C[m,n]  +=!\n A[m,k]*B[k,n]  where k in 512", SIDE)
-    found = Estimates().answers([MATMUL, spaced], ["nvidia-h200-sxm"], 1)
+    found = EstimateCache().estimates([MATMUL, spaced], ["nvidia-h200-sxm"], 1)
     assert found[0] | {"item": 1} == found[1]
 
 
@@ -70,17 +76,17 @@ def test_two_texts_of_one_program_have_one_answer() -> None:
 )
 def test_what_differs_in_one_figure_is_not_shared(item: Item, spec: HardwareSpec, top_k: int) -> None:
     counted = Counted()
-    estimates = Estimates(counted)
-    estimates.answers([MATMUL], [H200], 1)
-    asked_after = estimates.answers([item], [spec], top_k)
+    estimates = EstimateCache(counted)
+    estimates.estimates([MATMUL], [H200], 1)
+    asked_after = estimates.estimates([item], [spec], top_k)
     assert counted.count == 2
     assert asked_after == estimates_json([item], [spec], top_k)
 
 
 def test_refusals_stand_in_their_places_whatever_is_remembered() -> None:
-    estimates = Estimates()
+    estimates = EstimateCache()
     for _ in range(2):
-        found = estimates.answers([WRONG, MATMUL], ["no-such-device", "nvidia-h200-sxm"], 1)
+        found = estimates.estimates([WRONG, MATMUL], ["no-such-device", "nvidia-h200-sxm"], 1)
         assert [(one["item"], one["target"]) for one in found] == [
             (i, t) for i in (0, 1) for t in ("no-such-device", "nvidia-h200-sxm")
         ]
@@ -96,50 +102,51 @@ def test_a_text_that_is_refused_is_read_once_for_all_devices(monkeypatch: pytest
         return parse(*program)
 
     monkeypatch.setattr("roller_svc.compiler.estimates.worker.parse", counted)
-    estimates = Estimates()
-    assert len(estimates.answers([WRONG], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
-    assert len(estimates.answers([WRONG], ["nvidia-h100-sxm", "nvidia-v100-sxm2"], 2)) == 2
+    estimates = EstimateCache()
+    assert len(estimates.estimates([WRONG], ["nvidia-h200-sxm", "nvidia-v100-sxm2", "local"], 1)) == 3
+    assert len(estimates.estimates([WRONG], ["nvidia-h100-sxm", "nvidia-v100-sxm2"], 2)) == 2
     assert len(read) == 1
 
 
 def test_what_there_is_no_time_for_says_so_and_is_not_remembered() -> None:
-    estimates = Estimates()
-    (late,) = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=0.0)
+    estimates = EstimateCache()
+    (late,) = estimates.estimates([MATMUL], ["nvidia-h200-sxm"], 1, limit_s=0.0)
     assert late["error"]["code"] == "estimates-timeout"
-    (found,) = estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=60.0)
+    (found,) = estimates.estimates([MATMUL], ["nvidia-h200-sxm"], 1, limit_s=60.0)
     assert found["candidates"]
-    assert estimates.answers([MATMUL], ["nvidia-h200-sxm"], 1, within_s=0.0) == [found]
+    assert estimates.estimates([MATMUL], ["nvidia-h200-sxm"], 1, limit_s=0.0) == [found]
 
 
-def held_bytes(memo: Memo[bytes, bytes]) -> int:
+def held_bytes(memo: LruCache[bytes, bytes]) -> int:
     """What CPython takes for a memo's entries."""
-    entries = memo._known.items()
+    entries = memo._entries.items()
     parts = sum(sys.getsizeof(part) for key, entry in entries for part in (key, entry, *entry))
-    return sys.getsizeof(memo._known) + parts
+    return sys.getsizeof(memo._entries) + parts
 
 
 @pytest.mark.parametrize("content_bytes", [2, 1500])
 def test_the_bound_of_what_is_remembered_is_what_it_takes(monkeypatch: pytest.MonkeyPatch, content_bytes: int) -> None:
-    monkeypatch.setattr("roller_svc.compiler.estimates.batch.OUTCOMES_MOST", 1 << 16)
-    monkeypatch.setattr("roller_svc.compiler.estimates.batch.REFUSALS_MOST", 1 << 16)
+    monkeypatch.setattr("roller_svc.compiler.estimates.batch.MAX_RESULT_BYTES", 1 << 16)
+    monkeypatch.setattr("roller_svc.compiler.estimates.batch.MAX_REJECTION_BYTES", 1 << 16)
 
-    def compute(works: Sequence[Work], _: Patience) -> list[Found]:
-        def content(work: Work) -> bytes:
+    def compute(works: Sequence[EstimateTask], _: Deadline) -> list[EstimateResult]:
+        def content(work: EstimateTask) -> bytes:
             return json.dumps({"text": work.program.expression.ljust(content_bytes)}).encode()
 
         return [
-            Found([content(work)] if n % 2 else [], None if n % 2 else content(work)) for n, work in enumerate(works)
+            EstimateResult([content(work)] if n % 2 else [], None if n % 2 else content(work))
+            for n, work in enumerate(works)
         ]
 
-    estimates = Estimates(compute)
-    estimates.answers([Item(f"C[i] = A[i] + {n}", SIDE) for n in range(1000)], [H200], 1)
-    for memo in (estimates._outcomes, estimates._refusals):
+    estimates = EstimateCache(compute)
+    estimates.estimates([Item(f"C[i] = A[i] + {n}", SIDE) for n in range(1000)], [H200], 1)
+    for memo in (estimates._results, estimates._rejections):
         assert 0 < held_bytes(memo) <= 1 << 16
         assert len(memo) >= (1 << 16) // (content_bytes + 1000)
 
 
 def test_a_memo_forgets_what_was_used_longest_ago() -> None:
-    memo: Memo[str, int] = Memo(2)
+    memo: LruCache[str, int] = LruCache(2)
     memo.put("a", 1)
     memo.put("b", 2)
     assert memo.get("a") == 1
@@ -149,7 +156,7 @@ def test_a_memo_forgets_what_was_used_longest_ago() -> None:
 
 # rooflines --------------------------------------------------------------------------------------------------------
 def test_the_roofline_follows_from_the_problem_alone() -> None:
-    (found,) = estimated(MATMUL, ["nvidia-h200-sxm"], 3)
+    (found,) = estimate_item(MATMUL, ["nvidia-h200-sxm"], 3)
     compute, dram, *inner = found.roofline
     assert (compute.level, compute.amount) == ("compute", 2 * 512**3)
     assert (dram.level, dram.amount) == ("dram", 3 * 512 * 512 * 4)
@@ -160,43 +167,45 @@ def test_the_roofline_follows_from_the_problem_alone() -> None:
 
 def test_kernels_one_after_another_add_up() -> None:
     chain = Item("T[m, n] +=! A[m, k] * B[k, n]\nC[m, n] +=! T[m, k] * B[k, n]", SIDE, ["C"])
-    (one,), (two,) = (estimated(item, ["nvidia-v100-sxm2"], 1) for item in (MATMUL, chain))
+    (one,), (two,) = (estimate_item(item, ["nvidia-v100-sxm2"], 1) for item in (MATMUL, chain))
     assert [roof.amount for roof in two.roofline] == [2 * roof.amount for roof in one.roofline]
 
 
 def test_what_a_cpu_keeps_in_its_caches_leaves_nothing_to_memory() -> None:
-    (small,) = estimated(Item("C[i] = A[i]", {"A": ("float32", (1024,))}), ["cpu-x86-avx2"], 1)
-    (large,) = estimated(Item("C[i] = A[i]", {"A": ("float32", (1 << 28,))}), ["cpu-x86-avx2"], 1)
+    (small,) = estimate_item(Item("C[i] = A[i]", {"A": ("float32", (1024,))}), ["cpu-x86-avx2"], 1)
+    (large,) = estimate_item(Item("C[i] = A[i]", {"A": ("float32", (1 << 28,))}), ["cpu-x86-avx2"], 1)
     assert [roof.amount > 0 for roof in small.roofline if roof.level == "dram"] == [False]
     assert [roof.amount for roof in large.roofline if roof.level == "dram"] == [2 << 30]
 
 
 # slices -----------------------------------------------------------------------------------------------------------
-def work(item: Item, *devices: str) -> Work:
-    asked: list[Work] = []
+def work(item: Item, *devices: str) -> EstimateTask:
+    asked: list[EstimateTask] = []
 
-    def compute(works: Sequence[Work], _: Patience) -> list[Found]:
+    def compute(works: Sequence[EstimateTask], _: Deadline) -> list[EstimateResult]:
         asked.extend(works)
-        return [Found() for _ in works]
+        return [EstimateResult() for _ in works]
 
-    Estimates(compute).answers([item], devices, 1)
+    EstimateCache(compute).estimates([item], devices, 1)
     return asked[0]
 
 
 def test_a_slice_that_is_over_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roller_svc.compiler.estimates.worker.SLICE_S", 0.0)
     devices = ("nvidia-h200-sxm", "nvidia-v100-sxm2")
-    whole = compute_outcomes([work(MATMUL, *devices)], Patience())[0].outcomes
-    assert [part.outcomes for part in estimate_slice([work(MATMUL, *devices), work(MATMUL, *devices)])] == [whole[:1]]
+    whole = compute_estimates([work(MATMUL, *devices)], Deadline())[0].device_results
+    assert [part.device_results for part in estimate_slice([work(MATMUL, *devices), work(MATMUL, *devices)])] == [
+        whole[:1]
+    ]
     (refused,) = estimate_slice([work(WRONG, *devices), work(MATMUL, *devices)])
-    assert refused.refusal is not None
-    assert not refused.outcomes
+    assert refused.rejection is not None
+    assert not refused.device_results
 
 
 def test_a_slice_has_all_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roller_svc.compiler.estimates.worker.SLICE_S", 600.0)
     works = [work(MATMUL, "nvidia-h200-sxm", "nvidia-v100-sxm2"), work(WRONG, "nvidia-h200-sxm")]
-    assert estimate_slice(works) == compute_outcomes(works, Patience())
+    assert estimate_slice(works) == compute_estimates(works, Deadline())
 
 
 def test_processes_for_estimates_load_no_compilers_texts() -> None:

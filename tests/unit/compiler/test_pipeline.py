@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler import autotune as selection
-from roller_svc.compiler import pipeline
+from roller_svc.compiler import autotune, pipeline
 from roller_svc.compiler.backends import BACKENDS
 from roller_svc.compiler.lower_and_emit import generate, generate_together
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import CompileError, ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -38,7 +37,7 @@ MATMUL = BuildRequest(
 
 def test_plans_are_the_least_sums_over_groups() -> None:
     report = build_kernel(replace(MATMUL, select=Select.MODEL))
-    one = report.attempts[0].plan.choices[0]
+    one = report.results[0].plan.choices[0]
 
     def candidate(seconds: float) -> Candidate:
         return replace(one, estimate=replace(one.estimate, seconds=seconds))
@@ -51,7 +50,7 @@ def test_plans_are_the_least_sums_over_groups() -> None:
 
 def test_measured_candidates_are_best_first_and_the_report_tells_the_stages() -> None:
     report = build_kernel(MATMUL)
-    times = [a.measurement.min_s for a in report.attempts if a.measurement]
+    times = [a.measurement.min_s for a in report.results if a.measurement]
     assert len(times) == 3
     assert times == sorted(times)
     stages = ["parse", "hardware", "construct", "compile", "measure", "settle"]
@@ -64,7 +63,7 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
     for request in (MATMUL, split):
         program = parse(request.expression, dict(request.inputs), request.outputs)
         hw = hardware.load("local")
-        groups, ranked, _ = ranked_groups(program, hw, 6)
+        groups, ranked, _ = rank_best_partition(program, hw, 6)
         plans = best_plans(ranked, 6)
         sources = generate_together(plans, program, groups, hw)
         assert len({source.text for source in sources}) == 1
@@ -84,7 +83,7 @@ def test_plans_share_what_they_have_in_common() -> None:
     types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
     program = parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; Y[h, i, d] +=! s[h, i, j] * v[h, j, d]", types, ("Y",))
     hw = hardware.load("local")
-    groups, ranked, _ = ranked_groups(program, hw, 6)
+    groups, ranked, _ = rank_best_partition(program, hw, 6)
     plans = best_plans(ranked, 6)
     sources = generate_together(plans, program, groups, hw)
     choices = {(g.name, c.program) for plan in plans for g, c in zip(groups, plan.choices, strict=True)}
@@ -117,9 +116,9 @@ def test_a_text_of_several_plans_that_does_not_compile_is_taken_apart(monkeypatc
             raise CompileError("no", log="one of them")
         return compile_source(source)
 
-    monkeypatch.setattr(selection, "compile_source", compiler)
+    monkeypatch.setattr(autotune, "compile_source", compiler)
     report = build_kernel(MATMUL)
-    assert all(attempt.error is None for attempt in report.attempts)
+    assert all(attempt.error is None for attempt in report.results)
 
 
 def test_every_stage_is_traced() -> None:
@@ -151,11 +150,11 @@ def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatc
             raise CompileError("no", log="because")
         return CompiledKernel(source, b"x", "", (Resources(spill_bytes=64 if len(made) == 2 else 0),))
 
-    monkeypatch.setattr(selection, "compile_source", compiler)
+    monkeypatch.setattr(autotune, "compile_source", compiler)
     report = build_kernel(replace(MATMUL, select=Select.MODEL))
     assert len(made) == 3
     assert report.winner.source is made[2]
-    outcomes = [(a.error is None, a.compiled is not None) for a in report.attempts]
+    outcomes = [(a.error is None, a.compiled is not None) for a in report.results]
     assert outcomes[:3] == [(True, True), (True, True), (False, False)]
 
 
@@ -163,7 +162,7 @@ def test_when_nothing_compiles_the_best_plan_s_error_is_the_build_s(monkeypatch:
     def compiler(source: KernelSource) -> CompiledKernel:
         raise CompileError("no", log="because")
 
-    monkeypatch.setattr(selection, "compile_source", compiler)
+    monkeypatch.setattr(autotune, "compile_source", compiler)
     with pytest.raises(CompileError) as caught:
         build_kernel(replace(MATMUL, select=Select.MODEL))
     assert caught.value.log == "because"

@@ -86,7 +86,7 @@ def test_measuring_times_what_is_left_to_do() -> None:
     expression, inputs, constants, _ = CASES[0]
     kernel = roller_svc.compile(expression, inputs, select="measure", top_k=3, constants=constants)
     arrays = _arrays(expression, inputs, 1)
-    call = kernel.runner().bound(arrays)
+    call = kernel.runner().bind(arrays)
     arrays["B"][...] = 0  # too late for what has been packed
     call()
     want = _arrays(expression, inputs, 1)

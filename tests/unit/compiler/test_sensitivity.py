@@ -8,7 +8,7 @@ import pytest
 from tile_spaces import matmul, relu
 
 from roller_svc import hardware
-from roller_svc.compiler.sensitivity import sensitivities
+from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.construct.construct import rank
 from roller_svc.frontend.parse import parse
 from roller_svc.fusion.partition import partition
@@ -41,31 +41,31 @@ def best(group: KernelGroup, hw: HardwareSpec) -> Plan:
 )
 def test_the_resource_that_bounds_saves_most(target: str, group: KernelGroup, resource: str, least: float) -> None:
     hw = hardware.load(target)
-    first = sensitivities(best(group, hw), (group,), hw)[0]
+    first = analyze_sensitivity(best(group, hw), (group,), hw)[0]
     assert first.resource == resource
-    assert least < first.saved <= 0.1
+    assert least < first.time_saved_fraction <= 0.1
 
 
 def test_what_divides_gains_by_a_higher_rate_of_divisions() -> None:
     hw = hardware.load("cpu-x86-avx512")
     units = (replace(unit, quotients_per_s=1e9) if unit.name == "vector_f32" else unit for unit in hw.units)
     hw, group = replace(hw, units=tuple(units)), partition(parse("z[i] = x[i] / y[i]", QUOTIENT), hw)[0]
-    found = {s.resource: s.saved for s in sensitivities(best(group, hw), (group,), hw)}
+    found = {s.resource: s.time_saved_fraction for s in analyze_sensitivity(best(group, hw), (group,), hw)}
     assert found["division rate"] > 0.05
 
 
 def test_more_of_everything_saves_no_more_than_a_tenth() -> None:
     """All rates a tenth up and all latencies a tenth down make a time that is between 1/1.1 and 0.9 of the old one."""
     for group in (matmul(1024, 1024, 1024), relu(4096, 1024)):
-        saved = sensitivities(best(group, V100), (group,), V100)
-        assert 0.08 < sum(s.saved for s in saved) < 0.12
+        saved = analyze_sensitivity(best(group, V100), (group,), V100)
+        assert 0.08 < sum(s.time_saved_fraction for s in saved) < 0.12
 
 
 def test_plans_of_several_kernels_weigh_them_by_their_time() -> None:
     long, short = relu(4096, 4096), relu(8, 8)
     both = Plan((*best(long, V100).choices, *best(short, V100).choices))
-    found = {s.resource: s.saved for s in sensitivities(both, (long, short), V100)}
-    alone = {s.resource: s.saved for s in sensitivities(best(long, V100), (long,), V100)}
+    found = {s.resource: s.time_saved_fraction for s in analyze_sensitivity(both, (long, short), V100)}
+    alone = {s.resource: s.time_saved_fraction for s in analyze_sensitivity(best(long, V100), (long,), V100)}
     assert 0 < found["dram bandwidth"] < alone["dram bandwidth"]
 
 

@@ -11,13 +11,19 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.cli.compile import candidates_table
-from roller_svc.compiler import autotune as selection
-from roller_svc.compiler import pipeline
+from roller_svc.compiler import autotune, pipeline
 from roller_svc.compiler.backends import BACKENDS
-from roller_svc.compiler.partition_cache import Shared
+from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.plans import Groupings, Ranked, best_plans, plans_of_all, ranked_groupings, shortlisted
-from roller_svc.compiler.serialize import attempt_json, reading
+from roller_svc.compiler.plans import (
+    RankedPartition,
+    RankedPartitions,
+    best_plans,
+    merge_ranked_plans,
+    rank_partitions,
+    select_for_measurement,
+)
+from roller_svc.compiler.serialize import attempt_json, interpretation
 from roller_svc.errors import CompileError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -53,15 +59,15 @@ def two(text: str, dtype: DType, x: tuple[int, ...], w: tuple[int, ...]) -> Tens
     return parse(text, {"x": TensorType(dtype, x), "w": TensorType(dtype, w)}, ("y",))
 
 
-def ranked(program: TensorProgram, hw: HardwareSpec, count: int = 13) -> Groupings:
-    return ranked_groupings(Shared(program), hw, count)
+def ranked(program: TensorProgram, hw: HardwareSpec, count: int = 13) -> RankedPartitions:
+    return rank_partitions(PartitionCache(program), hw, count)
 
 
-def chosen(groupings: Groupings, count: int = 10) -> tuple[GroupedPlan, ...]:
-    return shortlisted(plans_of_all(groupings, count), groupings, count)
+def chosen(groupings: RankedPartitions, count: int = 10) -> tuple[GroupedPlan, ...]:
+    return select_for_measurement(merge_ranked_plans(groupings, count), groupings, count)
 
 
-def slower(one: Ranked, factor: float, uncertainty: float = 1.3) -> Ranked:
+def slower(one: RankedPartition, factor: float, uncertainty: float = 1.3) -> RankedPartition:
     """The same grouping, its candidates so many times as slow."""
 
     def changed(candidate: Candidate) -> Candidate:
@@ -182,7 +188,7 @@ class MadeUpCall:
 class MadeUpModule:
     seconds: float
 
-    def bound(self, arrays: object, results: object) -> MadeUpCall:
+    def bind(self, arrays: object, results: object) -> MadeUpCall:
         return MadeUpCall(self.seconds)
 
 
@@ -208,7 +214,7 @@ def measured_attention(
     )  # fmt: skip
     monkeypatch.setattr(pipeline, "backend_for", lambda _: backend)
     monkeypatch.setattr(pipeline, "availability", lambda _: Availability(ok=True, reason="made up"))
-    monkeypatch.setattr(selection, "compile_source", compiler)
+    monkeypatch.setattr(autotune, "compile_source", compiler)
     return build_kernel(BuildRequest(ATTENTION, tuple(HEADS.items()), AMPERE.id, ("o",)))
 
 
@@ -217,8 +223,8 @@ def test_the_grouping_that_is_measured_to_be_faster_wins(
     monkeypatch: pytest.MonkeyPatch, fused_s: float, apart_s: float
 ) -> None:
     report = measured_attention(monkeypatch, fused_s, apart_s)
-    assert len(report.attempts) == 10
-    assert all(attempt.measurement is not None for attempt in report.attempts)
+    assert len(report.results) == 10
+    assert all(attempt.measurement is not None for attempt in report.results)
     assert report.groups is report.winner.groups
     assert len(report.groups) == len(report.winner.plan.choices) == len(report.constructions)
     assert report.winner.source is not None
@@ -234,7 +240,7 @@ def test_a_grouping_that_does_not_compile_leaves_the_other(monkeypatch: pytest.M
 
 def test_the_report_names_what_each_candidate_s_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     report = measured_attention(monkeypatch, 2e-3, 1e-3)
-    facts: list[dict[str, Any]] = [attempt_json(attempt, report) for attempt in report.attempts]
+    facts: list[dict[str, Any]] = [attempt_json(attempt, report) for attempt in report.results]
     first, last = ([group["as"] for group in found["groups"]] for found in (facts[0], facts[-1]))
     assert first == ["contraction", "nest", "nest", "contraction"]
     assert last == ["attention"]
@@ -250,8 +256,8 @@ def test_a_cpu_s_attention_is_measured_in_the_model_s_order_and_is_right() -> No
     report = build_kernel(BuildRequest(ATTENTION, tuple(types.items()), outputs=("o",), top_k=3))
     groupings = ranked(report.program, report.hardware, 6)
     first = best_plans(groupings[0].candidates, 3)
-    assert sorted(a.plan.estimate.seconds for a in report.attempts) == [plan.estimate.seconds for plan in first]
-    assert all(attempt.measurement and attempt.groups is report.groups for attempt in report.attempts)
+    assert sorted(a.plan.estimate.seconds for a in report.results) == [plan.estimate.seconds for plan in first]
+    assert all(attempt.measurement and attempt.groups is report.groups for attempt in report.results)
     arrays = random_inputs(report.program, seed=0)
     assert report.winner.compiled is not None
     got = CpuModule(report.winner.compiled).run(arrays)
@@ -259,14 +265,14 @@ def test_a_cpu_s_attention_is_measured_in_the_model_s_order_and_is_right() -> No
 
 
 def test_the_model_alone_chooses_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "compile_source", lambda source: CompiledKernel(source, b"", "", (Resources(),) * 9))
+    monkeypatch.setattr(autotune, "compile_source", lambda source: CompiledKernel(source, b"", "", (Resources(),) * 9))
     request = BuildRequest(ATTENTION, tuple(HEADS.items()), AMPERE.id, ("o",), select=Select.MODEL)
     report = build_kernel(request)
     assert report.winner.plan == best_plans(ranked(report.program, AMPERE)[0].candidates, 1)[0]
-    assert len({len(attempt.groups) for attempt in report.attempts}) == 2
+    assert len({len(attempt.groups) for attempt in report.results}) == 2
 
 
 def test_a_convolution_names_its_readings() -> None:
     (best,) = ranked(two(CONVOLUTION, SINGLE, (1, 64, 30, 30), (64, 64, 3, 3)), AVX2, 64)
     (group,), (candidates,) = best.groups, best.candidates
-    assert len({reading(group, candidate.program) for candidate in candidates}) >= 3
+    assert len({interpretation(group, candidate.program) for candidate in candidates}) >= 3

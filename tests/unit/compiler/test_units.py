@@ -6,7 +6,7 @@ import pytest
 from contractions import A100, matmul
 
 from roller_svc import hardware
-from roller_svc.compiler.plans import ranked_groups
+from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.construct.construct import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import units_for
@@ -111,7 +111,7 @@ def test_demands_hold_for_contractions_where_there_are_any() -> None:
         "C[m,n] +=! A[m,k] * B[k,n]; S[m] >=! C[m,n]; Y[m,n] = exp(C[m,n] - S[m])",
         {"A": TensorType(half, (256, 256)), "B": TensorType(half, (256, 4096))}, ("Y",),
     )  # fmt: skip
-    groups, ranked, _ = ranked_groups(program, A100, 1, Demands(family=KernelFamily.MMA, tiles=(("stages", 3),)))
+    groups, ranked, _ = rank_best_partition(program, A100, 1, Demands(family=KernelFamily.MMA, tiles=(("stages", 3),)))
     kinds = {group.kind.value: candidates[0].program for group, candidates in zip(groups, ranked, strict=True)}
     assert kinds["contraction"].unit.name == "mma_f16"
     assert kinds["contraction"].stages == 3

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from roller_svc.compiler.request import build_request
-from roller_svc.errors import ExprSyntaxError, FarmError, InputError, KernelTimeoutError, RollerError
+from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
 from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
-from roller_svc.farm.checking import ATTEMPTS_MOST, Checking, checked_digest
+from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_digest
 
 REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2")
 
 
 @pytest.fixture
-def checking() -> Iterator[Checking]:
-    made = Checking(60.0)
+def checking() -> Iterator[RequestValidator]:
+    made = RequestValidator(60.0)
     yield made
     made.close()
 
@@ -36,29 +36,29 @@ class Failing:
             raise self.errors.pop(0)
         return "sha256:" + "0" * 64
 
-    def close(self, *, at_once: bool) -> None:
-        assert at_once
+    def close(self, *, kill: bool) -> None:
+        assert kill
 
 
-def test_a_digest_is_the_actions_and_is_remembered(checking: Checking) -> None:
-    assert not checking.knows(REQUEST)
+def test_a_digest_is_the_actions_and_is_remembered(checking: RequestValidator) -> None:
+    assert not checking.is_cached(REQUEST)
     assert checking.digest(REQUEST) == action_digest(REQUEST)
-    assert checking.knows(REQUEST)
-    assert not checking.knows(replace(REQUEST, top_k=3))
+    assert checking.is_cached(REQUEST)
+    assert not checking.is_cached(replace(REQUEST, top_k=3))
 
 
-def test_a_refusal_is_the_parsers_and_is_remembered(checking: Checking) -> None:
+def test_a_refusal_is_the_parsers_and_is_remembered(checking: RequestValidator) -> None:
     wrong = replace(REQUEST, expression="y[i] = x[i +")
     for _ in range(2):
         with pytest.raises(ExprSyntaxError) as refused:
             checking.digest(wrong)
         assert refused.value.column == 9
-    assert checking.knows(wrong)
+    assert checking.is_cached(wrong)
 
 
-def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: Checking) -> None:
+def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: RequestValidator) -> None:
     stub = Failing(KernelTimeoutError("late"))
-    checking._lanes = stub  # type: ignore[assignment]
+    checking._workers = stub  # type: ignore[assignment]
     for _ in range(2):
         with pytest.raises(InputError) as refused:
             checking.digest(REQUEST)
@@ -66,28 +66,28 @@ def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: Che
     assert stub.asked == 1
 
 
-def test_a_process_that_died_is_no_fault_of_the_program(checking: Checking) -> None:
-    lost = [FarmError("died", code="worker-lost") for _ in range(ATTEMPTS_MOST)]
+def test_a_process_that_died_is_no_fault_of_the_program(checking: RequestValidator) -> None:
+    lost = [BuildServiceError("died", code="worker-lost") for _ in range(MAX_ATTEMPTS)]
     stub = Failing(*lost)
-    checking._lanes = stub  # type: ignore[assignment]
-    with pytest.raises(FarmError):
+    checking._workers = stub  # type: ignore[assignment]
+    with pytest.raises(BuildServiceError):
         checking.digest(REQUEST)
-    assert not checking.knows(REQUEST)
+    assert not checking.is_cached(REQUEST)
     stub.errors = lost[1:]
     assert checking.digest(REQUEST) == "sha256:" + "0" * 64
 
 
-def test_a_stalled_machine_is_not_remembered(checking: Checking) -> None:
-    stub = Failing(FarmError("stalled", code="worker-stalled"))
-    checking._lanes = stub  # type: ignore[assignment]
-    with pytest.raises(FarmError):
+def test_a_stalled_machine_is_not_remembered(checking: RequestValidator) -> None:
+    stub = Failing(BuildServiceError("stalled", code="worker-stalled"))
+    checking._workers = stub  # type: ignore[assignment]
+    with pytest.raises(BuildServiceError):
         checking.digest(REQUEST)
     assert stub.asked == 1
-    assert not checking.knows(REQUEST)
+    assert not checking.is_cached(REQUEST)
 
 
 def test_other_code_names_no_action() -> None:
-    assert checked_digest(BuildTask(REQUEST, LOADED_GENERATOR)) == action_digest(REQUEST)
-    with pytest.raises(FarmError) as refused:
-        checked_digest(BuildTask(REQUEST, "0" * 64))
+    assert compute_digest(BuildTask(REQUEST, LOADED_GENERATOR)) == action_digest(REQUEST)
+    with pytest.raises(BuildServiceError) as refused:
+        compute_digest(BuildTask(REQUEST, "0" * 64))
     assert refused.value.code == "generator-replaced"

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler.estimates.batch import Estimates, Item, estimates_json
-from roller_svc.compiler.estimates.worker import Found, Patience, ProgramText, Work, compute_outcomes
-from roller_svc.errors import FarmError, InvariantError
-from roller_svc.farm import workers as lanes
-from roller_svc.farm.estimate_pool import ATTEMPTS_MOST, CHUNK_MOST, Estimating
+from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimates_json
+from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, EstimateTask, ProgramText, compute_estimates
+from roller_svc.errors import BuildServiceError, InvariantError
+from roller_svc.farm import workers as worker_module
+from roller_svc.farm.estimate_pool import MAX_ATTEMPTS, MAX_CHUNK, EstimatePool
 from roller_svc.ir.constraints import NO_DEMANDS
 
 H200 = hardware.load("nvidia-h200-sxm")
@@ -28,7 +28,7 @@ TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
 MOMENT_S = 1.0  # enough for a stub that does nothing
 
 
-def stub_slice(works: Sequence[Work]) -> list[Found]:
+def stub_slice(works: Sequence[EstimateTask]) -> list[EstimateResult]:
     """Each program's text for each device; texts of some words do harm."""
     found = []
     for work in works:
@@ -46,7 +46,7 @@ def stub_slice(works: Sequence[Work]) -> list[Found]:
                 raise MemoryError
             case "bug":
                 raise ZeroDivisionError("a bug")
-        found.append(Found([outcome(text)] * len(work.specs)))
+        found.append(EstimateResult([outcome(text)] * len(work.specs)))
     return found
 
 
@@ -54,13 +54,13 @@ def outcome(text: str) -> bytes:
     return json.dumps({"text": text}).encode()
 
 
-def work(text: str, devices: int = 1) -> Work:
-    return Work(ProgramText(text, (), None), (H200,) * devices, 1, NO_DEMANDS)
+def work(text: str, devices: int = 1) -> EstimateTask:
+    return EstimateTask(ProgramText(text, (), None), (H200,) * devices, 1, NO_DEMANDS)
 
 
 @contextmanager
-def estimating(workers: int = 1, timeout_s: float = 60.0) -> Iterator[Estimating]:
-    made = Estimating(workers, timeout_s)
+def estimating(workers: int = 1, timeout_s: float = 60.0) -> Iterator[EstimatePool]:
+    made = EstimatePool(workers, timeout_s)
     try:
         yield made
     finally:
@@ -82,38 +82,38 @@ def test_processes_give_what_this_one_gives() -> None:
     items = [wrong, *(Item("C[i] = A[i] + A[i]", {"A": ("float32", (n,))}) for n in range(1000, 1020))]
     with estimating(2) as shared:
         shared.start()
-        assert Estimates(shared.outcomes).answers(items, TARGETS, 1) == estimates_json(items, TARGETS, 1)
+        assert EstimateCache(shared.estimate).estimates(items, TARGETS, 1) == estimates_json(items, TARGETS, 1)
 
 
 def test_what_a_slice_leaves_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_outcome(works: Sequence[Work]) -> list[Found]:
-        return [Found([outcome(f"{works[0].program.expression} {len(works[0].specs)}")])]
+    def one_outcome(works: Sequence[EstimateTask]) -> list[EstimateResult]:
+        return [EstimateResult([outcome(f"{works[0].program.expression} {len(works[0].specs)}")])]
 
     with estimating(2) as shared:
-        monkeypatch.setattr(shared._lanes, "call", one_outcome)
-        found = shared.outcomes([work(str(n), devices=3) for n in range(20)], Patience())
-    assert [one.outcomes for one in found] == [[outcome(f"{n} {left}") for left in (3, 2, 1)] for n in range(20)]
+        monkeypatch.setattr(shared._workers, "call", one_outcome)
+        found = shared.estimate([work(str(n), devices=3) for n in range(20)], Deadline())
+    assert [one.device_results for one in found] == [[outcome(f"{n} {left}") for left in (3, 2, 1)] for n in range(20)]
 
 
 # fair -------------------------------------------------------------------------------------------------------------
-class Turnstile:
+class HeldWorkers:
     """Stands for the processes: notes whose chunks come, and lets none through until so many are submitted."""
 
-    def __init__(self, shared: Estimating, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, shared: EstimatePool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.came: list[str] = []
         self.begun = threading.Event()
         self._submitted = threading.Semaphore(0)
         self._opened = threading.Lock()
         self._submit = shared._threads.submit
         monkeypatch.setattr(shared._threads, "submit", self.submit)
-        monkeypatch.setattr(shared._lanes, "call", self.call)
+        monkeypatch.setattr(shared._workers, "call", self.call)
 
     def submit(self, task: Callable[[], object]) -> object:
         future = self._submit(task)
         self._submitted.release()
         return future
 
-    def call(self, works: Sequence[Work]) -> list[Found]:
+    def call(self, works: Sequence[EstimateTask]) -> list[EstimateResult]:
         self.came.append(works[0].program.expression)
         if not self.begun.is_set():
             self.begun.set()
@@ -125,12 +125,12 @@ class Turnstile:
 def test_a_single_estimate_comes_between_the_chunks_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = 64
     with estimating() as shared, ThreadPoolExecutor(1) as other:
-        turnstile = Turnstile(shared, monkeypatch)
-        batch = other.submit(shared.outcomes, [work("batch")] * (chunks * CHUNK_MOST), Patience())
+        turnstile = HeldWorkers(shared, monkeypatch)
+        batch = other.submit(shared.estimate, [work("batch")] * (chunks * MAX_CHUNK), Deadline())
         turnstile.begun.wait()
-        (single,) = shared.outcomes([work("single")], Patience())
+        (single,) = shared.estimate([work("single")], Deadline())
         batch.result()
-    assert single.outcomes == [outcome("single")]
+    assert single.device_results == [outcome("single")]
     assert turnstile.came.index("single") <= 2  # behind the chunk under way, and the one that waited
     assert turnstile.came.count("batch") == chunks
 
@@ -138,65 +138,65 @@ def test_a_single_estimate_comes_between_the_chunks_of_a_batch(monkeypatch: pyte
 # stoppable --------------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_overruns_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "STALLED_SHARE", 0.0)  # a worker that sleeps counts as one that works
+    monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 0.0)  # a worker that sleeps counts as one that works
     items = [Item(text, {}) for text in ("a", "sleep", "b")]
     with estimating(timeout_s=MOMENT_S) as shared:
-        estimates = Estimates(shared.outcomes)
-        first = estimates.answers(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1)
+        estimates = EstimateCache(shared.estimate)
+        first = estimates.estimates(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1)
         assert codes(first) == [None, None, "check-timeout", "check-timeout", None, None]
         assert [one.get("text") for one in first] == ["a", "a", None, None, "b", "b"]
-        monkeypatch.setattr(shared._lanes, "call", None)  # nothing is asked for again
-        assert estimates.answers(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1) == first
-        assert codes(estimates.answers(items[1:2], ["amd-mi50"], 3)) == ["check-timeout"]
+        monkeypatch.setattr(shared._workers, "call", None)  # nothing is asked for again
+        assert estimates.estimates(items, ["nvidia-h200-sxm", "nvidia-v100-sxm2"], 1) == first
+        assert codes(estimates.estimates(items[1:2], ["amd-mi50"], 3)) == ["check-timeout"]
 
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_machine_that_stalls_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "STALLED_SHARE", 2.0)  # no worker was let run
+    monkeypatch.setattr(worker_module, "STALLED_CPU_FRACTION", 2.0)  # no worker was let run
     with estimating(timeout_s=MOMENT_S) as shared:
-        estimates = Estimates(shared.outcomes)
-        assert codes(estimates.answers([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == ["worker-stalled"]
-        monkeypatch.setattr(shared._lanes, "call", stub_slice)
+        estimates = EstimateCache(shared.estimate)
+        assert codes(estimates.estimates([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == ["worker-stalled"]
+        monkeypatch.setattr(shared._workers, "call", stub_slice)
         monkeypatch.setattr(time, "sleep", lambda _: None)
-        assert codes(estimates.answers([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == [None]
+        assert codes(estimates.estimates([Item("sleep", {})], ["nvidia-h200-sxm"], 1)) == [None]
 
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     texts = ["a", f"die-once {tmp_path / 'died'}", "b"]
     with estimating() as shared:
-        found = shared.outcomes([work(text) for text in texts], Patience())
-    assert [one.outcomes for one in found] == [[outcome(text)] for text in texts]
+        found = shared.estimate([work(text) for text in texts], Deadline())
+    assert [one.device_results for one in found] == [[outcome(text)] for text in texts]
     assert (tmp_path / "died").exists()
 
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_kills_its_process_each_time_is_given_up() -> None:
     with estimating() as shared:
-        estimates = Estimates(shared.outcomes)
-        answers = estimates.answers([Item(text, {}) for text in ("a", "die", "b")], ["nvidia-h200-sxm"], 1)
+        estimates = EstimateCache(shared.estimate)
+        answers = estimates.estimates([Item(text, {}) for text in ("a", "die", "b")], ["nvidia-h200-sxm"], 1)
         assert codes(answers) == [None, "worker-lost", None]
-        assert len(estimates._refusals) == 0
+        assert len(estimates._rejections) == 0
 
 
 def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def lost(works: Sequence[Work]) -> list[Found]:
+    def lost(works: Sequence[EstimateTask]) -> list[EstimateResult]:
         calls.append(len(works))
-        raise FarmError("the worker process died", code="worker-lost")
+        raise BuildServiceError("the worker process died", code="worker-lost")
 
     with estimating() as shared:
-        monkeypatch.setattr(shared._lanes, "call", lost)
-        found = shared.outcomes([work("a"), work("b")], Patience())
-    assert all(one.fault is not None for one in found)
-    assert calls == [2, *[1] * 2 * (ATTEMPTS_MOST - 1)]
+        monkeypatch.setattr(shared._workers, "call", lost)
+        found = shared.estimate([work("a"), work("b")], Deadline())
+    assert all(one.transient_error is not None for one in found)
+    assert calls == [2, *[1] * 2 * (MAX_ATTEMPTS - 1)]
 
 
 @pytest.mark.usefixtures("stubbed")
 def test_a_program_that_takes_too_much_memory_is_refused() -> None:
     with estimating() as shared:
-        answers = Estimates(shared.outcomes).answers(
+        answers = EstimateCache(shared.estimate).estimates(
             [Item(text, {}) for text in ("a", "hoard")], ["nvidia-h200-sxm"], 1
         )
     assert codes(answers) == [None, "out-of-memory"]
@@ -205,45 +205,45 @@ def test_a_program_that_takes_too_much_memory_is_refused() -> None:
 @pytest.mark.usefixtures("stubbed")
 def test_a_bug_is_told() -> None:
     with estimating() as shared, pytest.raises(InvariantError, match="a bug"):
-        shared.outcomes([work("a"), work("bug")], Patience())
+        shared.estimate([work("a"), work("bug")], Deadline())
 
 
 # whoever hung up --------------------------------------------------------------------------------------------------
 def test_nothing_is_computed_for_whom_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience, calls = Patience(), list[int]()
+    patience, calls = Deadline(), list[int]()
 
-    def hang_up(works: Sequence[Work]) -> list[Found]:
+    def hang_up(works: Sequence[EstimateTask]) -> list[EstimateResult]:
         calls.append(len(works))
-        patience.end()
+        patience.expire()
         return stub_slice(works)
 
     with estimating() as shared:
-        monkeypatch.setattr(shared._lanes, "call", hang_up)
-        shared.outcomes([work("a")] * (10 * CHUNK_MOST), patience)
+        monkeypatch.setattr(shared._workers, "call", hang_up)
+        shared.estimate([work("a")] * (10 * MAX_CHUNK), patience)
     assert len(calls) == 1
 
 
 def test_in_this_process_neither() -> None:
-    patience = Patience()
-    patience.end()
-    assert compute_outcomes([work("y[i] = x[i]")], patience) == [Found()]
+    patience = Deadline()
+    patience.expire()
+    assert compute_estimates([work("y[i] = x[i]")], patience) == [EstimateResult()]
 
 
 def test_whoever_waits_when_the_service_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, killed = threading.Event(), threading.Event()
 
-    def call(_: Sequence[Work]) -> list[Found]:
+    def call(_: Sequence[EstimateTask]) -> list[EstimateResult]:
         begun.set()
         killed.wait()
-        raise FarmError("the worker process died", code="worker-lost")
+        raise BuildServiceError("the worker process died", code="worker-lost")
 
-    shared = Estimating(1, timeout_s=60.0)
-    monkeypatch.setattr(shared._lanes, "call", call)
-    monkeypatch.setattr(shared._lanes, "close", lambda at_once: killed.set())
+    shared = EstimatePool(1, timeout_s=60.0)
+    monkeypatch.setattr(shared._workers, "call", call)
+    monkeypatch.setattr(shared._workers, "close", lambda kill: killed.set())
     with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(shared.outcomes, [work("a")] * (10 * CHUNK_MOST), Patience())
+        waiting = other.submit(shared.estimate, [work("a")] * (10 * MAX_CHUNK), Deadline())
         begun.wait()
         shared.close()
-        with pytest.raises(FarmError) as told:
+        with pytest.raises(BuildServiceError) as told:
             waiting.result()
     assert told.value.code == "shutting-down"

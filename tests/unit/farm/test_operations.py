@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roller_svc.compiler.request import build_request, request_json
-from roller_svc.errors import ArgumentError, CompileError, FarmError, QueueFullError, RollerError, StoreError
-from roller_svc.farm.operations import ATTEMPTS_MOST, Cache, JobQueue, Operation, Stage
+from roller_svc.errors import ArgumentError, BuildServiceError, CompileError, QueueFullError, RollerError, StoreError
+from roller_svc.farm.operations import MAX_ATTEMPTS, CacheStatus, JobQueue, Operation, OperationState
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 
@@ -64,7 +64,7 @@ def queue_on(store: Store, builder: Callable[[BuildRequest], Artifact], length: 
 
 
 def ended(queue: JobQueue, operation: Operation) -> Operation:
-    future = queue.ended(operation.id)
+    future = queue.done_future(operation.id)
     if future is not None:
         future.result(60)
     found = queue.get(operation.id)
@@ -76,10 +76,10 @@ def ended(queue: JobQueue, operation: Operation) -> Operation:
 def test_a_build_becomes_a_hit(store: Store, builder: Builder) -> None:
     queue = queue_on(store, builder)
     first = ended(queue, queue.submit(request()))
-    assert first.cache is Cache.MISS
+    assert first.cache is CacheStatus.MISS
     assert first.facts is not None
     second = queue.submit(request())
-    assert (second.done, second.cache, second.facts) == (True, Cache.HIT, first.facts)
+    assert (second.done, second.cache, second.facts) == (True, CacheStatus.HIT, first.facts)
     assert queue.get(second.id) is not None
     assert builder.built == ["a[i] = x[i]"]
     queue.close()
@@ -89,7 +89,7 @@ def test_identical_requests_under_way_share_one_build(store: Store, builder: Bui
     builder.gate.clear()
     queue = queue_on(store, builder)
     operations = [queue.submit(request()) for _ in range(20)]
-    assert [operation.cache for operation in operations] == [Cache.MISS] + [Cache.JOINED] * 19
+    assert [operation.cache for operation in operations] == [CacheStatus.MISS] + [CacheStatus.JOINED] * 19
     assert not any(operation.done for operation in operations)
     builder.gate.set()
     assert {str(ended(queue, operation).facts) for operation in operations} == {str(artifact(request()).facts)}
@@ -123,7 +123,7 @@ def test_a_full_queue_refuses_and_goes_on(store: Store, builder: Builder) -> Non
     first, second = queue.submit(request("a")), queue.submit(request("b"))
     with pytest.raises(QueueFullError):
         queue.submit(request("c"))
-    assert queue.submit(request("a")).cache is Cache.JOINED
+    assert queue.submit(request("a")).cache is CacheStatus.JOINED
     builder.gate.set()
     ended(queue, first)
     ended(queue, second)
@@ -167,7 +167,7 @@ def test_what_had_not_ended_is_resumed(store: Store, builder: Builder) -> None:
     record = store.record(done.id)
     assert record is not None
     # as a process leaves it that is killed in the middle of a build
-    left = record | {"id": "1-left", "stage": Stage.BUILDING.value, "facts": None}
+    left = record | {"id": "1-left", "stage": OperationState.BUILDING.value, "facts": None}
     left["request"] = json.loads(json.dumps(left["request"]).replace("a[i]", "z[i]"))
     store.write_record("1-left", left)
     refused = left | {"id": "2-refused", "request": left["request"] | {"top_k": 0}}
@@ -242,7 +242,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_pause")
 def test_a_fault_that_passes_is_tried_again(store: Store) -> None:
-    builder = Faulty(FarmError("killed", code="worker-lost"), StoreError("full"), FarmError("slow"))
+    builder = Faulty(BuildServiceError("killed", code="worker-lost"), StoreError("full"), BuildServiceError("slow"))
     queue = queue_on(store, builder)
     found = ended(queue, queue.submit(request()))
     assert (found.error, len(builder.built)) == (None, 4)
@@ -251,7 +251,7 @@ def test_a_fault_that_passes_is_tried_again(store: Store) -> None:
 
 @pytest.mark.usefixtures("_no_pause")
 def test_a_fault_that_stays_is_the_error_after_four_attempts(store: Store) -> None:
-    builder = Faulty(*(FarmError("killed", code="worker-lost") for _ in range(9)))
+    builder = Faulty(*(BuildServiceError("killed", code="worker-lost") for _ in range(9)))
     queue = queue_on(store, builder)
     found = ended(queue, queue.submit(request()))
     assert found.error is not None
@@ -285,7 +285,7 @@ def test_a_record_of_another_version_is_set_aside(
     record = store.record(ended(queue, queue.submit(request())).id)
     assert record is not None
     queue.close()
-    left = record | {"stage": Stage.QUEUED.value, "facts": None}
+    left = record | {"stage": OperationState.QUEUED.value, "facts": None}
     store.write_record("1-left", change(left | {"id": "1-left"}))
     store.write_record("2-good", left | {"id": "2-good"})
     after = queue_on(store, builder)
@@ -360,7 +360,7 @@ def test_clients_take_turns(store: Store, builder: Builder) -> None:
 
 def test_one_client_does_not_fill_the_queue(store: Store, builder: Builder) -> None:
     builder.gate.clear()
-    queue = JobQueue(store, builder, action, workers=1, length=4, length_each=2)
+    queue = JobQueue(store, builder, action, workers=1, length=4, length_per_client=2)
     operations = [queue.submit(request(name), "greedy") for name in "ab"]
     with pytest.raises(QueueFullError, match="2 builds of this client"):
         queue.submit(request("c"), "greedy")
@@ -386,8 +386,8 @@ def left_building(store: Store, name: str, attempts: int) -> str:
 
 
 def test_what_the_service_ended_in_again_and_again_is_not_begun(store: Store, builder: Builder) -> None:
-    poisoned = left_building(store, "a", ATTEMPTS_MOST)
-    last = left_building(store, "b", ATTEMPTS_MOST - 1)
+    poisoned = left_building(store, "a", MAX_ATTEMPTS)
+    last = left_building(store, "b", MAX_ATTEMPTS - 1)
     queue = queue_on(store, builder)
     assert queue.resume() == 2
     found, other = queue.get(poisoned), queue.get(last)
@@ -420,7 +420,7 @@ def test_an_attempt_is_on_disk_before_it_begins_and_counts_unless_the_service_en
         seen.extend((record or {})["attempts"] for _, record in store.records())
         started.set()
         assert stopped.wait(60)
-        raise FarmError("its worker was stopped", code="worker-lost")
+        raise BuildServiceError("its worker was stopped", code="worker-lost")
 
     queue = queue_on(store, stubborn)
     operation = queue.submit(request())

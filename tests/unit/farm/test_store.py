@@ -49,9 +49,9 @@ def test_names_that_are_no_digest_find_nothing(store: Store) -> None:
 
 def test_an_artifact_is_found_by_action_and_by_digest(store: Store) -> None:
     made = artifact()
-    assert store.made_by(ACTION) is None
+    assert store.action_result(ACTION) is None
     store.publish(ACTION, made)
-    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.action_result(ACTION) == {"note": "first"}
     assert store.kernel(made.digest) == {"note": "first"}
     assert store.file(made.digest, "binary") == b"\x7fELF"
     assert store.file(made.digest, "ptx") is None
@@ -62,7 +62,7 @@ def test_what_a_digest_names_never_changes(store: Store) -> None:
     store.publish(ACTION, artifact())
     store.publish(OTHER_ACTION, artifact(note="second"))
     assert store.kernel(artifact().digest) == {"note": "first"}
-    assert store.made_by(OTHER_ACTION) == {"note": "second"}
+    assert store.action_result(OTHER_ACTION) == {"note": "second"}
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
@@ -74,10 +74,10 @@ def test_damage_to_any_blob_makes_a_miss_and_publishing_again_mends_it(store: St
             path.unlink()
         else:
             path.write_bytes(content[:-1] if damage == "truncate" else bytes([content[0] ^ 1]) + content[1:])
-        assert store.made_by(ACTION) is None
+        assert store.action_result(ACTION) is None
         assert store.kernel(artifact().digest) is None
         store.publish(ACTION, artifact())
-        assert store.made_by(ACTION) == {"note": "first"}
+        assert store.action_result(ACTION) == {"note": "first"}
         assert store.file(artifact().digest, "source") == b"void f() {}"
 
 
@@ -85,7 +85,7 @@ def test_damage_to_any_blob_makes_a_miss_and_publishing_again_mends_it(store: St
 def test_a_damaged_name_is_a_miss(store: Store, content: bytes) -> None:
     store.publish(ACTION, artifact())
     (store.root / "ac" / ("a" * 64)).write_bytes(content)
-    assert store.made_by(ACTION) is None
+    assert store.action_result(ACTION) is None
 
 
 def test_nothing_half_written_is_left_behind(store: Store) -> None:
@@ -150,7 +150,11 @@ def test_what_cannot_be_read_is_not_taken_for_missing(
         raise OSError(fault, os.strerror(fault))
 
     monkeypatch.setattr(Path, "read_bytes", failing)
-    for read in (lambda: store.made_by(ACTION), lambda: store.kernel(artifact().digest), lambda: store.record("1-a")):
+    for read in (
+        lambda: store.action_result(ACTION),
+        lambda: store.kernel(artifact().digest),
+        lambda: store.record("1-a"),
+    ):
         with pytest.raises(StoreError, match="cannot read"):
             read()
 
@@ -164,11 +168,11 @@ def test_a_hit_is_whole_from_every_name_or_a_miss(store: Store, damage: str) -> 
         name.mkdir()
     elif damage != "gone":
         name.write_bytes({"empty": b"", "garbage": b"\xff"}[damage])
-    assert store.made_by(ACTION) is None
+    assert store.action_result(ACTION) is None
     if damage == "folder":
         name.rmdir()
     store.publish(ACTION, artifact())
-    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.action_result(ACTION) == {"note": "first"}
     assert store.file(artifact().digest, "source") is not None
 
 
@@ -181,7 +185,7 @@ def test_a_manifest_of_another_version_is_a_miss(store: Store, changes: dict[str
     other = store.put(json.dumps(manifest | changes).encode())
     for name in ("ac/" + "a" * 64, "kernels/" + "c" * 64):
         (store.root / name).write_text(other)
-    assert store.made_by(ACTION) is None
+    assert store.action_result(ACTION) is None
     assert store.kernel(artifact().digest) is None
 
 
@@ -189,7 +193,7 @@ def publish_many(root: str) -> None:
     store = Store(Path(root))
     for _ in range(20):
         store.publish(ACTION, artifact())
-        assert store.made_by(ACTION) is not None
+        assert store.action_result(ACTION) is not None
 
 
 def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) 
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert Store(tmp_path / "store").made_by(ACTION) == {"note": "first"}
+    assert Store(tmp_path / "store").action_result(ACTION) == {"note": "first"}
 
 
 def test_leftovers_of_killed_writers_go_when_the_store_is_locked(store: Store) -> None:
@@ -211,7 +215,7 @@ def test_leftovers_of_killed_writers_go_when_the_store_is_locked(store: Store) -
     assert (store.root / "tmp" / "tmpabc").exists()
     store.lock()
     assert [path.name for path in (store.root / "tmp").iterdir()] == ["folder"]
-    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.action_result(ACTION) == {"note": "first"}
     store.unlock()
 
 
@@ -227,13 +231,13 @@ def test_the_lock_of_another_keeps_its_files(store: Store) -> None:
 def test_a_derived_text_is_of_its_kernel_kind_and_tool(store: Store) -> None:
     kernel, other = "sha256:" + "c" * 64, "sha256:" + "d" * 64
     assert store.derived(kernel, "ptx", "nvrtc 13") is None
-    store.keep_derived(kernel, "ptx", "nvrtc 13", b".target sm_80")
+    store.put_derived(kernel, "ptx", "nvrtc 13", b".target sm_80")
     assert store.derived(kernel, "ptx", "nvrtc 13") == b".target sm_80"
     assert store.derived(kernel, "ptx", "nvrtc 14") is None
     assert store.derived(kernel, "sass", "nvrtc 13") is None
     assert store.derived(other, "ptx", "nvrtc 13") is None
     assert store.derived("../../operations/1-a", "json", "nvrtc 13") is None
-    store.keep_derived(kernel, "ptx", "nvrtc 14", b".target sm_90")
+    store.put_derived(kernel, "ptx", "nvrtc 14", b".target sm_90")
     assert store.derived(kernel, "ptx", "nvrtc 13") is None
     assert store.derived(kernel, "ptx", "nvrtc 14") == b".target sm_90"
 
@@ -241,12 +245,12 @@ def test_a_derived_text_is_of_its_kernel_kind_and_tool(store: Store) -> None:
 def fill(store: Store) -> None:
     """Have one of everything in the store."""
     store.publish(ACTION, artifact())
-    store.keep_derived(artifact().digest, "ptx", "nvrtc 13", b".target sm_80")
+    store.put_derived(artifact().digest, "ptx", "nvrtc 13", b".target sm_80")
     store.write_record("1-a", {"id": "1-a"})
 
 
 READS: dict[str, Callable[[Store], object]] = {
-    "made_by": lambda store: store.made_by(ACTION),
+    "action_result": lambda store: store.action_result(ACTION),
     "kernel": lambda store: store.kernel(artifact().digest),
     "kinds": lambda store: store.kinds(artifact().digest),
     "file": lambda store: store.file(artifact().digest, "source"),
@@ -320,7 +324,7 @@ def test_a_file_that_may_not_be_read_is_a_store_error(store: Store) -> None:
             with contextlib.suppress(StoreError):
                 call(store)
         path.chmod(0o600)
-    assert store.made_by(ACTION) == {"note": "first"}
+    assert store.action_result(ACTION) == {"note": "first"}
 
 
 @pytest.mark.parametrize("damage", ["a folder", "emptied", "bytes of no text"])

@@ -20,10 +20,17 @@ from typing import Any
 
 import pytest
 
-from roller_svc.errors import BuildError, CompileError, FarmError, IndexRangeError, InvariantError, KernelTimeoutError
-from roller_svc.farm import workers as lanes_module
+from roller_svc.errors import (
+    BuildError,
+    BuildServiceError,
+    CompileError,
+    IndexRangeError,
+    InvariantError,
+    KernelTimeoutError,
+)
+from roller_svc.farm import workers as workers_module
 from roller_svc.farm.confinement import readable_by_builds
-from roller_svc.farm.workers import JsonAnswers, Lane, ThreadLanes, WorkerLimits, spread
+from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool, WorkerProcess, map_unordered
 from roller_svc.toolchain.sandbox import landlock_abi
 
 
@@ -63,18 +70,18 @@ def work(task: str) -> str:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["spawned", "forked"])
-def lane(request: pytest.FixtureRequest) -> Iterator[Lane[str, str]]:
-    lane = Lane(work, timeout_s=60.0, forked=request.param)
+def lane(request: pytest.FixtureRequest) -> Iterator[WorkerProcess[str, str]]:
+    lane = WorkerProcess(work, timeout_s=60.0, forked=request.param)
     yield lane
     lane.close()
 
 
-def test_a_worker_answers_and_is_used_again(lane: Lane[str, str]) -> None:
+def test_a_worker_answers_and_is_used_again(lane: WorkerProcess[str, str]) -> None:
     assert lane.call("hello") == "HELLO"
     assert lane.call("pid") == lane.call("pid")
 
 
-def test_errors_of_ours_come_back_whole(lane: Lane[str, str]) -> None:
+def test_errors_of_ours_come_back_whole(lane: WorkerProcess[str, str]) -> None:
     with pytest.raises(IndexRangeError) as refused:
         lane.call("refuse")
     error = refused.value
@@ -86,7 +93,7 @@ def test_errors_of_ours_come_back_whole(lane: Lane[str, str]) -> None:
     assert failed.value.log == "the log"
 
 
-def test_a_bug_is_told_with_its_place_and_the_next_task_gets_a_fresh_worker(lane: Lane[str, str]) -> None:
+def test_a_bug_is_told_with_its_place_and_the_next_task_gets_a_fresh_worker(lane: WorkerProcess[str, str]) -> None:
     before = lane.call("pid")
     with pytest.raises(InvariantError, match=r"ZeroDivisionError: a bug \(test_lanes.py:\d+\)"):
         lane.call("bug")
@@ -94,40 +101,40 @@ def test_a_bug_is_told_with_its_place_and_the_next_task_gets_a_fresh_worker(lane
 
 
 @pytest.mark.parametrize(("task", "how"), [("die", "SIGKILL"), ("exit", "exit status 7")])
-def test_a_death_is_an_error_and_not_the_end(lane: Lane[str, str], task: str, how: str) -> None:
-    with pytest.raises(FarmError, match=how) as lost:
+def test_a_death_is_an_error_and_not_the_end(lane: WorkerProcess[str, str], task: str, how: str) -> None:
+    with pytest.raises(BuildServiceError, match=how) as lost:
         lane.call(task)
     assert lost.value.code == "worker-lost"
     assert lane.call("on") == "ON"
 
 
 def test_a_worker_that_overruns_is_stopped() -> None:
-    lane = Lane(work, timeout_s=3.0)
+    lane = WorkerProcess(work, timeout_s=3.0)
     with pytest.raises(KernelTimeoutError):
         lane.call("spin")
     lane.close()
 
 
 def test_a_worker_that_is_not_let_run_is_the_machines_fault() -> None:
-    lane = Lane(work, timeout_s=3.0)
+    lane = WorkerProcess(work, timeout_s=3.0)
     lane.call("on")
-    with pytest.raises(FarmError) as stalled:
+    with pytest.raises(BuildServiceError) as stalled:
         lane.call("hang")
     assert stalled.value.code == "worker-stalled"
     lane.close()
 
 
 def test_a_full_disk_may_pass() -> None:
-    lane = Lane(work, timeout_s=60.0)
-    with pytest.raises(FarmError) as full:
+    lane = WorkerProcess(work, timeout_s=60.0)
+    with pytest.raises(BuildServiceError) as full:
         lane.call("full")
     assert full.value.code == "worker-resources"
     lane.close()
 
 
 def test_a_worker_that_ends_before_its_task_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = Lane(work, timeout_s=60.0)
-    start, started = lane._started, []
+    lane = WorkerProcess(work, timeout_s=60.0)
+    start, started = lane._start, []
 
     def killed_twice() -> Connection:
         connection = start()
@@ -137,7 +144,7 @@ def test_a_worker_that_ends_before_its_task_is_replaced(monkeypatch: pytest.Monk
             lane._process.kill()
         return connection
 
-    monkeypatch.setattr(lane, "_started", killed_twice)
+    monkeypatch.setattr(lane, "_start", killed_twice)
     assert lane.call("on") == "ON"
     assert len(started) == 3
     lane.close()
@@ -161,12 +168,12 @@ def upper(document: Any) -> str:
 
 
 def test_answers_of_a_worker_that_is_not_trusted_are_json() -> None:
-    lane: Lane[str, Any] = Lane(plant, timeout_s=60.0, answers=JsonAnswers(str, upper))
+    lane: WorkerProcess[str, Any] = WorkerProcess(plant, timeout_s=60.0, codec=JsonCodec(str, upper))
     assert lane.call("a") == "A"
     pickled = b"p" + pickle.dumps(Planted())
     for forged in (pickled, b"", b"j", b"j{", b"j[1]", b"e{}", b'e{"class": "Path", "code": "", "message": ""}', b"x1"):
-        with pytest.raises(FarmError) as refused:
-            lane._result(forged)
+        with pytest.raises(BuildServiceError) as refused:
+            lane._decode_response(forged)
         assert refused.value.code == "worker-lost"
     assert lane.call("b") == "B"
     lane.close()
@@ -191,7 +198,7 @@ def outside(task: str) -> str:
     return "done"
 
 
-def refused(lane: Lane[str, str], task: str) -> bool:
+def refused(lane: WorkerProcess[str, str], task: str) -> bool:
     with pytest.raises(InvariantError, match=r"PermissionError|Operation not permitted|Permission denied"):
         lane.call(task)
     return True
@@ -203,7 +210,7 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     secret.write_text("s")
     scratch.mkdir()
     limits = WorkerLimits(scratch=scratch, readable=readable_by_builds())
-    lane = Lane(outside, timeout_s=60.0, limits=limits, forked=True)
+    lane = WorkerProcess(outside, timeout_s=60.0, limits=limits, forked=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert refused(lane, f"connect {server.getsockname()[1]}")
     for task in (
@@ -220,12 +227,12 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
 
 
 def test_temporary_files_go_with_their_worker(tmp_path: Path) -> None:
-    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(scratch=tmp_path))
+    lane = WorkerProcess(work, timeout_s=60.0, limits=WorkerLimits(scratch=tmp_path))
     for end in ("on", "die", "bug"):
         file = Path(lane.call("folder"))
         assert file.is_relative_to(tmp_path)
         if end != "on":
-            with pytest.raises((FarmError, InvariantError)):
+            with pytest.raises((BuildServiceError, InvariantError)):
                 lane.call(end)
             assert not file.exists()
     lane.close()
@@ -233,7 +240,7 @@ def test_temporary_files_go_with_their_worker(tmp_path: Path) -> None:
 
 
 def test_a_tainted_worker_takes_no_other_task() -> None:
-    lane = Lane(work, timeout_s=60.0, taints=lambda task: task == "pid")
+    lane = WorkerProcess(work, timeout_s=60.0, taints=lambda task: task == "pid")
     first = lane.call("pid")
     assert not Path("/proc", first).exists()
     assert lane.call("on") == "ON"
@@ -242,7 +249,7 @@ def test_a_tainted_worker_takes_no_other_task() -> None:
 
 
 def test_no_task_is_lost_with_the_fork_server() -> None:
-    lane, other = (Lane(work, timeout_s=60.0, forked=True) for _ in range(2))
+    lane, other = (WorkerProcess(work, timeout_s=60.0, forked=True) for _ in range(2))
     server = parent_of(lane.call("pid"))
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(lane.call, "nap")
@@ -260,16 +267,16 @@ def parent_of(pid: str) -> int:
 
 
 def test_sending_to_a_stopped_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "GRACE_S", 0.0)
-    lane = Lane(work, timeout_s=2.0)
+    monkeypatch.setattr(workers_module, "GRACE_S", 0.0)
+    lane = WorkerProcess(work, timeout_s=2.0)
     os.kill(int(lane.call("pid")), signal.SIGSTOP)
-    with pytest.raises(FarmError) as lost:
+    with pytest.raises(BuildServiceError) as lost:
         lane.call("x" * (1 << 24))  # more than a socket's buffer takes
     assert lost.value.code == "worker-lost"
     lane.close()
 
 
-def test_a_worker_bears_the_name_of_its_work(lane: Lane[str, str]) -> None:
+def test_a_worker_bears_the_name_of_its_work(lane: WorkerProcess[str, str]) -> None:
     assert lane.call("name") == "work"
 
 
@@ -294,7 +301,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_memory_is_limited() -> None:
-    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
+    lane = WorkerProcess(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
     with pytest.raises(BuildError) as refused:
         lane.call("hoard")
     assert refused.value.code == "out-of-memory"
@@ -304,19 +311,19 @@ def test_memory_is_limited() -> None:
 
 def test_addresses_that_are_only_reserved_are_not_memory() -> None:
     """As CUDA reserves them, for all that a device and the host could have."""
-    lane = Lane(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
+    lane = WorkerProcess(work, timeout_s=60.0, limits=WorkerLimits(memory_bytes=1 << 30))
     assert lane.call("reserve") == str(1 << 40)
     lane.close()
 
 
 def test_threads_share_no_worker() -> None:
-    lanes = ThreadLanes(work, timeout_s=60.0)
+    lanes = WorkerPool(work, timeout_s=60.0)
     assert lanes.call("on") == "ON"
     lanes.close()
 
 
 def test_tasks_are_spread_over_workers() -> None:
-    found = dict(spread(work, ["a", "fail", "b", "die", "c"], jobs=2, timeout_s=60.0))
+    found = dict(map_unordered(work, ["a", "fail", "b", "die", "c"], jobs=2, timeout_s=60.0))
     assert {task: found[task] for task in "abc"} == {"a": "A", "b": "B", "c": "C"}
     assert isinstance(found["fail"], CompileError)
-    assert isinstance(found["die"], FarmError)
+    assert isinstance(found["die"], BuildServiceError)

@@ -16,7 +16,7 @@ from roller_svc.reference.compare import Agreement
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run
-from roller_svc.verify.run_and_verify import judged
+from roller_svc.verify.run_and_verify import verify_results
 
 CORPUS = {
     "cases": [{"id": "one", "cls": "map", "expr": "y[i] = x[i]", "inputs": {"x": {"dtype": "float32", "shape": [8]}}}]
@@ -24,9 +24,9 @@ CORPUS = {
 
 
 def row(seeds: int, target: str = "local", *, emulate: bool = False, races: bool = False) -> Row:
-    cases = corpus.cases_of(CORPUS, small=True)
-    (task,) = corpus.tasks_of(cases, Run(target, emulate, seeds, races))
-    (found,) = corpus.judge(task)
+    cases = corpus.parse_cases(CORPUS, small=True)
+    (task,) = corpus.group_tasks(cases, Run(target, emulate, seeds, races))
+    (found,) = corpus.verify_task(task)
     return found
 
 
@@ -46,11 +46,11 @@ def test_the_first_inputs_that_show_an_error_are_named(monkeypatch: pytest.Monke
     verdicts: list[Agreement] = []
 
     def wrong_at_second(*args: Any, **options: Any) -> Agreement:
-        verdict = judged(*args, **options)
+        verdict = verify_results(*args, **options)
         verdicts.append(replace(verdict, ok=len(verdicts) != 1, detail="off by one"))
         return verdicts[-1]
 
-    monkeypatch.setattr(corpus, "judged", wrong_at_second)
+    monkeypatch.setattr(corpus, "verify_results", wrong_at_second)
     found = row(3)
     assert (found.status, found.detail) == ("wrong", "inputs of seed 1: off by one")
     assert len(verdicts) == 2
@@ -73,7 +73,7 @@ def test_races_of_a_case_are_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = (tensor("x", "x", Role.INPUT, shape=(8,)), tensor("y", "y", Role.OUTPUT, shape=(8,)))
     source = cuda(RACING, buffers, LaunchSpec("copy", ("x", "y"), (1, 1, 1), (16, 1, 1)))
     compiled = CompiledKernel(source, b"", "", ())
-    monkeypatch.setattr(corpus, "kept", lambda report: SimpleNamespace(compiled=compiled))
+    monkeypatch.setattr(corpus, "package_kernel", lambda report: SimpleNamespace(compiled=compiled))
     assert row(1, "nvidia-a100-sxm-80gb", emulate=True).status == "ok"
     found = row(1, "nvidia-a100-sxm-80gb", emulate=True, races=True)
     assert found.status == "error"
@@ -95,8 +95,8 @@ HALVES = {
 def halves(**tiles: int) -> dict[str, Row]:
     """Each case on a matrix unit, compiled only."""
     run = Run("nvidia-a100-sxm-80gb", family=KernelFamily.MMA, tiles=tuple(tiles.items()))
-    tasks = corpus.tasks_of(corpus.cases_of(HALVES, small=True), run)
-    return {row.id: row for task in tasks for row in corpus.judge(task)}
+    tasks = corpus.group_tasks(corpus.parse_cases(HALVES, small=True), run)
+    return {row.id: row for task in tasks for row in corpus.verify_task(task)}
 
 
 def test_rows_say_what_their_kernels_are() -> None:
@@ -105,7 +105,7 @@ def test_rows_say_what_their_kernels_are() -> None:
     (kernel,) = rows["rows"].kernels
     assert (kernel["family"], kernel["unit"], kernel["epilogue"]) == ("mma", "mma_f16", ["row reduction"])
     assert kernel["operands"] == [{"dtype": "float16", "stored": "float16", "load": "async16"}] * 2
-    totals = corpus.summary(rows.values())["kernels"]
+    totals = corpus.summarize(rows.values())["kernels"]
     assert totals["family"] == {"mma": 3}
     assert totals["epilogue"] == {"none": 2, "row reduction": 1}
     assert totals["load"] == {"async16": 6}
@@ -118,6 +118,6 @@ def test_what_a_case_cannot_have_of_the_demands_is_refused_with_the_reason() -> 
     assert "are too short" in rows["short"].detail
     assert "cannot be split" in rows["rows"].detail
     assert rows["plain"].kernels[0]["split_k"] == 2
-    totals = corpus.summary(rows.values())
+    totals = corpus.summarize(rows.values())
     assert (totals["ok"], totals["refused"]) == (1, 2)
     assert totals["kernels"]["split_k"] == {"2": 1}

@@ -11,7 +11,7 @@ from roller_svc.fusion.partition import partition
 from roller_svc.ir.group import GroupKind
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
-from roller_svc.verify.kernel_stats import counted, epilogue, kernels
+from roller_svc.verify.kernel_stats import count_features, epilogue, summarize_kernels
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 F16 = {"A": "float16 32 64", "B": "float16 64 48"}
@@ -52,7 +52,7 @@ def test_an_epilogue_is_told_from_its_statements(rest: str, more: dict[str, str]
 def test_loads_are_classed_as_they_are_made(hw: HardwareSpec, name: str, a: str, b: str, loads: list[str]) -> None:
     text = "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)"
     group = contraction(text, hw, A=a, B=b)
-    (found,) = kernels((group,), Plan((chosen(tiles(group, unit(hw, name), (16, 16, 32), (16, 8))),)), hw)
+    (found,) = summarize_kernels((group,), Plan((chosen(tiles(group, unit(hw, name), (16, 16, 32), (16, 8))),)), hw)
     assert [operand["load"] for operand in found["operands"]] == loads
     assert [operand["stored"] for operand in found["operands"]] == [a.split()[0], b.split()[0]]
 
@@ -61,7 +61,7 @@ def test_a_kernel_says_its_family_unit_and_tiles() -> None:
     group = contraction(MATMUL, **F16)
     by_hand = tiles(group, unit(AMPERE, "mma_f16"), (16, 16, 16), (16, 8), stages=3, split_k=4)
     (plain,), _ = rank(group, AMPERE, AMPERE.unit_for(group.space.compute_dtype), 1)
-    found = kernels((group, group), Plan((chosen(by_hand), plain)), AMPERE)
+    found = summarize_kernels((group, group), Plan((chosen(by_hand), plain)), AMPERE)
     assert found[0] == {
         "kind": "contraction", "family": "mma", "unit": "mma_f16", "lanes": 32, "split_k": 4, "stream_k": 0,
         "stages": 3, "raster": 1, "blocks": 0, "cluster_m": 1, "cluster_n": 1, "epilogue": ["none"],
@@ -69,7 +69,7 @@ def test_a_kernel_says_its_family_unit_and_tiles() -> None:
     }  # fmt: skip
     assert (found[1]["family"], found[1]["unit"]) == ("simt", "fma_f32")
     assert [operand["load"] for operand in found[1]["operands"]] == [None, None]
-    totals = counted(found)
+    totals = count_features(found)
     assert totals["family"] == {"mma": 1, "simt": 1}
     assert totals["split_k"]["4"] == 1
     assert totals["load"] == {"async16": 2}
@@ -82,5 +82,5 @@ def test_what_is_no_contraction_has_neither_operands_nor_epilogue() -> None:
     (group,) = partition(program("Y[m, n] = relu(X[m, n])", X="float32 64 64"), AMPERE)
     assert group.kind is GroupKind.NEST
     (best,), _ = rank(group, AMPERE, AMPERE.unit_for(group.space.compute_dtype), 1)
-    (found,) = kernels((group,), Plan((best,)), AMPERE)
+    (found,) = summarize_kernels((group,), Plan((best,)), AMPERE)
     assert (found["kind"], found["operands"], found["epilogue"]) == ("nest", [], [])

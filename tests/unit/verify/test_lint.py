@@ -17,8 +17,8 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, Resources
 from roller_svc.ir.report import BuildReport, Plan
-from roller_svc.verify.expected_instructions import promises
-from roller_svc.verify.lint import Finding, FindingKind, Lint, PlannedKernel, lint, matrix_families
+from roller_svc.verify.expected_instructions import find_expected_instructions
+from roller_svc.verify.lint import Finding, FindingKind, LintResult, PlannedKernel, lint, matrix_opcodes
 
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 ADA = hardware.load("nvidia-l40s")
@@ -39,7 +39,9 @@ def compiled_of(report: BuildReport) -> CompiledKernel:
     return report.winner.compiled
 
 
-def linted(report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None) -> Lint:
+def linted(
+    report: BuildReport, *, compiled: CompiledKernel | None = None, unit: ComputeUnit | None = None
+) -> LintResult:
     """The lint of a build, with another binary or another unit in its plan."""
     plan = report.winner.plan
     if unit is not None:
@@ -49,11 +51,11 @@ def linted(report: BuildReport, *, compiled: CompiledKernel | None = None, unit:
     return found
 
 
-def kinds(found: Lint) -> list[FindingKind]:
+def kinds(found: LintResult) -> list[FindingKind]:
     return [finding.kind for finding in found.findings]
 
 
-def handmade(body: str, *options: str) -> Lint:
+def handmade(body: str, *options: str) -> LintResult:
     """The lint of a kernel with that body, as if it were what a map was planned to be."""
     report = built("C[n] = A[n] * 2", "float32", (1024,))
     text = f'extern "C" __global__ void kernel0(const float *A, float *C) {{ {body} }}'
@@ -67,8 +69,8 @@ def test_every_launch_has_its_code_and_its_plan() -> None:
     assert [one.launch for one in found.launches] == list(compiled_of(report).source.launches)
     main = found.launches[compiled_of(report).source.main_launch("kernel0")]
     assert main.planned is not None
-    assert main.planned.unit == report.winner.plan.main.program.unit
-    assert main.planned.needs == planned_needs(report.groups[0], report.winner.plan.main.program, ADA)
+    assert main.planned.unit == report.winner.plan.dominant_choice.program.unit
+    assert main.planned.needs == planned_needs(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
     assert main.code.count("FFMA") >= 16
     assert main.code.count("HMMA") == 0
     assert sum(one.planned is None for one in found.launches) == len(found.launches) - 1
@@ -111,7 +113,7 @@ def test_a_plan_for_tensor_cores_wants_their_instructions() -> None:
 
 @pytest.mark.parametrize("unit", [u for u in hardware.load("nvidia-h200-sxm").units if u.kind is not UnitKind.FMA])
 def test_every_matrix_unit_has_its_instructions(unit: ComputeUnit) -> None:
-    families = matrix_families(unit)
+    families = matrix_opcodes(unit)
     assert families
     assert all(name.endswith("MMA") for name in families)
     assert all(("G" in name) is (unit.kind is UnitKind.WGMMA) for name in families)
@@ -127,7 +129,7 @@ def test_resources_beyond_the_plan_are_found_where_fewer_blocks_fit() -> None:
         name = compiled.source.launches[main].name
         return [finding.kind for finding in found.findings if finding.launch == name]
 
-    needs = planned_needs(report.groups[0], report.winner.plan.main.program, ADA)
+    needs = planned_needs(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
     assert needs is not None
     planned = Resources(needs.registers_per_thread, needs.shared_bytes)
     assert with_main(planned) == []
@@ -180,7 +182,7 @@ kernel4(float *C, const __grid_constant__ TensorMap map) {
 
 def test_promises_of_a_text() -> None:
     source = dataclasses.replace(compiled_of(built("C[n] = A[n] * 2", "float32", (1024,))).source, text=PROMISING)
-    asked = {name: {p.families for p in one} for name, one in promises(source).items()}
+    asked = {name: {p.opcodes for p in one} for name, one in find_expected_instructions(source).items()}
     assert asked == {
         "kernel0": {("LDGSTS.128",), ("LDSM",), ("HMMA",), ("LDS.128",), ("STG.128",)},
         "kernel1": {("LDG.128",)},
@@ -202,7 +204,7 @@ def test_a_promise_that_is_not_kept_is_found() -> None:
 def test_the_estimate_is_made_again_with_what_the_kernel_takes() -> None:
     report, compiled = product(), compiled_of(product())
     plan = report.winner.plan
-    needs = planned_needs(report.groups[0], plan.main.program, ADA)
+    needs = planned_needs(report.groups[0], plan.dominant_choice.program, ADA)
     assert needs is not None
     main = compiled.source.main_launch("kernel0")
 
