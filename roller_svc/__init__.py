@@ -3,7 +3,7 @@
     kernel = roller_svc.compile("C[m, n] +=! A[m, k] * B[k, n]", inputs={...}, target="local")
     result = kernel(A=a, B=b)
 
-Importing this loads nothing but the errors; the rest comes with its first use.
+Importing the package loads only the errors; everything else is imported on first use.
 """
 
 from __future__ import annotations

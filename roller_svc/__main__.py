@@ -1,4 +1,4 @@
-"""python -m roller_svc: the `roller` command."""
+"""Run the `roller` command by `python -m roller_svc`."""
 
 from __future__ import annotations
 

@@ -1,30 +1,30 @@
 """Every exception of the project.
 
 RollerError(code)
-├── InputError            the caller's       HTTP 422; exit 2; line, column, end_column, hint
+├── InputError            invalid input      HTTP 422; exit 2; line, column, end_column, hint
 │   ├── ExprSyntaxError       the text is not in the language
-│   ├── ExprTypeError         types, names, arguments that do not fit
-│   ├── ShapeError            extents and ranks that do not fit
-│   ├── IndexRangeError       an index leaves its tensor, found at compile time or at the call
-│   ├── SpecError             a hardware spec that is wrong: file and field
-│   ├── ArgumentError         an option, an array or a name of a call that does not fit
+│   ├── ExprTypeError         invalid types, names or arguments
+│   ├── ShapeError            mismatched extents or ranks
+│   ├── IndexRangeError       an index out of bounds, at compile time or at the call
+│   ├── SpecError             an invalid hardware spec: file and field
+│   ├── ArgumentError         an invalid option, array or name in a call
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
-│   ├── ScheduleError         a transform or a schedule tree that is not legal
+│   ├── ScheduleError         an illegal transform or schedule tree
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
-│       ├── UnknownOpError        no such named operator, or no such ONNX node
+│       ├── UnknownOpError        no such named operator or ONNX node
 │       └── UnknownKernelError    no such digest, operation or artifact
-├── BuildError            one candidate's    recorded in its Attempt; exit 1
-│   ├── CompileError(log)         the compiler said no
+├── BuildError            failed build       recorded in its CandidateResult; exit 1
+│   ├── CompileError(log)         compilation failed
 │   ├── ToolchainMissingError     exit 3: what is missing and how to install it
-│   ├── LaunchError               the device refused the kernel
-│   ├── KernelTimeoutError        a compiler or kernel outran its limit
+│   ├── LaunchError               the kernel launch failed
+│   ├── KernelTimeoutError        a compiler or kernel exceeded its time limit
 │   └── WrongAnswerError          the kernel disagrees with the reference
-├── BuildServiceError             ours, transient    HTTP 503
+├── BuildServiceError     transient          HTTP 503
 │   ├── QueueFullError
 │   ├── EstimatesTimeoutError
 │   └── StoreError
-└── InvariantError        a bug of ours      HTTP 500; exit 1
+└── InvariantError        a bug              HTTP 500; exit 1
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class RollerError(Exception):
-    """Anything this project raises on purpose. `code` is kebab-case and listed in docs/errors.md."""
+    """Base of all errors of this project. `code` is kebab-case and listed in docs/errors.md."""
 
     default_code = "internal"
 
@@ -46,7 +46,7 @@ class RollerError(Exception):
 
 
 class InputError(RollerError):
-    """The caller's fault. `line`, `column`, `end_column` count from 1 and are None where no text is at fault."""
+    """Invalid input. `line`, `column`, `end_column` count from 1; None if the error has no place in a text."""
 
     default_code = "invalid-input"
 
@@ -92,7 +92,7 @@ class ArgumentError(InputError):
 
 
 class NoCandidateError(InputError):
-    """No rProgram fits. `rejections` maps the rule that rejected to how often it did."""
+    """No rProgram fits the device. `rejections` counts the rejections of each rule."""
 
     default_code = "no-candidate"
 
@@ -126,7 +126,7 @@ class BuildError(RollerError):
 
 
 class CompileError(BuildError):
-    """`log` is what the compiler printed."""
+    """Compilation failed. `log` is the compiler's output."""
 
     default_code = "compile-failed"
 
@@ -155,6 +155,9 @@ class BuildServiceError(RollerError):
     default_code = "farm-error"
 
 
+FarmError = BuildServiceError  # the former name
+
+
 class QueueFullError(BuildServiceError):
     default_code = "queue-full"
 
@@ -172,7 +175,7 @@ class InvariantError(RollerError):
 
 
 def require(value: T | None, what: str) -> T:
-    """The value of something that other code has made sure of; InvariantError says `what` where there is none."""
+    """Return a value that other code guarantees to exist. Raises InvariantError, naming `what`, if it is None."""
     if value is None:
         raise InvariantError(f"there is no {what}")
     return value

@@ -1,4 +1,4 @@
-"""Settings of the command line and the service, from ROLLER_* variables: the only reader of the environment."""
+"""Settings of the command line and the service, read from ROLLER_* environment variables only here."""
 
 from __future__ import annotations
 
@@ -8,65 +8,96 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from roller_svc.errors import ArgumentError
 
+PREFIX = "ROLLER_"
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class Settings(BaseSettings):
-    """Each field is the variable ROLLER_<NAME>; docs/api.md lists them."""
+def _variables(*names: str) -> AliasChoices:
+    """Return the names of a variable, of which the first is current and the others are former names."""
+    return AliasChoices(*(f"{PREFIX}{name}" for name in names))
 
-    model_config = SettingsConfigDict(env_prefix="ROLLER_", extra="ignore", frozen=True)
+
+class Settings(BaseSettings):
+    """Settings. Each field is the variable ROLLER_<NAME>; docs/api.md lists them."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, populate_by_name=True)
 
     host: str = Field("127.0.0.1", description="address the service listens on")
     port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
-    store: Path = Field(Path("build/store"), description="folder of the content-addressed store")
+    store: Path = Field(Path("build/store"), description="directory of the content-addressed store")
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
     allowed_hosts: str = Field(
-        "", description="names, with a port or for all, that the service is reached by beside its address; by commas"
+        "", description="further names of the service, each with or without a port, separated by commas"
     )
-    connections_most: int = Field(1000, ge=1, le=60_000, description="connections that may be open at once")
+    max_connections: int = Field(
+        1000,
+        validation_alias=_variables("MAX_CONNECTIONS", "CONNECTIONS_MOST"),
+        ge=1,
+        le=60_000,
+        description="connections that may be open at once",
+    )
     header_timeout_s: float = Field(
         10.0, gt=0, le=600, description="how long a client may take to send a request's line and headers"
     )
     body_timeout_s: float = Field(
-        30.0, gt=0, le=600, description="how long a client may take to send a body, or to read what waits for it"
+        30.0, gt=0, le=600, description="how long a client may take to send a body or to read a response"
     )
     workers: int = Field(
-        2, ge=1, le=256, description="processes that build kernels for the service; as many more make estimates"
+        2, ge=1, le=256, description="build worker processes of the service, and estimate worker processes"
     )
-    queue_length: int = Field(256, ge=1, le=100_000, description="builds that may wait; one more is refused with 503")
+    queue_length: int = Field(
+        256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503"
+    )
     worker_memory_bytes: int | None = Field(
         None,
         ge=1 << 28,
-        description="most that one of them may allocate of the host's memory; none: its share of three quarters",
+        description="host memory that a worker may allocate; default: its share of three quarters of the memory",
     )
-    build_timeout_s: float = Field(300.0, gt=0, le=3600, description="longest time that one build may take")
+    build_timeout_s: float = Field(300.0, gt=0, le=3600, description="time limit of one build")
     check_timeout_s: float = Field(
-        5.0, gt=0, le=600, description="longest time that checking one compile's program, or one estimate, may take"
+        5.0, gt=0, le=600, description="time limit for validating one program, or for one estimate"
     )
     confine_workers: bool = Field(
-        default=True, description="whether processes that build see only the system's files, their own, and no network"
+        default=True, description="restrict build workers to the system's files and their own, without network"
     )
-    wait_most_s: float = Field(60.0, ge=0, le=600, description="longest time that Prefer: wait holds an answer back")
-    body_bytes_most: int = Field(1 << 20, ge=1024, description="largest request body; a larger one is refused with 413")
-    items_most: int = Field(1024, ge=1, le=10_000, description="items times targets of one estimate request")
+    max_wait_s: float = Field(
+        60.0,
+        validation_alias=_variables("MAX_WAIT_S", "WAIT_MOST_S"),
+        ge=0,
+        le=600,
+        description="upper limit of Prefer: wait",
+    )
+    max_body_bytes: int = Field(
+        1 << 20,
+        validation_alias=_variables("MAX_BODY_BYTES", "BODY_BYTES_MOST"),
+        ge=1024,
+        description="largest request body; a larger one is rejected with 413",
+    )
+    max_items: int = Field(
+        1024,
+        validation_alias=_variables("MAX_ITEMS", "ITEMS_MOST"),
+        ge=1,
+        le=10_000,
+        description="items times targets of one estimate request",
+    )
     estimates_timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="how long estimates of one request are begun; later ones are refused"
+        60.0, gt=0, le=3600, description="deadline of one request; estimates not started by then are rejected"
     )
     estimates_at_once: int = Field(
-        2, ge=1, le=64, description="large estimate requests worked on together; a few more wait, others get 503"
+        2, ge=1, le=64, description="concurrent large estimate requests; a few more wait, others get 503"
     )
     local_spec: Path | None = Field(
-        None, description="what `local` is: a spec that `roller calibrate` wrote here; none: what is detected"
+        None, description="spec of the target `local`, written by `roller calibrate`; default: the detected CPU"
     )
-    server: str = Field("", description="service that the command line runs on; the same as --server")
-    api_key: SecretStr = Field(SecretStr(""), description="key the command line shows to that service")
+    server: str = Field("", description="service that the command line uses; the same as --server")
+    api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 
     @field_validator("local_spec", mode="before")
     @classmethod
@@ -79,7 +110,7 @@ class Settings(BaseSettings):
 
     @property
     def memory_bytes_each(self) -> int:
-        """What a worker process may allocate: as set, or its share of the machine's or the container's memory."""
+        """Memory limit of a worker process: the setting, or its share of three quarters of the usable memory."""
         if self.worker_memory_bytes is not None:
             return self.worker_memory_bytes
         return max(1 << 28, usable_memory_bytes() * 3 // 4 // self.workers)
@@ -90,12 +121,12 @@ class Settings(BaseSettings):
 
 
 def read_settings(**overrides: object) -> Settings:
-    """The environment's settings, some of them overridden; a bad one is refused by its variable's name."""
+    """Read the settings from the environment, with overrides. Raises ArgumentError that names an invalid variable."""
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]  # pydantic checks
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
-        name = "ROLLER_" + "_".join(str(part) for part in first["loc"]).upper()
+        name = PREFIX + "_".join(str(part) for part in first["loc"]).upper().removeprefix(PREFIX)
         raise ArgumentError(f"{name}: {first['msg']}", code="invalid-setting") from failure
 
 
@@ -103,31 +134,31 @@ _current: list[Settings] = []
 
 
 def use(chosen: Settings) -> None:
-    """What `settings` gives from now on in this process."""
+    """Set the settings of this process."""
     _current[:] = [chosen]
 
 
 def settings() -> Settings:
-    """This process's settings: the environment's at first use, unless others were chosen."""
+    """Return the settings of this process, read from the environment at first use unless set by `use`."""
     if not _current:
         use(read_settings())
     return _current[0]
 
 
 def forget_secrets() -> None:
-    """Take the keys out of the environment, so that no process started from here inherits them."""
+    """Remove the keys from the environment, so that child processes do not inherit them."""
     for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY"):
         os.environ.pop(name, None)
 
 
 def usable_memory_bytes() -> int:
-    """The machine's memory, or the least limit of the cgroups that this process is in."""
+    """Return the machine's memory or the smallest memory limit of this process's cgroups."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min((machine, *_cgroup_limits()))
 
 
 def _cgroup_limits() -> Iterator[int]:
-    """Limits of versions 2 and 1, of the cgroup and those above it."""
+    """Yield the memory limits of the cgroup and its ancestors, versions 1 and 2."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -145,7 +176,7 @@ def _cgroup_limits() -> Iterator[int]:
 
 
 def check_address(chosen: Settings) -> None:
-    """Without a key anyone who reaches the service may use it: then only this machine may."""
+    """Raise ArgumentError if the service would listen beyond loopback without an API key."""
     if not chosen.accepted_keys and not _is_loopback(chosen.host):
         raise ArgumentError(
             f"refusing to listen on {chosen.host} without an API key",

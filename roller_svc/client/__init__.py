@@ -1,4 +1,4 @@
-"""HTTP client of the service. Imports nothing else of the project but the schemas and the errors."""
+"""HTTP client of the service. Imports only the schemas and the errors of the project."""
 
 from __future__ import annotations
 

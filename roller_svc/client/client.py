@@ -1,4 +1,4 @@
-"""A service → kernels and estimates, over HTTP. It knows the wire and the errors, nothing else of the project."""
+"""Client of the HTTP service. Depends only on the schemas and the errors of the project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller_svc.errors import ArgumentError, BuildError, BuildServiceError, Inpu
 
 CONNECT_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 120.0
-WAIT_S = 30  # what one request asks the service to hold its answer back
+WAIT_S = 30  # how long one request waits for an operation
 
 
 class Client:
@@ -32,13 +32,13 @@ class Client:
         )
 
     def compile(self, body: CompileRequest, timeout_s: float = 600.0) -> OperationResponse:
-        """The operation once it has ended; raises the error of a build that failed."""
+        """Compile a kernel and wait for the operation. Raises the error of a failed build."""
         deadline = time.monotonic() + timeout_s
         document = self._request_json("POST", "/v1/kernels:compile", _to_json(body), {"Prefer": f"wait={WAIT_S}"})
         operation = OperationResponse.model_validate(document)
         while not operation.done:
             if time.monotonic() > deadline:
-                raise BuildServiceError(f"{operation.name} has not ended in {timeout_s:g} s", code="timeout")
+                raise BuildServiceError(f"{operation.name} is not done after {timeout_s:g} s", code="timeout")
             operation = self.operation(operation.name, WAIT_S)
         if operation.error is not None:
             raise error_from_problem(operation.error.model_dump(), BuildError)
@@ -48,7 +48,7 @@ class Client:
         return OperationResponse.model_validate(self._request_json("GET", f"/v1/{name}?wait={wait_s:g}"))
 
     def estimates(self, body: EstimateRequest) -> list[dict[str, Any]]:
-        """One entry an item and target; entries may hold `error`."""
+        """Return an entry for each item and target, which may have an `error`."""
         entries: list[dict[str, Any]] = self._request_json("POST", "/v1/estimates", _to_json(body))["estimates"]
         return entries
 
@@ -57,7 +57,7 @@ class Client:
         return devices
 
     def file(self, link: str) -> bytes:
-        """What a link of a kernel leads to."""
+        """Download a file by its link."""
         return self._request("GET", link).content
 
     def close(self) -> None:
@@ -78,7 +78,9 @@ class Client:
         try:
             document: dict[str, Any] = response.json()
         except ValueError as failure:
-            raise BuildServiceError(f"{self._server} does not answer like this service", code="bad-answer") from failure
+            raise BuildServiceError(
+                f"unexpected response from {self._server}: expected JSON", code="bad-answer"
+            ) from failure
         return document
 
     def _request(
@@ -87,10 +89,12 @@ class Client:
         try:
             response = self._http.request(method, path, json=body, headers=dict(headers or {}))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as failure:
-            message = f"{self._server!r} is no address of a service: {failure}"
+            message = f"invalid URL of a service: {self._server!r}: {failure}"
             raise ArgumentError(message, code="invalid-option") from failure
         except httpx.TransportError as failure:
-            raise BuildServiceError(f"no answer from {self._server}: {failure}", code="server-unreachable") from failure
+            raise BuildServiceError(
+                f"no response from {self._server}: {failure}", code="server-unreachable"
+            ) from failure
         if response.is_success:
             return response
         try:
@@ -120,7 +124,7 @@ def _error_class(status: int) -> type[RollerError]:
 def error_from_problem(
     problem: Mapping[str, Any], kind: type[RollerError] = RollerError, status: int = 0
 ) -> RollerError:
-    """The error a problem tells of: of the class whose code it is, where there is one, else of `kind`."""
+    """Create the error of a problem: of the class with its code if there is one, else by its status or of `kind`."""
     code = str(problem.get("code", HTTP_ERROR_CODE))
     message = str(problem.get("detail", f"HTTP status {status}"))
     error_class = _error_class_for_code(code) or (
@@ -130,13 +134,13 @@ def error_from_problem(
         return error_class(message, code=code)
     spans: list[dict[str, Any]] = problem.get("errors") or [{}]
     location = {key: spans[0].get(key) for key in ("line", "column", "end_column")}
-    # an error that more is known of than its place: the plain one has room for what came over the wire
+    # NoCandidateError has no location: InputError can hold every field of the problem
     input_error_class = InputError if error_class is errors.NoCandidateError else error_class
     return input_error_class(message, code=code, hint=spans[0].get("hint"), **location)
 
 
 def _error_class_for_code(code: str) -> type[RollerError] | None:
-    """The class whose default code this is."""
+    """Return the error class with a given default code."""
     for cls in vars(errors).values():
         if (
             isinstance(cls, type)

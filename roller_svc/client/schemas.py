@@ -1,4 +1,4 @@
-"""The bodies of HTTP requests and answers, as pydantic models. docs/api.md and /openapi.json come from these."""
+"""Pydantic models of HTTP requests and responses, from which /openapi.json and docs/api.md follow."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-HTTP_ERROR_CODE = "http-error"  # of an answer that has no code of ours
+HTTP_ERROR_CODE = "http-error"  # of a response without a code of this project
 MAX_NAME_CHARACTERS = 200
-MAX_TEXT_CHARACTERS = 1 << 17  # above the language's own limit, whose refusal is better
+MAX_TEXT_CHARACTERS = 1 << 17  # above the language's own limit, whose error message is better
 MAX_INPUTS = 256
 MAX_TARGETS = 64
-MAX_ITEMS = 10_000  # of the setting of that name, which decides
+MAX_ITEMS = 10_000  # upper bound of the setting, which is the actual limit
 MAX_DIMENSIONS = 64
 MAX_TILES = 64
-MAX_FIELDS = 64  # of an object, known and unknown ones
-MAX_SPEC_VALUES = 4096  # our largest spec has some 450
+MAX_FIELDS = 64  # of an object, including unknown ones
+MAX_SPEC_VALUES = 4096  # the largest shipped spec has about 450
 
 
 def check_size(limit: int) -> BeforeValidator:
-    """Refuse a collection by its length, before the first of its members costs anything."""
+    """Return a validator that rejects a collection by its length before it validates the members."""
 
     def check(value: object) -> object:
         if isinstance(value, list | dict) and len(value) > limit:
@@ -33,16 +33,16 @@ def check_size(limit: int) -> BeforeValidator:
 
 def _too_long(value: Sized, limit: int) -> PydanticCustomError:
     facts = {"most": limit, "given": len(value)}
-    return PydanticCustomError("too_long", "there may be {most} entries at most, not {given}", facts)
+    return PydanticCustomError("too_long", "too many entries: the limit is {most}, got {given}", facts)
 
 
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
-FailFast = Field(fail_fast=True)  # the first wrong member is told; a list of thousands has no more faults than that
+FailFast = Field(fail_fast=True)  # report only the first invalid member of a long list
 Names = Annotated[list[Name], FailFast, check_size(MAX_INPUTS)]
 
 
 class RequestModel(BaseModel):
-    """A request's part: an unknown field is refused, nothing is converted."""
+    """Base of request models: rejects unknown fields and converts nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -71,16 +71,16 @@ class CompileOptions(RequestModel):
     allow_tf32: bool = False
     runtime: Name = "auto"
     family: Name | None = Field(
-        None, description="simt, mma or wgmma: what contractions on a GPU run on; default: the faster"
+        None, description="kernel family of GPU contractions: simt, mma or wgmma; default: the fastest"
     )
     tiles: Annotated[dict[Name, int], check_size(MAX_TILES)] = Field(
-        {}, description="values that lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n must have"
+        {}, description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n"
     )
-    constants: Names = Field([], description="inputs that stay the same from call to call: prepared once, on CPUs")
+    constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
 
 
 def _limit_spec(value: object) -> object:
-    """Refuse a spec of more values, at any depth, than a spec may have."""
+    """Reject a spec with too many values, at any depth."""
     count, level = 0, [value]
     while level and count <= MAX_SPEC_VALUES:
         count += len(level)
@@ -89,13 +89,13 @@ def _limit_spec(value: object) -> object:
         ]
         level = [child for node in children for child in node]
     if count + len(level) > MAX_SPEC_VALUES:
-        message = "a spec may have {most} values at most"
+        message = "too many values in the spec: the limit is {most}"
         raise PydanticCustomError("too_long", message, {"most": MAX_SPEC_VALUES})
     return value
 
 
 class CompileRequest(ProgramModel):
-    """`hardware`, a spec as JSON, may stand in place of `target`."""
+    """A request to compile a kernel for a `target` or for `hardware`, a spec as JSON."""
 
     target: Name | None = None
     hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | None = None
@@ -104,7 +104,7 @@ class CompileRequest(ProgramModel):
     @model_validator(mode="after")
     def _one_device(self) -> CompileRequest:
         if (self.target is None) == (self.hardware is None):
-            raise ValueError("give one of target and hardware")
+            raise ValueError("expected exactly one of target and hardware")
         return self
 
 
@@ -193,7 +193,7 @@ class OperationResponse(BaseModel):
 
 
 class RooflineLevel(BaseModel):
-    """Every tensor once at the bandwidth of a memory level, or all operations at the rate of "compute"."""
+    """A lower bound: compulsory traffic at the bandwidth of a memory level, or all operations at the compute rate."""
 
     level: str
     seconds: float
@@ -202,7 +202,7 @@ class RooflineLevel(BaseModel):
 
 
 class ItemEstimates(BaseModel):
-    """Of one item on one target: `roofline` and `candidates`, or `error`."""
+    """The estimates of one item on one target: `roofline` and `candidates`, or `error`."""
 
     item: int
     target: str

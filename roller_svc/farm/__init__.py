@@ -1,1 +1,1 @@
-"""Builds as jobs, and the store that keeps what they make. The durable queue will stand behind the same names."""
+"""Build farm: a queue of builds, the worker processes that run them, and the store of their results."""

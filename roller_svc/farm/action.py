@@ -1,4 +1,4 @@
-"""BuildRequest → the digest of everything that decides what a build makes."""
+"""BuildRequest → action digest, a hash of everything that decides the result of a build."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from roller_svc.compiler.request import resolve_spec
 from roller_svc.farm.store import SCHEMA
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.report import BuildRequest
 
-# What reads a program, decides its index sets and computes its constants.
+# Libraries that parse programs, compute index sets and evaluate constants.
 LIBRARIES = ("islpy", "lark", "numpy")
 
 
 def action_digest(request: BuildRequest) -> str:
-    """sha256:<hex>. Parsing happens here: an expression that is wrong raises its InputError."""
+    """Return the action's digest, "sha256:<hex>". Parse the program; raise InputError if it is invalid."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
     spec = resolve_spec(request)
-    # The spec's content, not its name: a spec that is edited is another device. Never a measurement, and not those
-    # that a spec's figures come from.
+    # Hash the spec's content, not its name: an edited spec is another device. Exclude the measurements behind it.
     parts = {
         "schema": SCHEMA,
         "program": canonical.to_json(program),
@@ -35,7 +34,7 @@ def action_digest(request: BuildRequest) -> str:
         "select": request.select.value,
         "runtime": request.runtime.value,
         "allow_tf32": request.allow_tf32,
-        "family": request.family.value if request.family else None,
+        "family": request.op_class.value if request.op_class else None,
         "tiles": request.tiles,
         "constants": request.constants,
         "generator": generator_digest(),
@@ -47,23 +46,23 @@ def action_digest(request: BuildRequest) -> str:
 
 
 @cache
-def toolchain_versions(family: Family | None = None) -> dict[str, str]:
-    """The compilers as they were when this process first asked: a service is started anew after an upgrade.
+def toolchain_versions(family: TargetKind | None = None) -> dict[str, str]:
+    """Return the versions of a device family's compilers, or of all compilers for None.
 
-    `family`: of the device that a build is for; None: all compilers.
+    Cached for the life of the process: restart the service after an upgrade.
     """
     return toolchain.versions(family)
 
 
 @cache
 def library_versions() -> dict[str, str]:
-    """The libraries that decide what is generated, as they were when this process first asked."""
+    """Return the versions of the libraries that affect code generation, cached for the life of the process."""
     return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 @lru_cache(maxsize=1)
 def generator_digest() -> str:
-    """Of the package's own source files: another version of the generator makes another kernel."""
+    """Hash the package's own source files: another version of the generator makes another kernel."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""BuildRequest → Artifact: the work of one worker process, and how its result comes back."""
+"""BuildRequest → Artifact: the task of a build worker, and the JSON form of its result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roller_svc.errors import BuildServiceError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
-from roller_svc.ir.report import BuildReport, BuildRequest, Select
+from roller_svc.ir.report import BuildReport, BuildRequest, SelectionMode
 from roller_svc.runtime.saved import serialization as saved
 
-# Kinds of files by the name that runtime/saved/serialization.py gives them.
+# Kinds of files, by the file names that runtime/saved/serialization.py uses.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
-LOADED_GENERATOR = generator_digest()  # of the code that this process imported, or the one that it was forked from
+LOADED_GENERATOR = generator_digest()  # of the code imported by this process or by the process it was forked from
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
@@ -33,57 +33,57 @@ _KINDS = {
 
 
 def build_artifact(request: BuildRequest) -> Artifact:
-    """Build and pack. Raises the build's error."""
+    """Build a kernel and pack it. Raises the build's error."""
     return pack(build_kernel(request))
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTask:
-    """A request, and the digest of the generator that the service runs."""
+    """A build request with the generator digest of the service that sent it."""
 
     request: BuildRequest
     generator: str
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether its worker runs what was generated, and so takes no other task afterwards."""
-        return self.request.select is Select.MEASURE
+        """Whether the worker runs generated code, after which it must not take another task."""
+        return self.request.select is SelectionMode.MEASURE
 
     def check_generator(self) -> None:
-        """Raises BuildServiceError where this process has other code than the service."""
+        """Raise BuildServiceError if this process runs other code than the service."""
         if self.generator != LOADED_GENERATOR:
             raise BuildServiceError(
-                "the package was replaced under the running service: start the service anew",
+                "the package was replaced under the running service: restart the service",
                 code="generator-replaced",
             )
 
 
 def build_task(task: BuildTask) -> Artifact:
-    """build_artifact, fenced. Raises BuildServiceError where this process has other code than the service."""
+    """Check the generator, then build. Raises BuildServiceError if this process runs other code than the service."""
     task.check_generator()
     return build_artifact(task.request)
 
 
 def artifact_json(artifact: Artifact) -> Json:
-    """An artifact in plain values, its files in base64."""
+    """Encode an artifact as JSON, its files in base64."""
     files = {kind: base64.b64encode(content).decode() for kind, content in artifact.files.items()}
     return {"digest": artifact.digest, "facts": artifact.facts, "files": files}
 
 
 def parse_artifact(document: Mapping[str, Any]) -> Artifact:
-    """The artifact that artifact_json wrote. Raises ValueError, KeyError or TypeError for what is none."""
+    """Decode an artifact from artifact_json. Raises ValueError, KeyError or TypeError if it is malformed."""
     digest, facts, files = document["digest"], document["facts"], document["files"]
     if not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
-        raise ValueError(f"{str(digest)[:100]!r} is no digest")
+        raise ValueError(f"invalid digest: {str(digest)[:100]!r}")
     if not isinstance(facts, dict) or facts.get("digest") != digest:
-        raise ValueError("the facts are of another kernel")
+        raise ValueError("the facts describe another kernel")
     if not set(files) <= set(_KINDS.values()):
-        raise ValueError(f"a kernel has no files {sorted(set(files) - set(_KINDS.values()))}")
+        raise ValueError(f"unknown kinds of files: {sorted(set(files) - set(_KINDS.values()))}")
     return Artifact(digest, facts, {kind: base64.b64decode(text, validate=True) for kind, text in files.items()})
 
 
 def pack(report: BuildReport) -> Artifact:
-    """The winner as facts and files."""
+    """Pack the winning kernel of a build as facts and files."""
     kernel = package_kernel(report)
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         folder = saved.save(kernel, Path(temporary) / "kernel")
@@ -104,7 +104,7 @@ def pack(report: BuildReport) -> Artifact:
 
 
 def unpack(facts: dict[str, object], files: dict[str, bytes]) -> saved.SavedKernel:
-    """An artifact's kernel again, its digests checked."""
+    """Load the kernel of an artifact and check its digests."""
     names = facts.get("files")
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:
         for kind, name in (names if isinstance(names, dict) else {}).items():

@@ -1,7 +1,7 @@
-"""BuildRequest → its action's digest, in processes that can be stopped; what was found is remembered.
+"""Validate build requests and compute their action digests, in worker processes with a time limit, with a cache.
 
-Reading a program and checking it for its indices takes a client's text through a parser and a polyhedral library, which
-holds the interpreter's lock: neither runs in the process that answers requests.
+Validation runs a client's text through a parser and a polyhedral library that holds the interpreter lock. Neither may
+run in the process that serves requests.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 
-CACHED_CHARACTERS = 8 << 20  # of requests
-MAX_ATTEMPTS = 3  # where processes die
-MEMORY_BYTES = 2 << 30  # of a process that checks
+CACHED_CHARACTERS = 8 << 20  # total length of the cached requests
+MAX_ATTEMPTS = 3  # if worker processes die
+MEMORY_BYTES = 2 << 30  # limit of one worker process
 
 
 def compute_digest(task: BuildTask) -> str:
-    """The action's digest. Raises InputError, and BuildServiceError where this process has other code than the service."""
+    """Return the action's digest.
+
+    Raises InputError for an invalid request and BuildServiceError if this process runs other code than the service.
+    """
     task.check_generator()
     return action_digest(task.request)
 
 
 class RequestValidator:
-    """Requests' digests and refusals. `timeout_s` is the most that a request may take to be read and checked."""
+    """Computes and caches the action digest, or the input error, of each request.
+
+    `timeout_s` limits the parsing and checking of one request.
+    """
 
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
@@ -38,11 +44,14 @@ class RequestValidator:
         self._cache: LruCache[str, str | InputError] = LruCache(CACHED_CHARACTERS)
 
     def is_cached(self, request: BuildRequest) -> bool:
-        """Whether `digest` answers at once."""
+        """Whether `digest` returns without waiting for a worker."""
         return self._cache.get(_key(request)) is not None
 
     def digest(self, request: BuildRequest) -> str:
-        """The action's digest. Raises the request's InputError, and BuildServiceError where it could not be checked now."""
+        """Return the action's digest.
+
+        Raises InputError for an invalid request and BuildServiceError if no worker could check it now.
+        """
         key = _key(request)
         result = self._cache.get(key)
         if result is None:
@@ -67,8 +76,8 @@ class RequestValidator:
     def _validate_once(self, request: BuildRequest) -> str | InputError:
         try:
             return self._workers.call(BuildTask(request, LOADED_GENERATOR))
-        except InputError as refusal:
-            return refusal
+        except InputError as error:
+            return error
         except KernelTimeoutError:
             return InputError(
                 f"the program takes longer than {self._timeout_s:g} s to be read and checked",
@@ -83,5 +92,5 @@ def _key(request: BuildRequest) -> str:
 
 def _parse_digest(document: object) -> str:
     if not (isinstance(document, str) and DIGEST.fullmatch(document)):
-        raise ValueError("no digest")
+        raise ValueError("invalid digest")
     return document

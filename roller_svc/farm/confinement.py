@@ -1,4 +1,4 @@
-"""What a worker that builds kernels, and measures them, may read and use. See toolchain/sandbox.py."""
+"""Paths and devices that a build worker may access. toolchain/sandbox.py enforces them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from roller_svc.toolchain import gcc as cxx
 from roller_svc.toolchain.confined import SYSTEM_FOLDERS, readable_for
 
 _PROGRAMS = (*gcc.PROGRAMS, *cxx.PROGRAMS, hip.COMMAND)
-# The machine's description. Of /proc a worker sees itself alone besides.
+# Descriptions of the machine. Of the processes in /proc a worker sees only itself.
 _MACHINE = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices", "/sys/fs/cgroup")
-# What the drivers of GPUs open (nvidia-modprobe, libcuda).
+# Files that GPU drivers open (nvidia-modprobe, libcuda).
 _DRIVERS = ("/proc/driver/nvidia", "/sys/module", "/sys/bus/pci", "/sys/class")
 _DEVICES = "nvidia*"
 
 
 def readable_by_builds(*more: Path) -> tuple[str, ...]:
-    """Paths beneath which a build reads: the system's, the interpreter's, the package's, the compilers', and `more`.
+    """Return the paths below which a build may read: system, interpreter, package, compilers, and `more`.
 
-    The working directory and the folders of PYTHONPATH are none of them.
+    The working directory and the directories of PYTHONPATH are excluded.
     """
     package = Path(roller_svc.__file__).parent
     python = (sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
@@ -38,5 +38,5 @@ def readable_by_builds(*more: Path) -> tuple[str, ...]:
 
 
 def gpu_devices() -> tuple[str, ...]:
-    """Device files of NVIDIA's GPUs, which a worker that measures opens for writing."""
+    """Return the device files of NVIDIA GPUs, which a measuring worker opens for writing."""
     return tuple(sorted(map(str, Path("/dev").glob(_DEVICES))))

@@ -1,4 +1,4 @@
-"""Programs to estimate → outcomes, by processes that requests share in turn and that can be stopped."""
+"""Pool of estimate workers: processes with a time limit that serve concurrent requests round-robin."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from roller_svc.errors import BuildError, BuildServiceError, InputError, KernelT
 from roller_svc.farm.store import Json
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 
-MAX_CHUNK = 16  # programs in a message; a process gives back those that do not fit its slice of time
-MAX_ATTEMPTS = 3  # of a program whose process dies or stalls
-NICE = 5  # requests and builds go first
-MEMORY_BYTES = 2 << 30  # of a process
-POLL_S = 0.2  # how often a batch whose chunks wait looks whether anybody still waits for it
+MAX_CHUNK = 16  # programs per message; a worker returns those that do not fit its time slice
+MAX_ATTEMPTS = 3  # for a program whose worker dies or stalls
+NICE = 5  # below requests and builds
+MEMORY_BYTES = 2 << 30  # limit of one worker process
+POLL_S = 0.2  # how often a waiting batch checks its deadline
 
 
 class EstimatePool:
-    """`workers` processes, started by `start` or with the first batch, and kept.
+    """Runs batches of estimates in `workers` processes, started by `start` or by the first batch.
 
-    A batch has few chunks with them at any time, and the next when one is done: those of other batches come between.
-    A program that has a process to itself for longer than `timeout_s` is refused.
+    A batch submits at most `workers + 1` chunks at a time, so concurrent batches interleave. A program that takes
+    longer than `timeout_s` in a process of its own is rejected.
     """
 
     def __init__(self, workers: int, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
@@ -38,12 +38,12 @@ class EstimatePool:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="estimating")
 
     def start(self) -> None:
-        """Have the processes begin with their imports; returns at once."""
+        """Start the imports of the worker processes; do not wait for them."""
         for _ in range(self._worker_count):
             self._threads.submit(self._workers.call, ())
 
     def estimate(self, tasks: Sequence[EstimateTask], deadline: Deadline) -> list[EstimateResult]:
-        """Of each program, in order, until the patience is over."""
+        """Return the results of the tasks, in order, as far as the deadline allows."""
         batch = _Batch(tasks, self._worker_count, self._timeout_s)
         running: dict[Future[list[EstimateResult]], _Chunk] = {}
         try:
@@ -60,7 +60,7 @@ class EstimatePool:
         return batch.results
 
     def close(self) -> None:
-        """End the processes; whoever waits for outcomes gets an error."""
+        """Kill the worker processes; callers of `estimate` get an error."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._workers.close(kill=True)
         self._threads.shutdown(wait=True)
@@ -74,14 +74,14 @@ class EstimatePool:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Places of programs in a batch, and which attempt at them this is; after the first, each is alone."""
+    """Positions of programs in a batch. From the second attempt on a chunk has a single program."""
 
     positions: tuple[int, ...]
     attempt: int = 1
 
 
 class _Batch:
-    """Programs of one request: what is found of them, and which are still to be taken."""
+    """The tasks of one request, their results so far, and the queue of those still to run."""
 
     def __init__(self, tasks: Sequence[EstimateTask], workers: int, timeout_s: float) -> None:
         self.results = [EstimateResult() for _ in tasks]
@@ -96,22 +96,22 @@ class _Batch:
         return bool(self._pending or self._retries)
 
     def take(self) -> _Chunk:
-        """The next programs: at the end few, so that all processes are done at once."""
+        """Return the next chunk. The last ones are small, so that all workers finish together."""
         if self._retries:
             return self._retries.popleft()
         count = min(MAX_CHUNK, -(-len(self._pending) // self._workers))
         return _Chunk(tuple(self._pending.popleft() for _ in range(count)))
 
     def remaining_tasks(self, chunk: _Chunk) -> tuple[EstimateTask, ...]:
-        """What is left of the programs."""
+        """Return the tasks of a chunk, without the devices that already have a result."""
         tasks = (self._tasks[position] for position in chunk.positions)
         return tuple(
-            replace(task, specs=task.specs[len(self.results[place].device_results) :])
-            for place, task in zip(chunk.positions, tasks, strict=True)
+            replace(task, specs=task.specs[len(self.results[position].device_results) :])
+            for position, task in zip(chunk.positions, tasks, strict=True)
         )
 
     def complete(self, chunk: _Chunk, future: Future[list[EstimateResult]]) -> None:
-        """Take in what a process found, or why it did not."""
+        """Record the results or the error of a chunk."""
         if future.cancelled():
             raise _shutting_down()
         match future.exception():
@@ -125,7 +125,7 @@ class _Batch:
     def _add_results(self, chunk: _Chunk, results: Sequence[EstimateResult]) -> None:
         for position, result in zip(chunk.positions, results, strict=False):
             self.results[position].extend(result)
-        left = [place for place in chunk.positions if not self._is_done(place)]
+        left = [position for position in chunk.positions if not self._is_done(position)]
         self._pending.extendleft(reversed(left))
 
     def _is_done(self, position: int) -> bool:
@@ -133,7 +133,7 @@ class _Batch:
         return result.rejection is not None or len(result.device_results) == len(self._tasks[position].specs)
 
     def _retry_or_fail(self, chunk: _Chunk, error: RollerError) -> None:
-        """Try the programs again one by one; what one does alone is its error."""
+        """Retry the programs one by one; the error of a single program becomes its result."""
         is_single = len(chunk.positions) == 1
         if not is_single or (isinstance(error, BuildServiceError) and chunk.attempt < MAX_ATTEMPTS):
             self._retries.extend(_Chunk((position,), chunk.attempt + 1) for position in chunk.positions)
@@ -153,26 +153,26 @@ class _Batch:
 
 
 def _results_json(results: list[EstimateResult]) -> list[Json]:
-    """What a process found, as it answers: outcomes are texts of JSON."""
+    """Encode the results of a worker; device results are already JSON text."""
     return [
         {
-            "outcomes": [text.decode() for text in result.device_results],
-            "refusal": result.rejection and result.rejection.decode(),
+            "results": [text.decode() for text in result.device_results],
+            "rejection": result.rejection and result.rejection.decode(),
         }
         for result in results
     ]
 
 
 def _parse_results(document: Sequence[Mapping[str, Any]]) -> list[EstimateResult]:
-    """What _found_json wrote. Raises AttributeError, KeyError or TypeError for what it did not."""
+    """Decode _results_json. Raises AttributeError, KeyError or TypeError if the document is malformed."""
     return [
         EstimateResult(
-            [text.encode() for text in result["outcomes"]],
-            None if result["refusal"] is None else result["refusal"].encode(),
+            [text.encode() for text in result["results"]],
+            None if result["rejection"] is None else result["rejection"].encode(),
         )
         for result in document
     ]
 
 
 def _shutting_down() -> BuildServiceError:
-    return BuildServiceError("the service ends", code="shutting-down")
+    return BuildServiceError("the service is shutting down", code="shutting-down")

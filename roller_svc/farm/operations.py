@@ -1,8 +1,8 @@
-"""Operations: a request, what is being done about it, and what came of it.
+"""Long-running operations (AIP-151) and the queue of builds behind them.
 
-Identical requests that are under way share one build. Records are on disk, so an operation is known after a restart,
-and one that had not ended is begun again: building is idempotent, its result is published once. A fault that may pass
-(a lost worker, a full disk, a stalled machine) is tried again, with longer pauses, before it is the operation's error.
+Identical requests share one build. Operations are recorded on disk: they survive a restart, and unfinished ones are
+restarted, which is safe because building is idempotent. Transient errors (a lost worker, a full disk, a stalled
+machine) are retried with exponential backoff.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.ir.report import BuildRequest
 
 HIT_PREFIX = "hit-"
-RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each further attempt
-# A build in whose attempts so many processes of the service ended is taken for the cause. Chance hits the same build
-# rarely: those that were interrupted are resumed last.
+RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each retry
+# A build during which the service ended this often is taken for the cause. Interrupted builds resume last, so chance
+# rarely hits the same one.
 MAX_ATTEMPTS = 12
 _HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
 
@@ -42,17 +42,14 @@ class OperationState(Enum):
 
 
 class CacheStatus(Enum):
-    HIT = "hit"  # made before
-    MISS = "miss"  # this operation makes it
-    JOINED = "joined"  # another operation is making it
+    HIT = "hit"  # the store has the result
+    MISS = "miss"  # this operation builds it
+    JOINED = "joined"  # another operation is building it
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`facts` are the kernel's where it was built, `error` the failure's where it was not; neither until it is done.
-
-    `attempts` counts those that were begun, in all processes.
-    """
+    """A request to build a kernel. Once done it has either `facts` or `error`."""
 
     id: str
     action: str
@@ -60,9 +57,9 @@ class Operation:
     cache: CacheStatus
     create_time: str
     request: Json
-    facts: Json | None = None
-    error: Json | None = None
-    attempts: int = 0
+    facts: Json | None = None  # of the kernel that was built
+    error: Json | None = None  # of the failed build
+    attempts: int = 0  # started so far, by all processes
 
     @property
     def done(self) -> bool:
@@ -71,7 +68,7 @@ class Operation:
 
 @dataclass(slots=True)
 class BuildJob:
-    """One build under way, and the operations that wait for it."""
+    """A queued or running build, and the operations that wait for it."""
 
     action: str
     request: BuildRequest
@@ -82,9 +79,15 @@ class BuildJob:
 
 
 class JobQueue:
-    """`build` makes the artifact, wherever it likes; `digest` names a request's action and refuses a wrong one.
+    """A bounded queue of builds that serves clients round-robin.
 
-    Clients take turns. `length` builds may be under way or wait, `length_each` of one client.
+    Args:
+        store: keeps artifacts and the records of operations.
+        build: builds the artifact of a request.
+        digest: returns a request's action digest; raises InputError for an invalid request.
+        workers: builds that run concurrently.
+        length: queued and running builds in total.
+        length_per_client: queued and running builds of one client; default: `length`.
     """
 
     def __init__(  # two verbs, a store and three limits
@@ -105,14 +108,14 @@ class JobQueue:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._lock = threading.Lock()
         self._jobs: dict[str, BuildJob] = {}  # by action
-        self._queues: dict[str, deque[BuildJob]] = {}  # by client, whose turn is next first
-        self._live: dict[str, Operation] = {}  # operations that have not ended
-        self._done_futures: dict[str, Future[None]] = {}  # theirs
-        self._watchers: dict[str, list[Callable[[], None]]] = {}  # of operations that have not ended
+        self._queues: dict[str, deque[BuildJob]] = {}  # by client, in round-robin order
+        self._live: dict[str, Operation] = {}  # unfinished operations
+        self._done_futures: dict[str, Future[None]] = {}  # of unfinished operations
+        self._watchers: dict[str, list[Callable[[], None]]] = {}  # of unfinished operations
         self._closing = threading.Event()
 
     def submit(self, request: BuildRequest, client: str = "") -> Operation:
-        """A new operation, done at once where the store has the result. InputError for a request that is wrong."""
+        """Create an operation, already done if the store has the result. Raises InputError for an invalid request."""
         action = self._digest(request)
         facts = self.store.action_result(action)
         if facts is not None:
@@ -139,12 +142,12 @@ class JobQueue:
         return operation
 
     def done_future(self, operation_id: str) -> Future[None] | None:
-        """Resolves when the operation is done; None where it is already."""
+        """Return a future that resolves when the operation is done, or None if it is already."""
         with self._lock:
             return self._done_futures.get(operation_id)
 
     def watch(self, operation_id: str, wake: Callable[[], None]) -> None:
-        """Have `wake` called once, from any thread, when the operation has ended: at once where it has already."""
+        """Call `wake` once, from any thread, when the operation is done; immediately if it is already."""
         with self._lock:
             if operation_id in self._done_futures:
                 self._watchers.setdefault(operation_id, []).append(wake)
@@ -152,7 +155,7 @@ class JobQueue:
         wake()
 
     def unwatch(self, operation_id: str, wake: Callable[[], None]) -> None:
-        """Take back a `watch`; nothing happens where the operation has ended."""
+        """Undo a `watch`; do nothing if the operation is done."""
         with self._lock:
             watchers = self._watchers.get(operation_id, [])
             if wake in watchers:
@@ -161,23 +164,23 @@ class JobQueue:
                 self._watchers.pop(operation_id, None)
 
     def resume(self) -> int:
-        """Begin again what a former process left unfinished; how many.
+        """Restart the operations that a previous process left unfinished; return their number.
 
-        A record that this version cannot read is set aside and logged; the others go on. Those that were being built
-        when a former process ended come last.
+        Set aside and log records that this version cannot read. Builds that were running when the process ended are
+        restarted last.
         """
         unfinished: list[Operation] = []
         for record_id, record in self.store.records():
             operation = None if record is None else _from_record(record_id, record)
             if operation is None:
-                self._set_aside(record_id, "it is not as this version writes them")
+                self._set_aside(record_id, "its format is unknown to this version")
             elif not operation.done:
                 unfinished.append(operation)
         unfinished.sort(key=lambda operation: operation.attempts)
         return sum([self._resume_operation(operation) for operation in unfinished])
 
     def _resume_operation(self, operation: Operation) -> bool:
-        """Whether the operation could be read as a request."""
+        """Queue an unfinished operation again; return False if its request cannot be read."""
         try:
             request = build_request(**operation.request)
         except TypeError as failure:  # options that another version has
@@ -191,10 +194,10 @@ class JobQueue:
             self._finish(operation, None, BuildServiceError(lost, code="build-poisoned"))
             return True
         try:
-            # Everything that decides the result may have changed since: the action is named by what there is today.
+            # Everything that decides the result may have changed since, so recompute the action.
             action = self._digest(request)
             self._enqueue(replace(operation, action=action, state=OperationState.QUEUED), request, "", is_limited=False)
-        except StoreError:  # it stays recorded, for the next start
+        except StoreError:  # the record remains for the next start
             log.exception("operation %s cannot be resumed now", operation.id)
         except RollerError as failure:
             self._finish(operation, None, failure)
@@ -208,9 +211,9 @@ class JobQueue:
             log.warning("the record of operation %s stays where it is: %s", record_id, failure.message)
 
     def close(self, stop_builds: Callable[[], None] = lambda: None) -> None:
-        """Take nothing more. What has not ended stays recorded, and the next process resumes it.
+        """Stop accepting work. Unfinished operations stay recorded and the next process resumes them.
 
-        `stop_builds` is called once nothing new can start; a build that it ends counts as not ended.
+        `stop_builds` is called when no further build can start; the builds that it kills stay unfinished.
         """
         self._closing.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -218,7 +221,7 @@ class JobQueue:
         self._pool.shutdown(wait=True)
 
     def _enqueue(self, operation: Operation, request: BuildRequest, client: str, *, is_limited: bool) -> Operation:
-        """Joined to a build under way, or a new one where there is a place for it. On disk when this returns."""
+        """Join a queued build of the same action or queue a new one. Record the operation on disk."""
         with self._lock:
             job = self._jobs.get(operation.action)
             is_new = job is None
@@ -232,7 +235,7 @@ class JobQueue:
             self._live[operation.id] = operation
             self._done_futures[operation.id] = job.done_future
         try:
-            # Not under the lock: a slow disk holds up nobody else.
+            # Not under the lock, so that a slow disk blocks no other request.
             self.store.write_record(operation.id, _to_record(operation))
         except StoreError:
             if self._withdraw(job, operation.id) and is_new:
@@ -243,7 +246,7 @@ class JobQueue:
         return operation
 
     def _withdraw(self, job: BuildJob, operation_id: str) -> bool:
-        """Forget an operation that could not be recorded; whether others wait for its build."""
+        """Remove an operation that could not be recorded; return whether others wait for its build."""
         with self._lock:
             job.operations = [one for one in job.operations if one.id != operation_id]
             self._live.pop(operation_id, None)
@@ -253,7 +256,7 @@ class JobQueue:
             return bool(job.operations)
 
     def _check_capacity(self, client: str) -> None:
-        """Raises QueueFullError where all places are taken, or the client's own. The lock is held."""
+        """Raise QueueFullError if the queue or the client's share of it is full. The caller holds the lock."""
         if len(self._jobs) >= self._length:
             raise QueueFullError(f"{self._length} builds are waiting already; try again later")
         if sum(job.client == client for job in self._jobs.values()) >= self._length_per_client:
@@ -267,7 +270,7 @@ class JobQueue:
         self._pool.submit(self._run_next).add_done_callback(_log_bug)
 
     def _run_next(self) -> None:
-        """Run a build of the client whose turn it is; its next turn comes after the others'."""
+        """Run a build of the next client and move that client to the end of the round."""
         with self._lock:
             client, jobs = next(iter(self._queues.items()))
             job = jobs.popleft()
@@ -278,14 +281,14 @@ class JobQueue:
 
     def _run(self, job: BuildJob) -> None:
         facts: Json | None = None
-        failure: RollerError = BuildServiceError("the build ended without a result")  # what stands after a bug of ours
+        failure: RollerError = BuildServiceError("the build ended without a result")  # kept if a bug escapes below
         try:
             facts, failure = self._build_with_retries(job)
         finally:
             with self._lock:
-                del self._jobs[job.action]  # nobody joins any more
+                del self._jobs[job.action]  # no operation can join from here on
                 operations = [self._live[operation.id] for operation in job.operations]
-            with contextlib.ExitStack() as ending:  # each is called, whatever the others raise
+            with contextlib.ExitStack() as ending:  # runs every callback, whatever the others raise
                 ending.callback(job.done_future.set_result, None)
                 if facts is None and self._closing.is_set():
                     ending.callback(self._take_back_attempt, operations[0])
@@ -294,27 +297,27 @@ class JobQueue:
                         ending.callback(self._finish, operation, facts, failure)
 
     def _build_with_retries(self, job: BuildJob) -> tuple[Json | None, RollerError]:
-        """The kernel's facts, or None and why there are none after the last attempt."""
+        """Return the kernel's facts, or None and the error of the last attempt."""
         for delay_s in (*RETRY_DELAYS_S, None):
             job.attempts += 1
             try:
-                facts = self.store.action_result(job.action)  # a former process may have made it
+                facts = self.store.action_result(job.action)  # another process may have built it
                 if facts is None:
                     self._record_attempt(job)
                     artifact = self._build(job.request)
                     self.store.publish(job.action, artifact)
                     facts = artifact.facts
                 return facts, BuildServiceError("none")
-            except BuildServiceError as fault:  # may pass
+            except BuildServiceError as fault:  # transient
                 log.warning("attempt %d of %s failed: %s", job.attempts, job.action, fault.message)
                 if delay_s is None or self._closing.wait(delay_s):
                     return None, _with_attempts(job.attempts, fault)
             except RollerError as error:
                 return None, error
-        raise AssertionError  # the last turn returns
+        raise AssertionError  # the last iteration returns
 
     def _record_attempt(self, job: BuildJob) -> None:
-        """Have the record of the operation that began the build say so, before the attempt can end the machine."""
+        """Count the attempt in the record of the job's first operation, before the build can crash the machine."""
         with self._lock:
             job.operations = [
                 replace(one, state=OperationState.BUILDING, attempts=one.attempts + 1) for one in job.operations
@@ -324,7 +327,7 @@ class JobQueue:
         self.store.write_record(first.id, _to_record(first))
 
     def _take_back_attempt(self, operation: Operation) -> None:
-        """Have the record say that the build, which the end of the service ended, is to be begun."""
+        """Return the record to "queued" after the service's shutdown killed the build."""
         if operation.attempts == 0:
             return
         queued = replace(operation, state=OperationState.QUEUED, attempts=operation.attempts - 1)
@@ -347,28 +350,28 @@ class JobQueue:
             if recorded:
                 self._live.pop(done.id, None)
             else:
-                self._live[done.id] = done  # known for as long as this process lives
+                self._live[done.id] = done  # for the life of this process
             watchers = self._watchers.pop(done.id, ())
         for wake in watchers:
             wake()
 
 
 def _log_bug(run: Future[None]) -> None:
-    """What escaped from a build is a bug of ours: whoever waited has been told, the log gets the traceback."""
+    """Log the traceback of a bug that escaped from a build; its waiters already have an error."""
     error = None if run.cancelled() else run.exception()
     if error is not None:
         log.error("a build ended in a bug", exc_info=error)
 
 
 def _with_attempts(attempts: int, fault: BuildServiceError) -> BuildServiceError:
-    """The fault of the last attempt, with how often it was tried."""
+    """Return the error of the last attempt, with the number of attempts."""
     return BuildServiceError(f"{fault.message} ({attempts} attempts; try again later)", code=fault.code)
 
 
 def _unreadable_operation(operation_id: str) -> Operation:
-    """In place of an operation whose record this version cannot read."""
+    """Return a failed operation in place of one whose record this version cannot read."""
     fault = BuildServiceError(
-        "the record of this operation is of another version and was set aside: send the request again",
+        "the record of this operation was written by another version and set aside: send the request again",
         code="unreadable-record",
     )
     return Operation(
@@ -378,7 +381,7 @@ def _unreadable_operation(operation_id: str) -> Operation:
 
 
 def _cached_operation(action: str, facts: Json, request: Json) -> Operation:
-    """An operation that needs no record: its id says which action it was about."""
+    """Return a finished operation without a record: its id contains the action's digest."""
     return Operation(
         id=HIT_PREFIX + action.removeprefix("sha256:"), action=action, state=OperationState.DONE, cache=CacheStatus.HIT,
         create_time=_now(), request=request, facts=facts,
@@ -400,7 +403,7 @@ def _to_record(operation: Operation) -> Json:
 
 
 def _from_record(record_id: str, record: Mapping[str, object]) -> Operation | None:
-    """None where the record is not one of ours, or calls itself by another id than its file."""
+    """Decode a record; return None if it is malformed or its id differs from its file's name."""
     if record.get("id") != record_id:
         return None
     try:
@@ -442,5 +445,5 @@ def _now() -> str:
 
 
 def _new_id() -> str:
-    """Sorts by the time it was made."""
+    """Return a new id; ids sort by creation time."""
     return f"{int(datetime.now(UTC).timestamp() * 1000):013d}-{uuid.uuid4().hex[:16]}"

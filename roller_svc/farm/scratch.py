@@ -1,4 +1,4 @@
-"""The folder for temporary files of a service's workers: removed with the service, or when the next one starts."""
+"""Temporary directory of a service's workers: removed when the service ends or the next one starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ PREFIX = "roller-service-"
 
 
 def name_scratch(record: Path) -> Path:
-    """The path of a folder that the first worker makes; the file `record` names it from now on.
+    """Choose a new temporary directory, write its path to the file `record`, and return it.
 
-    The folder that it named before is removed.
-
-    The caller holds the lock of the store that the record lies in: the former service has ended.
+    The first worker creates the directory. The previously recorded directory is removed: the caller holds the lock of
+    the store, so the previous service has ended.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError):
         former = Path(record.read_text(encoding="utf-8"))

@@ -1,18 +1,18 @@
 """Content-addressed store on disk: immutable blobs, and names that point to a manifest of them.
 
-    cas/sha256/ab/<hex>    a blob, named by its content
-    ac/<action digest>     the manifest blob of what an action made
-    kernels/<digest>       the manifest blob of a kernel
-    derived/<digest>.<kind>  the blob of a text that a tool made of a kernel, and the tool
+    cas/sha256/ab/<hex>    a blob, named by the hash of its content
+    ac/<action digest>     hash of the manifest of an action's result
+    kernels/<digest>       hash of the manifest of a kernel
+    derived/<digest>.<kind>  hash of a listing (PTX, SASS) of a kernel, and the tool that made it
     operations/<id>.json   a record of a request (farm/operations.py)
     set-aside/<id>.json    a record that this version cannot read
-    lock                   held by the one service of the store
+    lock                   held by the service that uses the store
     tmp/                   files that are being written
 
-Blobs are published first and names last, each through a rename, so a name that resolves is complete. Every read
-checks the hash: a blob that is missing, cut short or changed makes its name a miss, and building again mends it.
-Any number of processes may write at once; one that takes the lock removes what others are in the middle of writing.
-A file that is there and cannot be read is a StoreError, never a miss.
+Blobs are written before the names that point to them, each by an atomic rename, so a name that resolves is complete.
+Every read checks the hash: a missing, truncated or changed blob makes its name a miss, and the next build repairs it.
+Processes may write concurrently; one that takes the lock removes unfinished files of the others. A file that exists
+but cannot be read is a StoreError, never a miss.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from roller_svc.errors import StoreError
 Json = dict[str, object]
 _HEX = re.compile(r"[0-9a-f]{64}")
 _RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
-SCHEMA = 2  # of the manifests; raise it when what they hold changes
+SCHEMA = 2  # of the manifests; raise it when their fields change
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What an action made: plain facts, and files by kind (source, binary, metadata, ...)."""
+    """The result of an action: facts as JSON, and files by kind (source, binary, metadata, ...)."""
 
-    digest: str  # sha256:<hex>, the kernel's
+    digest: str  # of the kernel: sha256:<hex>
     facts: Json
     files: Mapping[str, bytes]
 
@@ -57,9 +57,9 @@ class Store:
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """Take the store for this process until `unlock`, and remove what killed processes left in it.
+        """Lock the store for this process until `unlock`, and remove unfinished files of killed processes.
 
-        Raises StoreError where another service holds it.
+        Raises StoreError if another service holds the lock.
         """
         with _as_store_error("lock"):
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -79,7 +79,7 @@ class Store:
         self._remove_leftovers()
 
     def unlock(self) -> None:
-        """Let go of the store; nothing happens where it is not held."""
+        """Release the lock; do nothing if this process does not hold it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -87,14 +87,14 @@ class Store:
     # ------------------------------------------------------------------ blobs
 
     def put(self, content: bytes) -> str:
-        """Keep a blob; its digest as hex."""
+        """Write a blob and return its hash in hex."""
         digest = hashlib.sha256(content).hexdigest()
         if self.get(digest) is None:
             self._write(self._blob(digest), content)
         return digest
 
     def get(self, digest: str) -> bytes | None:
-        """A blob, or None where it is missing or no longer what its name says."""
+        """Return a blob, or None if it is missing or does not match its hash."""
         if not _HEX.fullmatch(digest):
             return None
         content = _read(self._blob(digest))
@@ -105,17 +105,17 @@ class Store:
     # -------------------------------------------------------------- artifacts
 
     def publish(self, action: str, artifact: Artifact) -> None:
-        """Keep an artifact: its blobs, then the kernel's name, then the action's."""
+        """Write an artifact: its blobs, then the kernel's name, then the action's name."""
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
         manifest = self.put(_to_bytes(document))
         kernel = self.root / "kernels" / _hex_digest(artifact.digest)
-        if self._resolve(kernel) is None:  # the first to publish a kernel decides: what a digest names never changes
+        if self._resolve(kernel) is None:  # the first publication of a kernel stays: digests are immutable
             self._write(kernel, manifest.encode())
         self._write(self.root / "ac" / _hex_digest(action), manifest.encode())
 
     def action_result(self, action: str) -> Json | None:
-        """Facts of what an action made, whole from every name, or None."""
+        """Return the facts of an action's result, or None unless it is complete."""
         bare = _hex_digest(action)
         manifest = self._resolve(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
         if manifest is None or self._kernel(str(manifest["digest"])) is None:
@@ -123,34 +123,34 @@ class Store:
         return _mapping(manifest["facts"])
 
     def kernel(self, digest: str) -> Json | None:
-        """Facts of a kernel, complete, or None."""
+        """Return the facts of a kernel, or None unless it is complete."""
         manifest = self._kernel(digest)
         return None if manifest is None else _mapping(manifest["facts"])
 
     def file(self, digest: str, kind: str) -> bytes | None:
-        """One file of a kernel."""
+        """Return a file of a kernel, or None if there is none of this kind."""
         manifest = self._kernel(digest)
         blob = None if manifest is None else _mapping(manifest["files"]).get(kind)
         return self.get(blob) if isinstance(blob, str) else None
 
     def files(self, digest: str) -> dict[str, bytes]:
-        """All files of a kernel by kind; none where it is not there."""
+        """Return all files of a kernel by kind; empty if there is no such kernel."""
         contents = {kind: self.file(digest, kind) for kind in self.kinds(digest)}
         return {kind: content for kind, content in contents.items() if content is not None}
 
     def kinds(self, digest: str) -> tuple[str, ...]:
-        """Kinds of the files that a kernel has."""
+        """Return the kinds of files that a kernel has."""
         manifest = self._kernel(digest)
         return () if manifest is None else tuple(_mapping(manifest["files"]))
 
-    # ---------------------------------------------------------- derived texts
+    # --------------------------------------------------------------- listings
 
     def put_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
-        """Keep what a tool made of a kernel, in place of what was kept of that kind."""
+        """Store a listing that a tool made of a kernel; replace the previous one of that kind."""
         self._write(self._derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
-        """What the tool made of a kernel; None where nothing whole is kept, or another tool made it."""
+        """Return the listing that the tool made of a kernel; None if it is missing or of another tool."""
         if not _HEX.fullmatch(_hex_digest(digest)):
             return None
         entry = _parse_json(_read(self._derived(digest, kind))) or {}
@@ -166,7 +166,7 @@ class Store:
         return _parse_json(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
 
     def records(self) -> Iterator[tuple[str, Json | None]]:
-        """All records by id, oldest first; None in place of one that is no JSON object."""
+        """Yield all records with their ids, oldest first; None for one that is not a JSON object."""
         with _as_store_error("list"):
             paths = sorted((self.root / "operations").glob("*.json"))
         for path in paths:
@@ -174,16 +174,16 @@ class Store:
                 yield path.stem, _parse_json(_read(path))
 
     def set_record_aside(self, record_id: str) -> None:
-        """Keep a record where no start of a service reads it."""
+        """Move a record out of the directory that services read when they start."""
         with _as_store_error("write to"):
             self._record(record_id).rename(self.root / "set-aside" / f"{record_id}.json")
 
     def is_set_aside(self, record_id: str) -> bool:
-        """Whether the record is there, and cannot be read by this version."""
+        """Whether the record was set aside because this version cannot read it."""
         return bool(_RECORD_ID.fullmatch(record_id)) and (self.root / "set-aside" / f"{record_id}.json").exists()
 
     def check_writable(self) -> None:
-        """Write a byte and read it back. Raises StoreError where that fails."""
+        """Write a byte to a temporary file. Raises StoreError if that fails."""
         with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
             probe.write(b"1")
 
@@ -203,19 +203,19 @@ class Store:
         return self._resolve(self.root / "kernels" / bare) if _HEX.fullmatch(bare) else None
 
     def _resolve(self, name: Path) -> Json | None:
-        """The manifest a name points to, if every blob of it is there and whole."""
+        """Return the manifest that a name points to, if all of its blobs are intact."""
         pointer = _read(name)
         manifest = None if pointer is None else _parse_json(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
             return None
         if not _is_manifest(manifest):
-            log.warning("%s names a manifest of another version: it counts as not there", name)
+            log.warning("%s names a manifest of another version: it is ignored", name)
             return None
         blobs = _mapping(manifest["files"]).values()
         return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
 
     def _write(self, path: Path, content: bytes) -> None:
-        """All of the content or nothing, on disk when this returns."""
+        """Write a file atomically; it is on disk when this returns."""
         with _as_store_error("write to"):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
@@ -232,12 +232,12 @@ class Store:
             _sync_directory(path.parent)
 
     def _set_directory_aside(self, path: Path) -> None:
-        """Make room where a folder stands in place of a file."""
-        log.warning("%s is a folder: it is set aside", path)
+        """Move away a directory that has the name of a file."""
+        log.warning("%s is a directory: it is set aside", path)
         path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
 
     def _remove_leftovers(self) -> None:
-        """Remove the files of writers that were killed. Nobody else writes: the lock is held."""
+        """Remove files of killed writers. The caller holds the lock, so no other process writes."""
         for path in (self.root / "tmp").glob("*"):
             with contextlib.suppress(OSError):  # a leftover does no harm
                 path.unlink()
@@ -252,7 +252,7 @@ def _as_store_error(verb: str) -> Iterator[None]:
 
 
 def _sync_directory(folder: Path) -> None:
-    """A rename is on disk only when its folder is."""
+    """Flush a directory, without which a rename is not durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -261,7 +261,7 @@ def _sync_directory(folder: Path) -> None:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content; None where there is no file. Raises StoreError for one that is there and cannot be read."""
+    """Return the content, or None if there is no file. Raises StoreError if it cannot be read."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -271,7 +271,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _is_manifest(document: Json) -> bool:
-    """Whether a manifest has the fields, of the types, that this version writes."""
+    """Whether a document has the fields and types of this version's manifests."""
     facts, files, digest = (document.get(field) for field in ("facts", "files", "digest"))
     return (
         document.get("schema") == SCHEMA

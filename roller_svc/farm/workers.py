@@ -1,7 +1,7 @@
-"""Lanes: worker processes that take one task at a time and are replaced when they die or overrun.
+"""Worker processes that run one task at a time and are replaced when they die or time out.
 
-A worker is a fresh interpreter, or forked from a server process that has imported what it needs (multiprocessing's
-forkserver), which takes milliseconds. Neither has this process's threads, locks, sockets or secrets.
+A worker is a fresh interpreter (multiprocessing's "spawn") or, within milliseconds, a fork of a server process with
+the imports already done ("forkserver"). Neither inherits this process's threads, locks, sockets or secrets.
 """
 
 from __future__ import annotations
@@ -39,51 +39,52 @@ R = TypeVar("R")
 _SPAWNING, _FORKING = multiprocessing.get_context("spawn"), multiprocessing.get_context("forkserver")
 _preloaded: list[str] = []
 
-STOP_S = 2.0  # what an idle worker gets to end by itself
-START_S = 120.0  # what a worker gets for its imports
-START_PAUSE_S = 0.05  # before the next start after one that failed
-MAX_STARTS = 5  # a worker that ends before it could take a task is no fault of the task
-GRACE_S = 5.0  # what sending a task and receiving an answer may take beside the task itself
-STALLED_CPU_FRACTION = 0.1  # of its time limit: a worker that ran less was not let
+STOP_S = 2.0  # for an idle worker to end by itself
+START_S = 120.0  # for the imports of a worker
+START_PAUSE_S = 0.05  # between a failed start and the next
+MAX_STARTS = 5  # a worker that ends before it can take a task is not the task's fault
+GRACE_S = 5.0  # for sending a task and receiving its result, in addition to the task's own limit
+STALLED_CPU_FRACTION = 0.1  # of the time limit: a worker with less CPU time was starved by the machine
 MAX_RESPONSE_BYTES = 1 << 30
 _READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCodec(Generic[R]):
-    """How results travel from a worker that is not trusted: as JSON, never as a pickle.
-
-    `decode` raises ValueError, KeyError, TypeError or AttributeError for a value that is no result.
-    """
+    """Encodes the results of an untrusted worker as JSON, never as a pickle."""
 
     encode: Callable[[R], object]
-    decode: Callable[[Any], R]
+    decode: Callable[[Any], R]  # raises ValueError, KeyError, TypeError or AttributeError for a malformed result
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker process may use.
+    """Resources of a worker process.
 
-    `memory_bytes` bounds what it, and each process that it starts, may allocate of the host's memory. `nice` is its
-    niceness. `scratch` is the folder, made where it is not there, in which each worker gets a folder for temporary
-    files, removed with the worker.
-    With `readable` a worker may read beneath these paths, write its temporary folder, and open nothing else: no other
-    file, no socket, no other process. Beneath `devices` it may write too. Only a forked worker can be confined.
+    A confined worker (`readable` is not None) can read below these paths and write to its temporary directory and below
+    `devices`. It can open no other file, no socket and no other process. Only a forked worker can be confined.
     """
 
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # host memory that the worker and each of its children may allocate
     nice: int = 0
-    scratch: Path | None = None
+    scratch: Path | None = None  # parent of the workers' temporary directories; created if missing
     readable: tuple[str, ...] | None = None
     devices: tuple[str, ...] = ()
 
 
 class WorkerProcess(Generic[T, R]):
-    """One worker process, started at its first task. `work` is a module's function; tasks are pickled.
+    """A worker process, started at its first task and replaced when it ends.
 
-    Results are pickled too, unless `answers` says how they become JSON; errors always are JSON.
-    A worker that meets a bug reports it and ends: the next task gets a fresh one. So does the task after one that
-    `taints` its worker. A worker that is not `forked` has the environment and the cores of the thread that started it.
+    Tasks are pickled. Results are pickled too unless a `codec` is given; errors are always JSON. A worker that meets a
+    bug reports it and ends. A spawned worker inherits the environment and CPU affinity of the thread that starts it.
+
+    Args:
+        work: a module-level function that runs one task.
+        timeout_s: limit of one task.
+        limits: resources of the process.
+        codec: JSON encoding of results; default: pickle.
+        taints: whether the worker must be replaced after a task.
+        forked: fork from the fork server in place of starting a fresh interpreter.
     """
 
     def __init__(
@@ -106,15 +107,18 @@ class WorkerProcess(Generic[T, R]):
         self._taints = taints
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
-        self._lifeline: Connection | None = None  # the worker is killed when this end of its pipe is gone
+        self._lifeline: Connection | None = None  # the worker is killed when this end of its pipe is closed
         self._temp_dir: str | None = None
 
     def call(self, task: T) -> R:
-        """The result of one task; raises what the work raised, KernelTimeoutError, or BuildServiceError where it died."""
+        """Run a task and return its result.
+
+        Raises the error of the task, KernelTimeoutError if it timed out, or BuildServiceError if the worker died.
+        """
         connection = self._ready_connection()
         assert self._process is not None
         cpu_before_s = self._cpu_s()
-        # Bounds what neither the worker's answer nor its death ends: sending to a stopped one, an answer cut short.
+        # Covers hangs that neither a result nor the worker's death ends: sending to a stopped worker, a partial result.
         watchdog = threading.Timer(self._timeout_s + GRACE_S, self._process.kill)
         watchdog.daemon = True
         watchdog.start()
@@ -128,7 +132,7 @@ class WorkerProcess(Generic[T, R]):
         except (EOFError, OSError) as failure:
             code = self._exit_code()
             raise BuildServiceError(
-                f"the worker process died ({_describe_exit(code)})", code="worker-lost"
+                f"worker process exited unexpectedly ({_describe_exit(code)})", code="worker-lost"
             ) from failure
         finally:
             watchdog.cancel()
@@ -137,7 +141,7 @@ class WorkerProcess(Generic[T, R]):
         return self._decode_response(response)
 
     def _decode_response(self, response: bytes) -> R:
-        """What a worker sent: a byte that says what it is, and the rest."""
+        """Decode a response: one byte for its kind, then the content."""
         kind, content = response[:1], response[1:]
         if kind == _PICKLED and self._codec is None:
             result: R = pickle.loads(content)
@@ -149,22 +153,22 @@ class WorkerProcess(Generic[T, R]):
             raised = parse_error(document) if kind == _RAISED else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
             self.close(kill=True)
-            raise BuildServiceError("the worker answered what is no result", code="worker-lost") from failure
+            raise BuildServiceError("malformed response from the worker", code="worker-lost") from failure
         if raised is None or isinstance(raised, InvariantError):
             self.close(kill=True)
-        raise raised or BuildServiceError("the worker answered what is no result", code="worker-lost")
+        raise raised or BuildServiceError("malformed response from the worker", code="worker-lost")
 
     def _timeout_error(self, used_s: float) -> RollerError:
-        """The task's fault where the worker worked; the machine's where it was not let."""
+        """Return the task's timeout, or a transient error if the machine starved the worker."""
         if used_s < STALLED_CPU_FRACTION * self._timeout_s:
             return BuildServiceError(
-                f"no answer in {self._timeout_s:g} s, of which the worker ran {used_s:.1f} s: the machine stalled",
+                f"worker timed out after {self._timeout_s:g} s with {used_s:.1f} s of CPU time: the machine stalled",
                 code="worker-stalled",
             )
-        return KernelTimeoutError(f"no answer in {self._timeout_s:g} s: the worker was stopped")
+        return KernelTimeoutError(f"worker timed out after {self._timeout_s:g} s and was killed")
 
     def _cpu_s(self) -> float:
-        """Processor time of the worker and of the children that it has waited for; 0 where it is gone."""
+        """Return the CPU time of the worker and its reaped children; 0 if it is gone."""
         try:
             stat = Path(f"/proc/{self._process.pid if self._process else 0}/stat").read_text(encoding="ascii")
         except OSError:
@@ -173,7 +177,7 @@ class WorkerProcess(Generic[T, R]):
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def close(self, *, kill: bool = False) -> None:
-        """End the worker: after its task, or at once."""
+        """End the worker: after its current task, or immediately if `kill`."""
         process, connection, lifeline = self._process, self._connection, self._lifeline
         self._process = self._connection = self._lifeline = None
         if connection is not None:
@@ -184,7 +188,7 @@ class WorkerProcess(Generic[T, R]):
             process.join(STOP_S)
             if process.is_alive():
                 process.kill()
-                process.join(STOP_S)  # one that waits in a driver cannot be killed: it is left behind
+                process.join(STOP_S)  # a process blocked in a driver cannot be killed: leave it behind
         if lifeline is not None:
             lifeline.close()
         if self._temp_dir is not None:
@@ -192,7 +196,10 @@ class WorkerProcess(Generic[T, R]):
             self._temp_dir = None
 
     def _ready_connection(self) -> Connection:
-        """The connection to a worker that has said that it takes tasks. Raises BuildServiceError where none comes to that."""
+        """Return the connection to a worker that is ready, starting one if needed.
+
+        Raises BuildServiceError if several workers in a row end while they start.
+        """
         for _ in range(MAX_STARTS):
             if self._process is not None and self._connection is not None and self._process.is_alive():
                 return self._connection
@@ -201,9 +208,9 @@ class WorkerProcess(Generic[T, R]):
                 if connection.poll(START_S) and connection.recv_bytes(len(_READY)) == _READY:
                     return connection
             except (EOFError, OSError):
-                pass  # it ended, or the fork server did: another one
+                pass  # the worker or the fork server ended: try another one
             self.close(kill=True)
-            time.sleep(START_PAUSE_S)  # until the end of a fork server can be seen
+            time.sleep(START_PAUSE_S)  # lets multiprocessing notice that its fork server has ended
         raise BuildServiceError(f"{MAX_STARTS} worker processes in a row ended while they started", code="worker-lost")
 
     def _start(self) -> Connection:
@@ -218,7 +225,7 @@ class WorkerProcess(Generic[T, R]):
             args=(worker_end, life_end, self._work, self._limits, self._temp_dir, self._codec),
             daemon=True,
         )
-        # Control-C reaches the whole terminal: until the worker ignores it, it must not be interrupted either
+        # Control-C reaches the whole process group: block it until the worker ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -240,7 +247,7 @@ class WorkerProcess(Generic[T, R]):
 
 
 class WorkerPool(Generic[T, R]):
-    """One lane for each thread that calls; its workers are forked."""
+    """One forked worker process for each calling thread."""
 
     def __init__(
         self,
@@ -276,7 +283,7 @@ class WorkerPool(Generic[T, R]):
 def map_unordered(
     work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float
 ) -> Iterator[tuple[T, R | RollerError]]:
-    """Every task with its result, or with the error that ended it, as they come, in `jobs` worker processes."""
+    """Run tasks in `jobs` worker processes; yield each with its result or error, in order of completion."""
     workers: WorkerPool[T, R] = WorkerPool(work, timeout_s)
 
     def run(task: T) -> tuple[T, R | RollerError]:
@@ -295,7 +302,7 @@ def map_unordered(
 
 
 class _CrashReporter:
-    """Sends what escapes from a task to the parent before it ends the worker."""
+    """Sends an exception that escapes from a task to the parent, before it ends the worker."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -320,19 +327,19 @@ def _serve(
     temp_dir: str | None,
     codec: JsonCodec[R] | None,
 ) -> None:
-    """A worker's life: tasks in, answers out, until the parent hangs up."""
+    """Run a worker: receive tasks and send responses until the parent closes the connection."""
     die_with_pipe(life_end.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Control-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # what `ps` and `top` show
+    Path("/proc/self/comm").write_text(work.__name__[:15], encoding="utf-8")  # the name in `ps` and `top`
     os.nice(limits.nice)
     _confine(limits, temp_dir)
     gc.collect()
-    gc.freeze()  # what is imported stays: no collection need look at it
+    gc.freeze()  # imported objects live forever: exclude them from collections
     memory_bytes = limits.memory_bytes
     if memory_bytes is not None:
-        # Memory that can be written, not addresses: CUDA reserves more of those than a device and the host have memory
-        # (unified virtual addressing). Since Linux 4.7 this counts private mappings too (setrlimit(2)).
+        # Limit writable memory, not the address space: with unified virtual addressing CUDA reserves more addresses
+        # than the host and the device have memory. Since Linux 4.7 private mappings count too (setrlimit(2)).
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     with contextlib.suppress(ConnectionError):
         connection.send_bytes(_READY)
@@ -356,30 +363,30 @@ def _serve(
                 if failure.errno not in _TRANSIENT_ERRNOS:
                     raise
                 response = _error_bytes(BuildServiceError(f"the worker: {failure.strerror}", code="worker-resources"))
-        with contextlib.suppress(ConnectionError):  # the parent is gone, and the next recv will say so
+        with contextlib.suppress(ConnectionError):  # the parent is gone: the next recv ends the worker
             connection.send_bytes(response)
 
 
 def _preload(module: str) -> None:
-    """Have the fork server import a module before it forks; one that runs already stays as it is."""
+    """Make the fork server import a module when it starts; a running server is unaffected."""
     if module not in _preloaded and module != "__main__":
         _preloaded.append(module)
         _FORKING.set_forkserver_preload(_preloaded)
 
 
 def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:
-    """Take what the limits allow, and give up the rest for good. Temporary files go to the folder."""
+    """Redirect temporary files to `temp_dir` and restrict file access for good (Landlock)."""
     if temp_dir is not None:
         os.environ["TMPDIR"] = tempfile.tempdir = temp_dir
     if limits.readable is None or not landlock_abi():
         return
-    # /proc/self, as an entry of the link's target: those of other processes hold what they were started with.
+    # The target of /proc/self: the entries of other processes expose their environment.
     readable = (*limits.readable, f"/proc/{os.getpid()}")
     writable = (*limits.devices, "/dev/null", *(() if temp_dir is None else (temp_dir,)))
     restrict_self(readable, writable)
 
 
-# Of the machine, which another attempt may not meet.
+# Conditions of the machine that may have passed at the next attempt.
 _TRANSIENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO}
 )
@@ -395,7 +402,7 @@ def _error_bytes(error: RollerError) -> bytes:
 
 def _describe_exit(code: int | None) -> str:
     if code is None:
-        return "how is not known"
+        return "unknown status"
     if code < 0:
         return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
     return f"exit status {code}"

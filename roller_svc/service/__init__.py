@@ -1,1 +1,1 @@
-"""The HTTP service: create_app() puts the routes together; everything it answers comes from the farm and the core."""
+"""The HTTP service: routes, middleware and server. The farm and the compiler produce the content."""

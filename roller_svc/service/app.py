@@ -1,4 +1,4 @@
-"""The application: settings → store, queue, routes."""
+"""Create the FastAPI application with its store, queue and worker pools."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
 COMPUTE_THREADS = 4
-SUBMISSION_THREADS = 2  # each with a process that checks
+SUBMISSION_THREADS = 2  # each with a validating worker process
 Builder = Callable[[BuildRequest], Artifact]
 Digest = Callable[[BuildRequest], str]
 
 
 def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
-    """What a process that builds may use: it is confined unless the settings say otherwise."""
+    """Return the resources of a build worker, which is confined unless the settings disable it."""
     more = () if settings.local_spec is None else (settings.local_spec,)
     readable = readable_by_builds(*more) if settings.confine_workers else None
     return WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
@@ -47,8 +47,14 @@ def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
 def create_app(
     settings: Settings, builder: Builder | None = None, digest: Digest | None = None, *, ready: bool = False
 ) -> FastAPI:
-    """`builder` and `digest` make artifacts and name what requests ask for in place of worker processes; `ready`: have
-    the processes for estimates before the first of them is asked for."""
+    """Create the application.
+
+    Args:
+        settings: of the service.
+        builder: builds artifacts; default: build workers.
+        digest: validates requests and returns their action digests; default: validating workers.
+        ready: start the estimate workers before the first request.
+    """
     store = Store(Path(settings.store))
     store.lock()
     listings = ListingCache(store)
@@ -56,7 +62,7 @@ def create_app(
     limits = worker_limits(settings, scratch)
     validator = RequestValidator(settings.check_timeout_s, limits)
     codec = JsonCodec(artifact_json, parse_artifact)
-    # A worker that has run a kernel takes no other task.
+    # A worker that has run a kernel must not take another task.
     builders = WorkerPool(build_task, settings.build_timeout_s, limits, codec, lambda task: task.runs_kernels)
 
     def build(request: BuildRequest) -> Artifact:
@@ -91,13 +97,13 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if ready:
             gc.collect()
-            gc.freeze()  # what is imported stays: no collection need look at it
+            gc.freeze()  # imported objects live forever: exclude them from collections
             estimators.start()
-        # Beside the requests: records may hold programs that take long to check.
+        # Concurrently with requests: records may contain programs that take long to validate.
         resuming = threading.Thread(target=queue.resume, name="resume", daemon=True)
         resuming.start()
         yield
-        await asyncio.to_thread(close)  # requests that were cut off are answered meanwhile
+        await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
     app = FastAPI(
         title="roller-svc",
@@ -105,7 +111,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would repeat the Host that the client made up
+        redirect_slashes=False,  # a redirect would echo the client's Host header
     )
     app.state.roller = State(
         settings=settings,

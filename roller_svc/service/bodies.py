@@ -1,4 +1,4 @@
-"""Bytes of a body → whether they are JSON that the routes may parse: UTF-8, few values, not deep, no name twice."""
+"""Validate the JSON of a request body: UTF-8, bounded size and depth, no duplicate names."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ MAX_DEPTH = 32
 
 
 class BodyError(ValueError):
-    """What is wrong with a body, for the client."""
+    """Describes, for the client, what is wrong with a body."""
 
 
 def max_value_count(body: bytes) -> int:
-    """A bound of the values in a JSON text, from its punctuation alone."""
+    """Return an upper bound of the number of values in a JSON text, from its punctuation."""
     return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 def check_json(body: bytes) -> None:
-    """Refuse what two JSON readers may read differently, and what nests deeper than any request."""
+    """Reject JSON that parsers interpret differently, or that nests deeper than any request."""
     if body.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise BodyError("the body must be UTF-8 without a byte order mark")
     try:
@@ -35,8 +35,8 @@ def check_json(body: bytes) -> None:
         raise BodyError(f"the body is not JSON: line {fault.lineno}, column {fault.colno}: {fault.msg}") from fault
     except RecursionError as fault:
         raise BodyError(f"the body nests deeper than {MAX_DEPTH} levels") from fault
-    except ValueError as fault:  # an integer of thousands of digits
-        raise BodyError("the body has a number of too many digits") from fault
+    except ValueError as fault:  # an integer with thousands of digits
+        raise BodyError("the body has a number with too many digits") from fault
     _check_depth(value)
 
 
@@ -63,7 +63,7 @@ def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _reject_constant(name: str) -> object:
-    raise BodyError(f"the body is not JSON: {name} is no number")
+    raise BodyError(f"the body is not JSON: {name} is not a number")
 
 
 def _parse_finite(text: str) -> float:

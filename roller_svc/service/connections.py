@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: how many there may be, and how long each may take to ask and to be answered."""
+"""HTTP connections with limits on their number and on the time for requests and responses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from uvicorn.server import ServerState
 from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
 
 MAX_HEAD_BYTES = 1 << 14  # of a request line and its headers
-FREE_CHUNKS = 1000  # of a body, however small they are
-MIN_MEAN_CHUNK_BYTES = 64  # beyond those
-LINGER_S = 2.0  # what a client that is still sending gets to read its answer
+FREE_CHUNKS = 1000  # chunks of a body without a minimum size
+MIN_MEAN_CHUNK_BYTES = 64  # of the further chunks
+LINGER_S = 2.0  # for a client that is still sending to read its response
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ConnectionLimits:
 
 
 class OpenConnections:
-    """Those of one server, and among them those that wait for their client, the longest waiting first."""
+    """The open connections of a server; those that wait for their client are ordered by waiting time."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +39,7 @@ class OpenConnections:
         self._waiting: dict[BoundedConnection, None] = {}
 
     def admit(self, connection: BoundedConnection) -> bool:
-        """Add a connection and abort those that wait longest beyond the limit; False where it has to go itself."""
+        """Add a connection; abort the longest waiting ones beyond the limit. Return False if it must close itself."""
         self._open.add(connection)
         self.begin_waiting(connection)
         while len(self._open) > self._limit:
@@ -64,7 +64,7 @@ class OpenConnections:
 
 
 class ServiceConfig(uvicorn.Config):
-    """uvicorn's configuration, and what every connection of a server has to know."""
+    """Uvicorn's configuration, with the limits and the open connections of the server."""
 
     def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(app, http=BoundedConnection, **options)
@@ -73,14 +73,14 @@ class ServiceConfig(uvicorn.Config):
 
 
 class Phase(Enum):
-    HEADERS = auto()  # some of a request's head may have come
-    BODY = auto()
-    RESPONDING = auto()  # the request is whole
+    HEADERS = auto()  # receiving the request line and headers
+    BODY = auto()  # receiving the body
+    RESPONDING = auto()  # the request is complete
     IDLE = auto()  # between two requests
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection with deadlines, a bounded number of chunks, and refusals that are problem+json."""
+    """Uvicorn's connection with deadlines, a bounded number of chunks, and errors as problem+json."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class BoundedConnection(H11Protocol):
             self._track_phase()
         else:
             self._is_rejected = True
-            self._reject(problem(503, "too-many-connections", "the service has as many connections as it may"))
+            self._reject(problem(503, "too-many-connections", "the service has too many open connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -116,7 +116,7 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
-            return  # what comes behind a refusal is not parsed
+            return  # ignore data after a rejection
         super().data_received(data)
         self._track_phase()
 
@@ -137,26 +137,26 @@ class BoundedConnection(H11Protocol):
         if self.transport.is_closing():
             self.transport.abort()
         elif self._phase is Phase.BODY:
-            self._reject(problem(503, "shutting-down", "the service ends; send the request again"))
+            self._reject(problem(503, "shutting-down", "the service is shutting down; send the request again"))
         else:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what h11 refused; called by uvicorn while it handles h11's exception."""
+        """Respond to a request that h11 rejected; uvicorn calls this while it handles h11's exception."""
         fault = sys.exc_info()[1]
         status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
         if status == 413:
-            self._reject(problem(413, "body-too-large", "the body comes in too many small chunks"))
+            self._reject(problem(413, "body-too-large", "the body has too many small chunks"))
         elif status == 431 and b"\n" not in self.conn.trailing_data[0]:
             self._reject(problem(414, "target-too-long", "the request line is too long"))
         elif status == 431:
-            detail = f"a request's line and headers may have {MAX_HEAD_BYTES} bytes at most"
+            detail = f"request line and headers are too large: the limit is {MAX_HEAD_BYTES} bytes"
             self._reject(problem(431, "headers-too-large", detail))
         else:
             self._reject(problem(400, "malformed-request", "the request is not well-formed HTTP/1.1"))
 
     def _track_phase(self) -> None:
-        """Note what the client is expected to do next, and by when."""
+        """Update the phase, and the deadline for the client's next step."""
         if self.transport.is_closing():
             return
         phase = self._current_phase()
@@ -180,17 +180,17 @@ class BoundedConnection(H11Protocol):
         return Phase.IDLE if self.timeout_keep_alive_task is not None else Phase.HEADERS
 
     def _expire(self) -> None:
-        """End a connection whose request has not come in time."""
+        """Reject a request that did not arrive in time."""
         if self._phase is Phase.HEADERS and not self.conn.trailing_data[0]:
             self.transport.close()
             return
         what, seconds = "head", self._limits.header_timeout_s
         if self._phase is Phase.BODY:
             what, seconds = "body", self._limits.body_timeout_s
-        self._reject(problem(408, "request-timeout", f"the request's {what} did not come within {seconds:g} s"))
+        self._reject(problem(408, "request-timeout", f"the request's {what} did not arrive within {seconds:g} s"))
 
     def _reject(self, body: dict[str, object]) -> None:
-        """Answer in the application's place where it has not begun to, and close."""
+        """Respond unless the application has started to, then close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             status, headers, content = encode_problem(body)
             headers = [*self.server_state.default_headers, *headers, (b"connection", b"close")]
@@ -209,7 +209,7 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     def _close_gracefully(self, socket: asyncio.Transport) -> None:
-        """Close, but let a client that is still sending read its answer before (RFC 9112 §9.6)."""
+        """Close after a client that is still sending has read its response (RFC 9112 §9.6)."""
         self._open.begin_waiting(self)
         is_sending = self._is_rejected or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         if not is_sending or not socket.can_write_eof():
@@ -236,7 +236,7 @@ class BoundedConnection(H11Protocol):
 
 
 class _CountingConnection(h11.Connection):
-    """h11's server side, which refuses a body of very many very small chunks: each costs as much as a large one."""
+    """h11's server side that rejects bodies of many tiny chunks: each costs as much as a large one."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
@@ -257,7 +257,7 @@ class _CountingConnection(h11.Connection):
 
 
 class _LingeringTransport(asyncio.Transport):
-    """A socket's transport that leaves it to its connection how to close it."""
+    """A socket's transport whose connection decides how to close it."""
 
     def __init__(self, socket: asyncio.Transport, on_close: Callable[[asyncio.Transport], None]) -> None:
         super().__init__()

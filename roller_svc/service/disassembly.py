@@ -1,4 +1,4 @@
-"""PTX and SASS of kernels: made at the first request, kept in the store, read from then on."""
+"""PTX and SASS listings of kernels, created on first request and cached in the store."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from roller_svc.errors import QueueFullError, ToolchainMissingError, UnknownKern
 from roller_svc.farm.action import toolchain_versions
 from roller_svc.farm.build import BINARY, unpack
 from roller_svc.farm.store import Json, Store
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import Language
 
-MAX_RUNNING = 2  # that are made
-MAX_PENDING = 16  # to be made, those that are being made counted
+MAX_RUNNING = 2  # concurrent runs of a tool
+MAX_PENDING = 16  # queued and running
 
 
 class ListingMaker(Protocol):
-    """One kind of text. `tool` names what decides it beside the kernel; `make` makes it."""
+    """Creates one kind of listing."""
 
-    def tool(self) -> str: ...
+    def tool(self) -> str:
+        """Return the name and version of the tool, which with the kernel determines the listing."""
 
-    def make(self, facts: Json, files: Mapping[str, bytes]) -> str: ...
+    def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
+        """Create the listing of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ptx:
-    """What NVRTC makes of a kernel's text."""
+    """Compiles a kernel's source to PTX by NVRTC."""
 
     def tool(self) -> str:
-        versions = toolchain_versions(Family.CUDA)
+        versions = toolchain_versions(TargetKind.CUDA)
         return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if name.startswith("nvrtc"))
 
     def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
@@ -42,7 +44,7 @@ class Ptx:
 
 @dataclass(frozen=True, slots=True)
 class Sass:
-    """What nvdisasm reads in a kernel's binary."""
+    """Disassembles a kernel's binary by nvdisasm."""
 
     def tool(self) -> str:
         try:
@@ -52,7 +54,7 @@ class Sass:
 
     def make(self, facts: Json, files: Mapping[str, bytes]) -> str:
         if not files.get(BINARY):
-            raise UnknownKernelError("the kernel was not compiled: it has no SASS", code="unknown-artifact")
+            raise UnknownKernelError("the kernel has no SASS: it was not compiled", code="unknown-artifact")
         return toolchain.sass_text(files[BINARY])
 
 
@@ -60,7 +62,7 @@ MAKERS: Mapping[str, ListingMaker] = {"ptx": Ptx(), "sass": Sass()}
 
 
 class ListingCache:
-    """Texts of the kernels of a store, in threads of their own: who reads the store does not wait for them."""
+    """Listings of the kernels of a store. Tools run in separate threads, so readers of the store do not wait."""
 
     def __init__(self, store: Store, makers: Mapping[str, ListingMaker] = MAKERS) -> None:
         self._store = store
@@ -70,7 +72,7 @@ class ListingCache:
         self._pending: dict[tuple[str, str], Future[bytes]] = {}
 
     def cached(self, digest: str, kind: str) -> bytes | None:
-        """The text, or None where it is to be made. Raises UnknownKernelError for a kernel without such a text."""
+        """Return a stored listing or None. Raises UnknownKernelError if the kernel cannot have one."""
         facts = self._store.kernel(digest)
         if facts is None:
             raise UnknownKernelError(f"no kernel {digest[:80]}")
@@ -82,22 +84,22 @@ class ListingCache:
         return self._store.derived(digest, kind, self._makers[kind].tool())
 
     def request(self, digest: str, kind: str) -> Future[bytes]:
-        """The text to come: whoever asks for one text meanwhile gets the same. Raises QueueFullError."""
+        """Return a future of a listing; concurrent requests share it. Raises QueueFullError."""
         with self._lock:
             future = self._pending.get((digest, kind))
             if future is None:
                 if len(self._pending) >= MAX_PENDING:
-                    raise QueueFullError(f"{MAX_PENDING} texts are to be made already; try again later")
+                    raise QueueFullError(f"{MAX_PENDING} listings are queued already; try again later")
                 future = self._pending[digest, kind] = self._threads.submit(self._make, digest, kind)
             return future
 
     def close(self) -> None:
-        """End with the texts that are being made."""
+        """Cancel queued listings and wait for the running ones."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _make(self, digest: str, kind: str) -> bytes:
         try:
-            text = self.cached(digest, kind)  # another may have made it before this one was asked for
+            text = self.cached(digest, kind)  # an earlier request may have created it
             if text is None:
                 maker = self._makers[kind]
                 text = maker.make(self._store.kernel(digest) or {}, self._store.files(digest)).encode()

@@ -1,6 +1,6 @@
-"""Whom a request says that it is for, and which page sent it: what keeps other sites' pages from the service.
+"""Host and Origin validation, which keeps other sites' pages from the service.
 
-DNS rebinding makes any name lead to this machine. A name is therefore accepted only where it is known to be ours.
+DNS rebinding can point any name at this machine, so only known names are accepted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
-    """A host in lower case, an IPv6 address without brackets, and the port where one is given."""
+    """A host in lower case (IPv6 addresses without brackets) and an optional port."""
 
     host: str
     port: int | None
 
 
 def parse_authority(text: str) -> Authority | None:
-    """RFC 3986's host and port; None for anything else, user information among it."""
+    """Parse RFC 3986 host and port; return None for anything else, such as user information."""
     match = _AUTHORITY.fullmatch(text)
     if match is None:
         return None
@@ -33,7 +33,7 @@ def parse_authority(text: str) -> Authority | None:
 
 
 def is_own_host(requested: Authority, bound: tuple[str, int | None] | None, allowed: Collection[Authority]) -> bool:
-    """Whether a request for that host is for this service; `bound` is the address that its connection came to."""
+    """Whether the requested host is this service; `bound` is the local address of the connection."""
     if requested in allowed or Authority(requested.host, None) in allowed:
         return True
     if bound is None or requested.port not in (None, bound[1]):
@@ -45,7 +45,7 @@ def is_own_host(requested: Authority, bound: tuple[str, int | None] | None, allo
 
 
 def is_same_origin(origin: str, requested: Authority) -> bool:
-    """Whether a page of that origin was served under the host that the request is for."""
+    """Whether an origin is the requested host."""
     parts = _split(origin)
     if parts is None or parts.scheme not in _DEFAULT_PORTS or parts.path or parts.query or parts.fragment:
         return False

@@ -1,4 +1,4 @@
-"""Bodies of requests → what the core takes; operations → bodies of answers."""
+"""Map request bodies to compiler requests, and operations to response bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def inputs_from_body(body: ProgramModel) -> dict[str, object]:
 
 
 def operation_json(operation: Operation) -> Json:
-    """AIP-151: `response` or `error` once it is done, neither before."""
+    """Encode an operation (AIP-151): `response` or `error` once it is done, neither before."""
     response: Json = {
         "name": f"operations/{operation.id}",
         "done": operation.done,
@@ -58,7 +58,7 @@ def operation_json(operation: Operation) -> Json:
 
 
 def kernel_response(facts: Json) -> Json:
-    """A kernel's facts with links to its files in place of their names."""
+    """Replace the file names in a kernel's facts by links."""
     base = f"/v1/kernels/{quote(str(facts['digest']), safe=':')}"
     kinds = [SOURCE, BINARY, METADATA, *(["ptx", "sass"] if facts["language"] == "cuda" else []), "bundle"]
     fields = {key: value for key, value in facts.items() if key != "files"}

@@ -1,4 +1,4 @@
-"""What stands before the routes, as ASGI: who is meant, who asks, how much there is to read, and the fixed headers."""
+"""ASGI middleware: host check, authorization, limits on bodies, and response headers."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 MAX_TARGET_BYTES = 8192
-VALUES_PER_ITEM = 64  # of JSON, that an item of a request for estimates may have on average
-FREE_VALUES = 1 << 14
-SMALL_BODY_BYTES = 1 << 16  # looked at on the event loop
-MAX_BUFFERED_BODIES = 64  # as many of the greatest size may be in memory
+VALUES_PER_ITEM = 64  # JSON values per item of an estimate request, on average
+FREE_VALUES = 1 << 14  # JSON values allowed regardless of the items
+SMALL_BODY_BYTES = 1 << 16  # validated on the event loop
+MAX_BUFFERED_BODIES = 64  # bodies of maximum size in memory
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One request as far as it is answered."""
+    """The state of one request."""
 
     request_id: str
-    unread: bool  # whether a body is still on its way
-    started: bool = False
+    unread: bool  # whether its body has not been read
+    started: bool = False  # whether the response has started
 
 
 class RequestLimitsMiddleware:
-    """Refuses what no route should see; a refusal is problem+json like any other."""
+    """Rejects, as problem+json, requests that no route should see."""
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._max_body_bytes = settings.body_bytes_most
-        self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.items_most
+        self._max_body_bytes = settings.max_body_bytes
+        self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._clients = {form: _client_id(key) for key in settings.accepted_keys for form in _key_encodings(key)}
         self._hosts = allowed_hosts(settings)
-        self._free_body_bytes = MAX_BUFFERED_BODIES * settings.body_bytes_most
+        self._free_body_bytes = MAX_BUFFERED_BODIES * settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +55,7 @@ class RequestLimitsMiddleware:
         exchange = _Exchange(uuid.uuid4().hex[:16], _has_body(Headers(scope=scope)))
         scope.setdefault("state", {})["request_id"] = exchange.request_id
 
-        async def marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.started = True
                 headers = MutableHeaders(scope=message)
@@ -66,10 +66,11 @@ class RequestLimitsMiddleware:
             await send(message)
 
         try:
-            await self._handle(scope, receive, marked, exchange)
+            await self._handle(scope, receive, send_with_headers, exchange)
         except asyncio.CancelledError:
             if not exchange.started:
-                await _send_problem(marked, problem(503, "shutting-down", "the service ends; send the request again"))
+                detail = "the service is shutting down; send the request again"
+                await _send_problem(send_with_headers, problem(503, "shutting-down", detail))
             raise
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
@@ -96,14 +97,14 @@ class RequestLimitsMiddleware:
             await self._app(scope, _replay_body(bytes(body), receive), send)
 
     def _request_problem(self, scope: Scope) -> dict[str, object] | None:
-        """Why a request is refused before its body is read."""
+        """Return the problem of a request before its body is read, or None."""
         headers = Headers(scope=scope)
         rejection = _framing_problem(scope, headers) or self._host_problem(scope, headers)
         if rejection is not None:
             return rejection
         client = self._authorized_client(headers) if self._clients else ""
         if client is None and scope["path"] not in OPEN_PATHS:
-            return problem(401, "unauthorized", "this service wants an API key: Authorization: Bearer KEY")
+            return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
         scope["state"]["client"] = client
         if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
@@ -111,22 +112,22 @@ class RequestLimitsMiddleware:
                 return self._too_large()
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not media.endswith("+json"):
-                detail = f"the body must be application/json, not {media[:100] or 'unnamed'}"
+                detail = f"unsupported media type: expected application/json, got {media[:100] or 'none'}"
                 return problem(415, "unsupported-media-type", detail)
         return None
 
     def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
-        """Refuse a request that is for another host, or that another site's page sent."""
+        """Return the problem of a request for another host or from another site's page, or None."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
-            return problem(400, "malformed-request", f"a request has one Host header, this has {len(hosts)}")
+            return problem(400, "malformed-request", f"invalid Host header: expected one, got {len(hosts)}")
         text = _take_authority(scope)
         requested = parse_authority(hosts[0] if text is None else text)
         if not scope["path"].startswith("/") and scope["path"] != "*":
-            return problem(400, "malformed-request", "the request's target is no path")
+            return problem(400, "malformed-request", "the request's target is not a path")
         if requested is None or not is_own_host(requested, scope.get("server"), self._hosts):
-            hint = "set ROLLER_ALLOWED_HOSTS to the names that the service is reached by"
-            return problem(421, "misdirected-request", f"this service is not the host that the request names; {hint}")
+            hint = "set ROLLER_ALLOWED_HOSTS to the names of this service"
+            return problem(421, "misdirected-request", f"the request is for another host; {hint}")
         origins = headers.getlist("origin")
         if scope["method"] not in SAFE_METHODS and not all(is_same_origin(origin, requested) for origin in origins):
             return problem(403, "foreign-origin", "the request was sent by another site's page")
@@ -136,30 +137,30 @@ class RequestLimitsMiddleware:
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         key_text = credentials.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         offered = key_text.encode("latin-1")  # as Headers decoded it
-        # every key is compared, so that the time taken says nothing
+        # compare with every key, so that the time reveals nothing
         clients = [client for key, client in self._clients.items() if hmac.compare_digest(offered, key)]
         return clients[0] if clients else None
 
     async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
-        """Read the whole body; stop with a refusal once it is too large, or all bodies together are."""
+        """Read the whole body; return a problem if it or all buffered bodies together are too large."""
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                return problem(400, "malformed-request", "the body ended before it was whole")
+                return problem(400, "malformed-request", "the body is incomplete")
             part = message.get("body", b"")
             if len(body) + len(part) > self._max_body_bytes:
                 return self._too_large()
             if len(part) > self._free_body_bytes:
-                return problem(503, "too-many-bodies", "the service reads as many bodies as it has memory for")
+                return problem(503, "too-many-bodies", "the service has no memory for another body")
             self._free_body_bytes -= len(part)
             body += part
             if not message.get("more_body", False):
                 return None
 
     async def _body_problem(self, body: bytes) -> dict[str, object] | None:
-        """Refuse a body that would take long to parse, or that is not JSON."""
+        """Return the problem of a body that is not JSON or has too many values, or None."""
         if max_value_count(body) > self._max_values:
-            return problem(413, "body-too-large", f"a body may have {self._max_values} values at most")
+            return problem(413, "body-too-large", f"the body has too many values: the limit is {self._max_values}")
         try:
             if len(body) <= SMALL_BODY_BYTES:
                 check_json(body)
@@ -170,16 +171,16 @@ class RequestLimitsMiddleware:
         return None
 
     def _too_large(self) -> dict[str, object]:
-        return problem(413, "body-too-large", f"a body may have {self._max_body_bytes} bytes at most")
+        return problem(413, "body-too-large", f"the body is too large: the limit is {self._max_body_bytes} bytes")
 
 
 def allowed_hosts(settings: Settings) -> frozenset[Authority]:
-    """The hosts that requests may name beside loopback and the address that they arrive at."""
+    """Return the hosts that requests may name in addition to loopback and the local address."""
     named = {name: parse_authority(name) for name in settings.allowed_host_names}
     invalid = [name for name, host in named.items() if host is None]
     if invalid:
         raise ArgumentError(
-            f"ROLLER_ALLOWED_HOSTS: {invalid[0][:100]!r} is no host",
+            f"ROLLER_ALLOWED_HOSTS: {invalid[0][:100]!r} is not a host",
             code="invalid-setting",
             hint="write names as in kernels.example or kernels.example:8443, separated by commas",
         )
@@ -188,12 +189,12 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
 
 
 def _client_id(key: str) -> str:
-    """What names the client that has this key, and does not tell the key."""
+    """Return an identifier of a key's client that does not reveal the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _key_encodings(key: str) -> tuple[bytes, ...]:
-    """A key's bytes as clients send them: UTF-8, or Latin-1 where it has that form."""
+    """Return a key's bytes as clients may send them: in UTF-8 and, if possible, in Latin-1."""
     forms = [key.encode("utf-8", "surrogateescape")]
     if all(ord(letter) < 256 for letter in key):
         forms.append(key.encode("latin-1"))
@@ -205,16 +206,18 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _framing_problem(scope: Scope, headers: Headers) -> dict[str, object] | None:
-    """Refuse what two HTTP readers may cut into requests differently (RFC 9112 §6.1)."""
+    """Return the problem of a request that HTTP parsers may frame differently (RFC 9112 §6.1), or None."""
     if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
         return problem(400, "malformed-request", "Transfer-Encoding with Content-Length, or in HTTP/1.0")
     if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
-        return problem(414, "target-too-long", f"a request's target may have {MAX_TARGET_BYTES} bytes at most")
+        return problem(
+            414, "target-too-long", f"the request's target is too long: the limit is {MAX_TARGET_BYTES} bytes"
+        )
     return None
 
 
 def _take_authority(scope: Scope) -> str | None:
-    """Turn an absolute-form target into its path; give its authority, which replaces Host (RFC 9112 §3.2.2)."""
+    """Reduce an absolute-form target to its path; return its authority, which replaces Host (RFC 9112 §3.2.2)."""
     target: bytes = scope["raw_path"]
     scheme, separator, rest = target.partition(b"://")
     if scheme.lower() not in (b"http", b"https") or not separator:
@@ -226,7 +229,7 @@ def _take_authority(scope: Scope) -> str | None:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body in one message, then whatever comes."""
+    """Return a receive channel that yields the body as one message, then the original messages."""
     sent = False
 
     async def next_message() -> Message:

@@ -1,4 +1,4 @@
-"""Errors → RFC 9457 problem+json: one handler for each way a request can fail."""
+"""Errors → RFC 9457 problem+json, with exception handlers for FastAPI."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from roller_svc.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-MAX_REPORTED_FAULTS = 20  # that an answer lists
-ECHO_CHARACTERS = 100  # of the request's own text
-TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # what was asked for does not fit the limits
+MAX_REPORTED_FAULTS = 20  # in one response
+ECHO_CHARACTERS = 100  # of the request's text quoted in a response
+TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # the request exceeds the service's limits
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def status_of(error_class: type[RollerError], code: str = "") -> int:
-    """What an error is in HTTP: 422 where the request caused it, 503 where another try may do, 500 for bugs."""
+    """Return the HTTP status of an error: 422 for invalid requests, 503 for transient errors, 500 for bugs."""
     if issubclass(error_class, NotFoundError):
         return 404
     if issubclass(error_class, (InputError, KernelTimeoutError)) or code in TOO_COSTLY_CODES:
@@ -65,7 +65,7 @@ def status_of(error_class: type[RollerError], code: str = "") -> int:
 
 
 def problem_from_facts(facts: Mapping[str, object], status: int, where: str = "") -> dict[str, object]:
-    """A problem from an error's facts, as describe.error_json has them. `where` points at the program in the body."""
+    """Create a problem from error_json's facts. `where` is the JSON pointer to the program in the body."""
     code, message = str(facts["code"]), str(facts["message"])
     item = {key: facts[key] for key in ("line", "column", "end_column", "hint") if facts.get(key) is not None}
     if "line" in item and facts.get("class") != SpecError.__name__:
@@ -86,7 +86,7 @@ def problem(status: int, code: str, detail: str, items: list[dict[str, object]] 
 
 
 def encode_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """A problem as status, headers and content, for what answers below the routes."""
+    """Encode a problem as status, headers and content, for responses below the routes."""
     status = body["status"]
     assert isinstance(status, int)
     content = json.dumps(body).encode()
@@ -99,7 +99,7 @@ def encode_problem(body: Mapping[str, object]) -> tuple[int, list[tuple[bytes, b
 
 
 def problem_from_record(facts: Mapping[str, object], where: str = "") -> dict[str, object]:
-    """The problem of an error of which only the facts are left: they name its class."""
+    """Create the problem of a recorded error, whose facts name its class."""
     kind = getattr(errors, str(facts.get("class", "")), RollerError)
     is_known = isinstance(kind, type) and issubclass(kind, RollerError)
     return problem_from_facts(facts, status_of(kind if is_known else RollerError, str(facts["code"])), where)
@@ -130,7 +130,7 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
     for fault in faults[:MAX_REPORTED_FAULTS]:
         where, *rest = fault["loc"]
         pointer = "".join(f"/{_escape_pointer(_truncate(str(part)))}" for part in rest)
-        item = {"pointer": pointer} if where == "body" else {}  # a part of the path or the query has none
+        item = {"pointer": pointer} if where == "body" else {}  # path and query parameters have none
         items.append(item | {"message": fault["msg"]})
         locations.append(pointer or "/" if where == "body" else ".".join(_truncate(str(part)) for part in rest))
     detail = f"{locations[0]}: {items[0]['message']}"
@@ -143,26 +143,26 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, HTTP_ERROR_CODE)
     path = _path(request)
-    detail = {404: f"there is nothing at {path}", 405: f"{_truncate(request.method)} is not for {path}"}
+    detail = {404: f"no resource at {path}", 405: f"method not allowed: {_truncate(request.method)} {path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
     return response(body, error.headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    # the log has the traceback, from the server; the caller gets none
+    # the server logs the traceback; the client gets none
     request_id = request_id_of(request)
     log.error("request %s, %s %s: %s", request_id, request.method, _path(request), type(error).__name__)
-    body = problem(500, "internal", "this is a fault of the service; its log says more")
+    body = problem(500, "internal", "internal error: see the service's log")
     return response(body, {"X-Request-Id": request_id, "X-Content-Type-Options": "nosniff"})
 
 
 def request_id_of(request: Request) -> str:
-    """The id that the guard gave to a request."""
+    """Return the id that the middleware gave to a request."""
     return str(getattr(request.state, "request_id", ""))
 
 
 def _path(request: Request) -> str:
-    """The request's path as it was sent, percent signs and all: no control characters."""
+    """Return the percent-encoded path of a request, which has no control characters."""
     return _truncate(request.scope.get("raw_path", b"").decode("ascii", "replace") or request.url.path)
 
 
@@ -171,5 +171,5 @@ def _truncate(text: str) -> str:
 
 
 def _escape_pointer(part: str) -> str:
-    """A part of a JSON pointer (RFC 6901)."""
+    """Escape a reference token of a JSON pointer (RFC 6901)."""
     return part.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""The server: an application and settings → uvicorn with bounded connections, and an end that answers who waits."""
+"""Run the application by uvicorn, with bounded connections and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from roller_svc.service.connections import ConnectionLimits, ServiceConfig
 from roller_svc.service.middleware import allowed_hosts
 from roller_svc.settings import Settings, forget_secrets
 
-STOP_S = 10  # what requests under way get before the service ends
+STOP_S = 10  # for running requests to finish at shutdown
 KEEP_ALIVE_S = 5
-MAX_BACKLOG = 128  # connections that the loop accepts before it looks at one of them
-ACCEPT_ITERATIONS = 4  # of the loop, from accepting connections to closing those that they displace
+MAX_BACKLOG = 128  # connections that the event loop accepts before it serves one
+ACCEPT_ITERATIONS = 4  # of the event loop, from accepting connections to closing those they displace
 RESERVED_DESCRIPTORS = 64  # for the store, workers and compilers
 MAX_DESCRIPTORS = 1 << 16
 
 
 class ServiceServer(uvicorn.Server):
-    """Tells the application that the end begins, before it waits for requests under way."""
+    """Notifies the application of a shutdown before it waits for running requests."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_shutdown()
         await super().shutdown(sockets)
 
     def begin_shutdown(self) -> None:
-        """Wake who waits for an operation, so that each has an answer."""
+        """Wake the requests that wait for operations, so that they respond."""
         assert isinstance(self.config.app, FastAPI)
         self.config.app.state.roller.begin_shutdown()
 
 
 def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> ServiceConfig:
-    """How the service is served; `overrides` are options of uvicorn.Config."""
-    allowed_hosts(settings)  # a wrong one is told now, and not at the first request
+    """Return the server's configuration; `overrides` are options of uvicorn.Config."""
+    allowed_hosts(settings)  # reports an invalid host now, not at the first request
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backlog, max_connections = fit_connections(soft, settings.connections_most)
+    backlog, max_connections = fit_connections(soft, settings.max_connections)
     limits = ConnectionLimits(
         max_connections, settings.header_timeout_s, settings.body_timeout_s, settings.body_timeout_s
     )
@@ -57,7 +57,7 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
 
 
 def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
-    """The backlog, and the connections that leave descriptors for it and for everything else."""
+    """Return the backlog and the number of connections that fit a descriptor limit."""
     if descriptors == resource.RLIM_INFINITY:
         return MAX_BACKLOG, requested
     backlog = max(1, min(MAX_BACKLOG, descriptors // 16))
@@ -65,7 +65,7 @@ def fit_connections(descriptors: int, requested: int) -> tuple[int, int]:
 
 
 def raise_descriptor_limit() -> None:
-    """Take as many descriptors as this process may have, within reason."""
+    """Raise the descriptor limit of this process to the hard limit or MAX_DESCRIPTORS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -73,10 +73,10 @@ def raise_descriptor_limit() -> None:
 
 
 def run_server(settings: Settings) -> bool:
-    """Serve until a signal; False where the server could not start."""
+    """Serve until a signal arrives; return False if the server could not start."""
     raise_descriptor_limit()
     forget_secrets()
     server = ServiceServer(server_config(create_app(settings, ready=True), settings))
-    with contextlib.suppress(KeyboardInterrupt):  # the signal that ended it, which uvicorn raises again
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
         server.run()
     return server.started

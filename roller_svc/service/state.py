@@ -1,4 +1,4 @@
-"""What the routes work with: settings, the store, the queue, and how to get at them from a request."""
+"""State shared by the routes: settings, store, queue and thread pools."""
 
 from __future__ import annotations
 
@@ -22,59 +22,53 @@ from roller_svc.settings import Settings
 
 T = TypeVar("T")
 
-DISCONNECT_POLL_S = 2.0  # how often it is seen whether a client that waits is still there
-MAX_WAITING_ESTIMATES = 16  # requests for estimates, those that are worked on counted
-LARGE_REQUEST_PLANS = 64  # from which on a request for estimates is large: its answer takes memory
+DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
+MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
+LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
 
 
 @dataclass(slots=True)
 class State:
-    """What the routes work with.
-
-    `texts` makes PTX and SASS. Threads: `compute` reads the store, `submissions` waits for requests to be checked,
-    unless the service `knows` them, `batches` waits for estimates, of few `large` requests at a time.
-
-    `is_ending` becomes true once, at the beginning of a shutdown.
-    """
+    """State shared by the routes."""
 
     settings: Settings
     store: Store
     listings: ListingCache
     queue: JobQueue
-    compute: ThreadPoolExecutor
-    submissions: ThreadPoolExecutor
-    is_cached: Callable[[BuildRequest], bool]
-    batches: ThreadPoolExecutor
-    large_requests: asyncio.Semaphore
+    compute: ThreadPoolExecutor  # reads the store
+    submissions: ThreadPoolExecutor  # waits for requests to be validated
+    is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
+    batches: ThreadPoolExecutor  # waits for estimates
+    large_requests: asyncio.Semaphore  # limits concurrent large estimate requests
     estimate_cache: EstimateCache
-    is_ending: bool = False
-    estimates_waiting: int = 0
+    is_ending: bool = False  # set when a shutdown begins
+    estimates_waiting: int = 0  # estimate requests, queued and running
     _waiters: set[asyncio.Event] = field(default_factory=set)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The work's result, from a thread of `compute`: what touches the disk or takes milliseconds."""
+        """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
         return await asyncio.get_running_loop().run_in_executor(self.compute, work)
 
     async def submit(self, request: BuildRequest, client: str) -> Operation:
-        """A new operation; one that is known waits for no other's check. Raises the request's InputError."""
+        """Create an operation; a cached request does not wait for validations. Raises InputError."""
         pool = self.compute if self.is_cached(request) else self.submissions
         return await asyncio.get_running_loop().run_in_executor(pool, self.queue.submit, request, client)
 
     def begin_shutdown(self) -> None:
-        """Wake whoever waits for an operation: it is answered as it is now. To be called on the event loop."""
+        """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""
         self.is_ending = True
         for event in self._waiters:
             event.set()
 
     async def wait(self, operation: Operation, request: Request, seconds: float) -> Operation:
-        """The operation as it is when it ended, or after that many seconds, a hang-up or the start of a shutdown."""
+        """Wait until the operation is done, the time is up, the client disconnects or the service shuts down."""
         if operation.done or seconds <= 0 or self.is_ending:
             return operation
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         deadline_s = loop.time() + seconds
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(event.set)
 
         self._waiters.add(event)
@@ -91,9 +85,9 @@ class State:
         return await self.run(lambda: self.queue.get(operation.id)) or operation
 
     async def estimate(self, work: Callable[[], T], plans: int, deadline: Deadline, request: Request) -> T | None:
-        """The result of work that waits for that many plans; None where the client hung up, which ends the patience.
+        """Run an estimate request of `plans` plans; return None if the client disconnects, which ends the deadline.
 
-        Raises QueueFullError where too many requests for estimates wait, and BuildServiceError where the service ends.
+        Raises QueueFullError if too many estimate requests wait, and BuildServiceError if the service shuts down.
         """
         with self._admit_estimate():
             task = asyncio.ensure_future(self._estimate(work, is_large=plans >= LARGE_REQUEST_PLANS))
@@ -101,7 +95,7 @@ class State:
                 while not task.done():
                     await asyncio.wait({task}, timeout=DISCONNECT_POLL_S)
                     if not task.done() and self.is_ending:
-                        raise BuildServiceError("the service ends", code="shutting-down")
+                        raise BuildServiceError("the service is shutting down", code="shutting-down")
                     if not task.done() and await request.is_disconnected():
                         return None
                 return task.result()
@@ -115,9 +109,9 @@ class State:
 
     @contextlib.contextmanager
     def _admit_estimate(self) -> Iterator[None]:
-        """A place among the requests for estimates."""
+        """Count an estimate request while it runs. Raises QueueFullError."""
         if self.estimates_waiting >= MAX_WAITING_ESTIMATES:
-            raise QueueFullError(f"{MAX_WAITING_ESTIMATES} requests for estimates are waiting; try again later")
+            raise QueueFullError(f"{MAX_WAITING_ESTIMATES} estimate requests are waiting; try again later")
         self.estimates_waiting += 1
         try:
             yield

@@ -90,7 +90,7 @@ def healthy(port: int) -> None:
     ids=["nothing", "headers", "a body", "a chunk", "idle"],
 )  # fmt: skip
 def test_150_silent_connections_keep_nobody_out(tmp_path: Path, gate: Gate, sent: bytes) -> None:
-    with service(tmp_path, gate, connections_most=20) as (server, port), ExitStack() as silent:
+    with service(tmp_path, gate, max_connections=20) as (server, port), ExitStack() as silent:
         for _ in range(150):
             connection = silent.enter_context(connected(port))
             connection.sendall(sent)
@@ -103,7 +103,7 @@ def test_150_silent_connections_keep_nobody_out(tmp_path: Path, gate: Gate, sent
 
 def test_a_request_that_is_answered_is_never_given_up(tmp_path: Path, gate: Gate) -> None:
     waiting = post_of(BODY, b"Prefer: wait=60\r\n")
-    with service(tmp_path, gate, connections_most=3) as (server, port), ExitStack() as stack:
+    with service(tmp_path, gate, max_connections=3) as (server, port), ExitStack() as stack:
         asked = [stack.enter_context(connected(port)) for _ in range(3)]
         for connection in asked:
             connection.sendall(waiting)
@@ -309,7 +309,7 @@ def test_bodies_are_bounded_together(tmp_path: Path, gate: Gate, monkeypatch: py
     from roller_svc.service import middleware
 
     monkeypatch.setattr(middleware, "MAX_BUFFERED_BODIES", 1)
-    with service(tmp_path, gate, body_bytes_most=4096) as (_, port), connected(port) as first:
+    with service(tmp_path, gate, max_body_bytes=4096) as (_, port), connected(port) as first:
         first.sendall(POST + b"Content-Length: 4000\r\n\r\n" + b" " * 3000)
         with connected(port) as second:
             second.sendall(POST + b"Content-Length: 2000\r\n\r\n" + b" " * 1999)

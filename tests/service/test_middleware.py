@@ -39,7 +39,7 @@ def unused(_: BuildRequest) -> Artifact:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     settings = Settings(
-        store=tmp_path_factory.mktemp("store"), allowed_hosts="kernels.example, Proxy.Example:8443", items_most=16
+        store=tmp_path_factory.mktemp("store"), allowed_hosts="kernels.example, Proxy.Example:8443", max_items=16
     )
     with running(create_app(settings, unused)) as (_, port):
         yield port
@@ -145,7 +145,7 @@ def test_no_text_is_both_a_strange_name_and_ours(text: str) -> None:
 
 
 def test_a_wrong_allowed_host_is_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="ROLLER_ALLOWED_HOSTS: 'http://x' is no host"):
+    with pytest.raises(ArgumentError, match="ROLLER_ALLOWED_HOSTS: 'http://x' is not a host"):
         server_config(create_app(Settings(store=tmp_path), unused), Settings(allowed_hosts="http://x"))
 
 

@@ -69,7 +69,7 @@ def builder() -> Builder:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(store=tmp_path / "store", body_bytes_most=8192, items_most=4, queue_length=2)
+    return Settings(store=tmp_path / "store", max_body_bytes=8192, max_items=4, queue_length=2)
 
 
 @pytest.fixture

@@ -47,3 +47,27 @@ def test_elsewhere_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None
     assert refused.value.code == "no-api-key"
     monkeypatch.setenv("ROLLER_API_KEYS", "secret")
     check_address(read_settings(host=host))
+
+
+@pytest.mark.parametrize(
+    ("variable", "former", "value"),
+    [
+        ("ROLLER_MAX_CONNECTIONS", "ROLLER_CONNECTIONS_MOST", 30),
+        ("ROLLER_MAX_WAIT_S", "ROLLER_WAIT_MOST_S", 30),
+        ("ROLLER_MAX_BODY_BYTES", "ROLLER_BODY_BYTES_MOST", 3000),
+        ("ROLLER_MAX_ITEMS", "ROLLER_ITEMS_MOST", 30),
+    ],
+)
+def test_former_variable_is_read_unless_the_new_one_is_set(
+    monkeypatch: pytest.MonkeyPatch, variable: str, former: str, value: int
+) -> None:
+    field = variable.removeprefix("ROLLER_").lower()
+    monkeypatch.setenv(former, str(value))
+    assert getattr(read_settings(), field) == value
+    monkeypatch.setenv(variable, str(value + 1))
+    assert getattr(read_settings(), field) == value + 1
+    assert getattr(read_settings(**{field: value + 2}), field) == value + 2
+    monkeypatch.delenv(variable)
+    monkeypatch.setenv(former, "-1")
+    with pytest.raises(ArgumentError, match=f"^{variable}: "):
+        read_settings()

@@ -1,1 +1,1 @@
-"""Routes, one module for each kind of resource."""
+"""Routes, one module per resource."""

@@ -1,4 +1,4 @@
-"""/v1/estimates: many programs on many devices, answered at once."""
+"""/v1/estimates: synchronous estimates of many programs on many devices."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from roller_svc.service.state import state_of
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
-PLANS_PER_ITEM = 10  # that the largest request may ask for
-CLIENT_GONE = 499  # as nginx logs it; nobody reads the answer
+PLANS_PER_ITEM = 10  # of the largest request, on average
+CLIENT_GONE = 499  # nginx's code for a client that disconnected
 
 
 @router.post("/estimates", response_model=EstimateResponse, responses={422: {"model": Problem}})
 async def estimates(body: EstimateRequest, request: Request) -> Response:
-    """Every item on every target, in that order; one that is refused has `error` in place of `candidates`."""
+    """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
     state = state_of(request)
     count = len(body.items) * len(body.targets)
-    if count > state.settings.items_most:
+    if count > state.settings.max_items:
         raise ArgumentError(
-            f"{count} estimates asked for, {state.settings.items_most} are the most", code="too-many-items"
+            f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items"
         )
     top_k = validate_top_k(body.top_k)
-    max_plans = PLANS_PER_ITEM * state.settings.items_most
+    max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
         raise ArgumentError(
-            f"{count} estimates of {top_k} plans asked for, {max_plans} plans are the most", code="too-many-items"
+            f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items"
         )
-    items = [item_from_body(one, allow_tf32=body.allow_tf32) for one in body.items]
+    items = [item_from_body(item, allow_tf32=body.allow_tf32) for item in body.items]
     deadline = Deadline(state.settings.estimates_timeout_s)
     content = await state.estimate(
         lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),
@@ -49,7 +49,7 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
 
 
 def _content(results: Iterable[ItemResult]) -> bytes:
-    """The answer as it is sent, outcomes as they are remembered."""
+    """Encode the response from the cached JSON of the results."""
     return b'{"estimates":[' + b",".join(_entry(result) for result in results) + b"]}"
 
 

@@ -1,4 +1,4 @@
-"""/v1/hardware: the devices, and what compiles for them here."""
+"""/v1/hardware: the known devices and their compilers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ router = APIRouter(prefix="/v1", tags=["hardware"])
 
 @router.get("/hardware")
 def devices() -> dict[str, Any]:
-    """Every device in short."""
+    """List all devices."""
     return {"hardware": [device_json(spec) for spec in hardware.all_specs()]}
 
 
 @router.get("/hardware/{device_id}", responses={404: {"model": Problem}})
 def device(device_id: str) -> dict[str, Any]:
-    """The whole spec: it may be changed and sent back as `hardware` of a request."""
+    """Return a device's full spec, which may be edited and sent as `hardware` of a request."""
     return dict(hardware.to_mapping(hardware.load(device_id)))

@@ -1,4 +1,4 @@
-"""Whether the service lives, is ready, and which version it is."""
+"""Liveness, readiness and version of the service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz", responses={503: {"model": Problem}})
 async def ready(request: Request) -> dict[str, str]:
-    """503 where the store cannot be written."""
+    """Respond with 503 if the store is not writable."""
     state = state_of(request)
     await state.run(state.store.check_writable)
     return {"status": "ready"}
@@ -30,7 +30,7 @@ async def ready(request: Request) -> dict[str, str]:
 
 @router.get("/v1/version")
 def version() -> dict[str, Any]:
-    """All that decides, beside the request, what a build makes."""
+    """Return everything, apart from the request, that determines the result of a build."""
     return {
         "version": __version__,
         "generator": generator_digest(),

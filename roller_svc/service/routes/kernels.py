@@ -1,4 +1,4 @@
-"""/v1/kernels: compile, and the files of what was compiled."""
+"""/v1/kernels: compile kernels and download their files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MEDIA_TYPES = {
     "binary": "application/octet-stream",
     "bundle": "application/zip",
 }
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same kernel makes the same archive
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a kernel always gives the same archive
 
 
 @router.post(
@@ -44,10 +44,10 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same kernel makes the same archive
 async def compile_kernel(
     body: CompileRequest, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
 ) -> Response:
-    """Build a kernel, or find it built: 200 when it is done, 202 when not. `Prefer: wait=SECONDS` waits for it."""
+    """Compile a kernel unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
     state = state_of(request)
     operation = await state.submit(await state.run(lambda: build_request_from_body(body)), request.state.client)
-    seconds = preferred_wait_s(prefer, state.settings.wait_most_s)
+    seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
     operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
     return operation_response(operation, 202, applied)
@@ -55,7 +55,7 @@ async def compile_kernel(
 
 @router.get("/kernels/{digest}", response_model=KernelResponse, responses={404: {"model": Problem}})
 async def kernel(digest: str, request: Request) -> Response:
-    """What a kernel is."""
+    """Describe a kernel."""
     state = state_of(request)
     return JSONResponse(kernel_response(await state.run(lambda: _facts(state.store, digest))))
 
@@ -68,10 +68,10 @@ async def kernel(digest: str, request: Request) -> Response:
 async def kernel_file(
     digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """A file of a kernel: source, binary, ptx, sass, metadata, header, or bundle, a zip that roller_svc.load reads."""
+    """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads)."""
     state = state_of(request)
     await state.run(lambda: _facts(state.store, digest))
-    # A digest's files never change, and the scope is private where a key was needed to see them.
+    # A digest's files never change. The cache scope is private if a key is needed to access them.
     scope = "private" if state.settings.accepted_keys else "public"
     headers = {"ETag": f'"{digest}/{kind}"', "Cache-Control": f"{scope}, max-age=31536000, immutable"}
     if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
@@ -91,7 +91,7 @@ def operation_response(operation: Operation, pending_status: int, headers: dict[
 
 
 def preferred_wait_s(prefer: str | None, max_s: float) -> float:
-    """RFC 7240's wait, cut to what the service allows; a preference that makes no sense is ignored."""
+    """Parse RFC 7240's wait preference, limited to `max_s`; ignore a malformed one."""
     match = _WAIT.search(prefer or "")
     return min(float(match[1]), max_s) if match else 0.0
 
@@ -112,7 +112,7 @@ async def _listing(state: State, digest: str, kind: str) -> bytes:
     cached = await state.run(lambda: state.listings.cached(digest, kind))
     if cached is not None:
         return cached
-    # Shielded: others may wait for the same one.
+    # Shielded, because other requests may wait for the same listing.
     return await asyncio.shield(asyncio.wrap_future(state.listings.request(digest, kind)))
 
 

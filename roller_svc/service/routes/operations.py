@@ -1,4 +1,4 @@
-"""/v1/operations: what became of a request."""
+"""/v1/operations: state and result of compile requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1", tags=["operations"])
 async def operation(
     operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0
 ) -> Response:
-    """The operation as it is, or once it has ended within `wait` seconds."""
+    """Return an operation; wait up to `wait` seconds for it to be done."""
     state = state_of(request)
     result = await state.run(lambda: state.queue.get(operation_id))
     if result is None:
         raise UnknownKernelError(f"no operation {operation_id[:80]}", code="unknown-operation")
-    result = await state.wait(result, request, min(wait, state.settings.wait_most_s))
+    result = await state.wait(result, request, min(wait, state.settings.max_wait_s))
     return operation_response(result, 200, {})

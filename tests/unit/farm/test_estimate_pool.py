@@ -21,7 +21,7 @@ from roller_svc.compiler.estimates.worker import Deadline, EstimateResult, Estim
 from roller_svc.errors import BuildServiceError, InvariantError
 from roller_svc.farm import workers as worker_module
 from roller_svc.farm.estimate_pool import MAX_ATTEMPTS, MAX_CHUNK, EstimatePool
-from roller_svc.ir.constraints import NO_DEMANDS
+from roller_svc.ir.constraints import NO_CONSTRAINTS
 
 H200 = hardware.load("nvidia-h200-sxm")
 TARGETS = ("nvidia-h200-sxm", "nvidia-v100-sxm2", "amd-mi50", "cpu-x86-avx2")
@@ -55,7 +55,7 @@ def outcome(text: str) -> bytes:
 
 
 def work(text: str, devices: int = 1) -> EstimateTask:
-    return EstimateTask(ProgramText(text, (), None), (H200,) * devices, 1, NO_DEMANDS)
+    return EstimateTask(ProgramText(text, (), None), (H200,) * devices, 1, NO_CONSTRAINTS)
 
 
 @contextmanager
