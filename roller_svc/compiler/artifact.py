@@ -1,4 +1,4 @@
-"""BuildReport → one kernel as it is kept: the winner's binary with its expression, target, digest, plan and report."""
+"""BuildReport → SavedKernel: the winner's binary with its expression, target, digest, plan and report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, Plan
 from roller_svc.runtime.saved.serialization import SavedKernel
 
-MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # of estimates that anybody would save
+MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # plausible range of a saved estimate
 
 
 def package_kernel(report: BuildReport) -> SavedKernel:
-    """What `save` writes; raises the winner's error where no plan came to a binary."""
+    """Return what `save` writes. Raises the winner's error if no plan compiled."""
     winner = report.winner
     if winner.error is not None:
         raise winner.error
@@ -31,7 +31,7 @@ def package_kernel(report: BuildReport) -> SavedKernel:
 
 
 def load_plan(saved: SavedKernel) -> Plan | None:
-    """The plan a kernel was made from; None where what was saved has none that this version reads."""
+    """Return the plan of a saved kernel, or None if this version cannot read it."""
     try:
         plan = canonical.from_json(Plan, saved.extra.get("plan"))
     except ArgumentError:
@@ -40,6 +40,6 @@ def load_plan(saved: SavedKernel) -> Plan | None:
 
 
 def _is_plausible(estimate: Estimate) -> bool:
-    """Whether it can be summed up with others: a folder may come from anywhere."""
+    """Whether sums with the estimate stay finite: a saved kernel may come from anywhere."""
     limits = ((estimate.seconds, MAX_SECONDS), (estimate.uncertainty, MAX_UNCERTAINTY))
     return bool(estimate.stages) and all(0 < value < limit for value, limit in limits)

@@ -1,4 +1,4 @@
-"""Who builds and runs for which family of devices: one line each."""
+"""The runtime of each device family, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Never, Protocol
 
 from roller_svc.errors import LaunchError, ToolchainMissingError, UnknownHardwareError
 from roller_svc.hardware import detect_local
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cpu_features import lacking_instructions
@@ -34,18 +34,16 @@ class Module(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`load` brings a binary onto the device, `place` numpy arrays; `present` tells, cheaply, whether there is a device
-    to measure on."""
+    """The runtime of a device family."""
 
-    family: Family
-    load: Callable[[CompiledKernel], Module]
-    to_device: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    is_present: Callable[[HardwareSpec], bool]
+    family: TargetKind
+    load: Callable[[CompiledKernel], Module]  # binary → loaded module
+    to_device: Callable[[Mapping[str, Any]], Mapping[str, Any]]  # copies numpy arrays to the device
+    is_present: Callable[[HardwareSpec], bool]  # whether this machine has the device; cheap
 
 
 def _runs_on_host(hw: HardwareSpec) -> bool:
-    """Whether this CPU has all that the spec's kernels may be made of. Its architecture and instructions decide: an id
-    is a name, which any spec may bear."""
+    """Whether the host CPU can run the spec's kernels: its architecture and features decide, not the spec's id."""
     try:
         host = detect_local()
     except UnknownHardwareError:
@@ -58,29 +56,32 @@ def _runs_on_host(hw: HardwareSpec) -> bool:
 
 
 def reject_load(compiled: CompiledKernel) -> Never:
-    """In place of a runtime for HIP kernels, which there is none of."""
+    """Reject a HIP kernel: there is no HIP runtime."""
     source = compiled.source
     raise LaunchError(
-        f"{source.name} takes a device of {source.arch}, and a program that loads its code object (hipModuleLoad): "
-        "nothing here does; runtime='emulator' runs the kernel without",
+        f"cannot run {source.name}: it needs a {source.arch} device and a program that loads its code object "
+        "(hipModuleLoad); runtime='emulator' runs it on the CPU",
         code="no-device",
     )
 
 
 BACKENDS = (
-    Backend(Family.CPU, CpuModule, lambda arrays: arrays, _runs_on_host),
-    Backend(Family.CUDA, CudaModule, placed, lambda _: device_present()),
-    Backend(Family.AMD, reject_load, lambda arrays: arrays, lambda _: False),
+    Backend(TargetKind.CPU, CpuModule, lambda arrays: arrays, _runs_on_host),
+    Backend(TargetKind.CUDA, CudaModule, placed, lambda _: device_present()),
+    Backend(TargetKind.AMD, reject_load, lambda arrays: arrays, lambda _: False),
 )
 
 
 def load_emulated(compiled: CompiledKernel, seed: int | None = None, *, races: bool = False) -> EmulatorModule:
-    """A CUDA or HIP kernel on the CPU. `seed` decides the order of its threads; None gives each call one of its own."""
+    """Load a CUDA or HIP kernel into the CPU emulator.
+
+    `seed` determines the order of its threads; None: a new order for each call.
+    """
     return EmulatorModule(compiled, compile_cxx, seed=seed, races=races)
 
 
 def backend_for(hw: HardwareSpec) -> Backend:
-    """The family's back end; ToolchainMissingError where nothing compiles for the device, naming what is missing."""
+    """Return the backend of a device. Raises ToolchainMissingError if its family is not supported."""
     for backend in BACKENDS:
         if backend.family is hw.family:
             return backend

@@ -1,14 +1,15 @@
-"""A program on several devices: what its partitions and footprints have in common is found once."""
+"""Partitions and footprints of a program, computed once for all devices that share them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from roller_svc.families.matching import attends
 from roller_svc.fusion.aligned_copies import may_align
-from roller_svc.fusion.partition import Traits, computed, partition_of, traits
+from roller_svc.fusion.partition import Traits, computed, partition_of
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
@@ -16,7 +17,7 @@ from roller_svc.perf.footprint import Footprints
 
 @dataclass(frozen=True, slots=True)
 class PartitionCache:
-    """Remembers by content, so that the answers do not depend on which devices came before. For one thread."""
+    """Caches the partitions of a program by fusion options. Not thread-safe."""
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
@@ -24,12 +25,14 @@ class PartitionCache:
     _groups: dict[Traits, tuple[KernelGroup, ...]] = field(default_factory=dict, compare=False)
 
     def groups(self, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-        """`partition` of the program."""
+        """Return the default partition of the program for a device."""
         return self._partition(traits(hw))
 
     def partitions(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
-        """`groups`, where one of them is attention those that it would be as several kernels, and before these the same
-        with pairs of sums where there are any, and with aligned copies of what bulk copies do not take."""
+        """Return all fusion alternatives, the default partition last or before unfused attention.
+
+        The alternatives are unfused attention, dual-GEMM variants, and variants that copy misaligned TMA operands.
+        """
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
             options.append(options[0].apart)
@@ -39,24 +42,24 @@ class PartitionCache:
             for way, groups in zip(options, default, strict=True)
             if _may_have_dual_gemm(groups)
         ]
-        unaligned = (*(groups for groups in dual_gemm if any(group.is_paired for group in groups)), *default)
+        unaligned = (*(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
         return (*self._aligned(options[-1], unaligned), *unaligned)
 
     def _aligned(
         self, option: Traits, unaligned: tuple[tuple[KernelGroup, ...], ...]
     ) -> Iterator[tuple[KernelGroup, ...]]:
-        """Those that read such copies, with and without pairs."""
+        """Yield the variants that copy misaligned TMA operands, with and without dual GEMM."""
         if not (option.moves_boxes and may_align(self.program)):
             return
         types = self.program.types
-        has_dual_gemm = any(group.is_paired for groups in unaligned for group in groups)
+        has_dual_gemm = any(group.is_dual_gemm for groups in unaligned for group in groups)
         for options in (option.aligned.paired, option.aligned) if has_dual_gemm else (option.aligned,):
             groups = self._partition(options)
             if any(tensor not in types for group in groups for tensor, _ in group.stored):
                 yield groups
 
     def partition_of_plan(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-        """The groups that the plan's choices are for. On a CPU, where spaces may be views, there are no others."""
+        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, the only partition."""
         spaces = [choice.program.space for choice in plan.choices]
         partitions = self.partitions(hw)
         return next((groups for groups in partitions if [group.space for group in groups] == spaces), partitions[0])
@@ -74,3 +77,16 @@ class PartitionCache:
 
 def _may_have_dual_gemm(groups: tuple[KernelGroup, ...]) -> bool:
     return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1
+
+
+def traits(hw: HardwareSpec) -> Traits:
+    attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
+    return Traits(
+        hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
+        moves_boxes=any(u.kind is UnitKind.WGMMA for u in hw.units),
+    )  # fmt: skip
+
+
+def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
+    return partition_of(program, computed(program, traits(hw)), traits(hw))

@@ -1,6 +1,6 @@
-"""READ FIRST. Text and a device in, the fastest kernel we can make out: all stages are strung together here.
+"""Compilation pipeline: expression + target → best kernel. Start reading here.
 
-parse → partition → (construct → estimate) a group → plans → (lower → emit → compile → measure) a plan → report
+parse → partition → (construct → estimate) each group → plans → (lower → emit → compile → measure) each plan → report
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, RuntimeChoice, Select
+from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, RuntimeChoice, SelectionMode
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
 Trace = Callable[[str, Any], Any]
 
-# Plans beyond top_k that are built only where the ones before them fail to compile or spill registers.
+# Plans beyond top_k, built only if the ones before them fail to compile or spill registers.
 FALLBACK_PLANS = 3
 
 
 def no_trace(_: str, value: T) -> T:
-    """A trace that watches nothing."""
+    """Return the value: a trace that observes nothing."""
     return value
 
 
 def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
-    """The whole way. Raises InputError for what the caller did wrong, BuildError where no plan could be built."""
+    """Compile a request. Raises InputError for an invalid request and BuildError if no plan could be built."""
     clock = StageTimer()
     program = parse(request.expression, dict(request.inputs), request.outputs)
     program = trace("parse", replace(program, constants=request.constants))
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")
-    partitions = rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.demands)
+    partitions = rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.constraints)
     trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
@@ -57,38 +57,38 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     backend = _available_backend(request, hw)
     can_measure, notes = _may_measure(request, hw, backend)
     if can_measure:
-        attempts = build_candidates(shortlist, program, hw)
+        results = build_candidates(shortlist, program, hw)
     else:
-        attempts = build_first_without_spills(plans, program, hw)
+        results = build_first_without_spills(plans, program, hw)
     clock.record("compile")
     if can_measure:
-        attempts = measure_candidates(attempts, program, backend)
+        results = measure_candidates(results, program, backend)
         clock.record("measure")
-        attempts = select_best(attempts, program, hw)
+        results = select_best(results, program, hw)
         clock.record("settle")
-    attempts = sort_best_first(attempts, shortlist)
-    if attempts[0].error is not None:
-        raise attempts[0].error
-    winner = next(ranked for ranked in partitions if ranked.groups is attempts[0].groups)
+    results = sort_best_first(results, shortlist)
+    if results[0].error is not None:
+        raise results[0].error
+    winner = next(ranked for ranked in partitions if ranked.groups is results[0].groups)
     notes = (*notes, *_unit_notes(winner.groups, winner.constructions))
-    report = BuildReport(request, program, hw, winner.groups, winner.constructions, attempts, notes, clock.stages)
+    report = BuildReport(request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages)
     trace("report", report)
     return report
 
 
 def _unit_notes(groups: tuple[KernelGroup, ...], constructions: tuple[Construction, ...]) -> tuple[str, ...]:
-    """Of each contraction that none of the device's matrix units takes, why."""
+    """Explain, for each contraction that no matrix unit of the device supports, why."""
     return tuple(
-        f"{group.name} is not on a matrix unit: {'; '.join(construction.unsupported_units)}"
+        f"{group.name} does not use a matrix unit: {'; '.join(construction.unsupported_units)}"
         for group, construction in zip(groups, constructions, strict=True)
         if construction.unsupported_units and all(not p.unit.is_matrix for p in construction.programs)
     )
 
 
 def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
-    """The device's back end, once something compiles for it here; else an error that says what is missing.
+    """Return the device's backend. Raises ToolchainMissingError if its compiler is not installed.
 
-    The emulator takes the text: it does without.
+    The emulator needs no compiler for the device.
     """
     backend = backend_for(hw)
     toolchain = availability(hw)
@@ -98,17 +98,17 @@ def _available_backend(request: BuildRequest, hw: HardwareSpec) -> Backend:
 
 
 def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> tuple[bool, tuple[str, ...]]:
-    """Whether candidates can be timed; where they were to be and cannot, a note that says why."""
-    if request.select is Select.MODEL:
+    """Return whether to measure candidates, and a note if measuring was requested but is impossible."""
+    if request.select is SelectionMode.MODEL:
         return False, ()
     if not backend.is_present(hw):
-        return False, (f"nothing was measured: there is no {hw.id} here, the model chose",)
+        return False, (f"nothing was measured: this machine has no {hw.id}, the model chose",)
     return True, ()
 
 
 @dataclass(slots=True)
 class StageTimer:
-    """Seconds of each stage."""
+    """Records the seconds of each stage."""
 
     last: float = field(default_factory=time.perf_counter)
     stages: tuple[tuple[str, float], ...] = ()

@@ -1,6 +1,6 @@
-"""Program, device → kernel groups, their candidates, and whole plans, as the model ranks them. Builds nothing.
+"""Rank partitions, kernel candidates and whole plans of a program by the performance model.
 
-What stands here, and all that it imports, is loaded by every process that makes estimates: no compiler, no text.
+Estimate workers load this module: it must import neither code generators nor toolchains.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
-from roller_svc.ir.constraints import NO_DEMANDS, Demands
-from roller_svc.ir.estimate import Candidate, Construction, Estimate, Roof
+from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
+from roller_svc.ir.estimate import Candidate, Construction, Estimate, RooflineBound
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorProgram
@@ -24,51 +24,49 @@ from roller_svc.perf.roofline import together
 
 
 class RankedPartition(NamedTuple):
-    """One way in which statements become kernels: its groups, for each its candidates best first, and how they were
-    constructed."""
+    """One fusion alternative, with ranked kernel candidates."""
 
     groups: tuple[KernelGroup, ...]
-    candidates: tuple[tuple[Candidate, ...], ...]
-    constructions: tuple[Construction, ...]
+    candidates: tuple[tuple[Candidate, ...], ...]  # of each group, best first
+    constructions: tuple[Construction, ...]  # of each group
 
 
-RankedPartitions = tuple[RankedPartition, ...]  # the one with the model's best plan first
-EXPLORATION_DIVISOR = 3  # one place in so many may go to other units and groupings out of reach
-# What tells plans apart beside their tiles: the grouping's number; or with it a kernel's, and the kind of unit that
-# computes it.
+RankedPartitions = tuple[RankedPartition, ...]  # the one with the best predicted plan first
+EXPLORATION_DIVISOR = 3  # 1/3 of the measured plans may explore other units and partitions outside the uncertainty
+# What distinguishes plans other than tile sizes: the number of the partition, or the partition, a kernel of it and the
+# kind of unit that the kernel runs on.
 PlanFeature = tuple[int] | tuple[int, int, UnitKind]
-FeaturedPlan = tuple[PlanFeature, GroupedPlan]  # a plan, with what tells it from those that the model puts first
+FeaturedPlan = tuple[PlanFeature, GroupedPlan]  # a plan with the feature that the top-ranked plans lack
 
 
 @dataclass(frozen=True, slots=True)
 class TargetEstimate:
-    """What the model says of a program on a device: its plans, best first, and the least that any plan could take."""
+    """Estimates of a program on one device."""
 
     spec: HardwareSpec
-    plans: tuple[Plan, ...]
-    roofline: tuple[Roof, ...]
+    plans: tuple[Plan, ...]  # best first
+    roofline: tuple[RooflineBound, ...]  # lower bounds for every plan
 
 
 def estimate_program(
-    cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, demands: Demands = NO_DEMANDS
+    cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, demands: ScheduleConstraints = NO_CONSTRAINTS
 ) -> TargetEstimate:
-    """What the model says of the best plans. Builds nothing, opens no device."""
+    """Estimate the best plans of a program on a device. Uses no compiler and no device."""
     _, candidates, constructions = rank_partitions(cache, spec, top_k, demands)[0]
     return TargetEstimate(spec, best_plans(candidates, top_k), together(tuple(c.roofline for c in constructions)))
 
 
 def rank_best_partition(
-    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS
 ) -> RankedPartition:
-    """The grouping that the model expects to be the fastest."""
+    """Return the partition with the fastest predicted plan."""
     return rank_partitions(PartitionCache(program), hw, top_k, demands)[0]
 
 
 def rank_partitions(
-    cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: Demands = NO_DEMANDS
+    cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS
 ) -> RankedPartitions:
-    """All of them: attention and pairs of sums are one kernel or several. `shared`: what is known of the program from
-    other devices."""
+    """Rank the candidates of all fusion alternatives. `cache` shares work between devices."""
     ranked: list[RankedPartition] = []
     failures: list[NoCandidateError] = []
     for groups in cache.partitions(hw):
@@ -86,10 +84,10 @@ def _partition_seconds(ranked: RankedPartition) -> float:
 
 
 def _rank(
-    groups: tuple[KernelGroup, ...], cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: Demands
+    groups: tuple[KernelGroup, ...], cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints
 ) -> RankedPartition:
     constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
-    others = Demands(demands.allow_tf32)
+    others = ScheduleConstraints(demands.allow_tf32)
     results = [
         rank_units(group, hw, top_k, demands if group in constrained else others, cache.footprints) for group in groups
     ]
@@ -99,7 +97,7 @@ def _rank(
 
 
 def best_plans(candidates_by_group: tuple[tuple[Candidate, ...], ...], top_k: int) -> tuple[Plan, ...]:
-    """The `top_k` least sums of one candidate a group, best first."""
+    """Return the `top_k` fastest combinations of one candidate per group, by best-first search."""
 
     def ranking_seconds(indices: tuple[int, ...]) -> float:
         return sum(candidates[i].ranking_seconds for candidates, i in zip(candidates_by_group, indices, strict=True))
@@ -119,7 +117,7 @@ def best_plans(candidates_by_group: tuple[tuple[Candidate, ...], ...], top_k: in
 
 
 def merge_ranked_plans(partitions: RankedPartitions, count: int) -> tuple[GroupedPlan, ...]:
-    """The `count` plans that the model puts first, of all groupings whose best may in truth be the fastest."""
+    """Return the `count` best plans of all partitions that may be the fastest within the model's uncertainty."""
     contenders = [ranked for number, ranked in enumerate(partitions) if _within_uncertainty(partitions, number)]
     plans = [GroupedPlan(plan, ranked.groups) for ranked in contenders for plan in best_plans(ranked.candidates, count)]
     return tuple(heapq.nsmallest(count, plans, key=_ranking_seconds))
@@ -128,15 +126,17 @@ def merge_ranked_plans(partitions: RankedPartitions, count: int) -> tuple[Groupe
 def select_for_measurement(
     plans: tuple[GroupedPlan, ...], partitions: RankedPartitions, count: int
 ) -> tuple[GroupedPlan, ...]:
-    """The first `count` of `plans_of_all`, the last of them giving way to the best plan of what is not there: groupings
-    that may be the fastest; and, in up to a third of the places, the other groupings, whose estimates may be wrong by
-    more than they say, then other kinds of units for a kernel that may be the fastest. So measuring decides these too,
-    and not only between tiles."""
+    """Select `count` of the merged plans to measure, with some diversity.
+
+    Low-ranked plans that differ only in tile sizes give way to the best plan of every missing partition that may be the
+    fastest. Up to a third of the list explores: the other partitions, whose estimates may be off by more than their
+    uncertainty, then other kinds of units for a kernel.
+    """
     selected = list(plans[:count])
-    features = {trait for one in selected for trait in _features(one, partitions)}
+    features = {feature for plan in selected for feature in _features(plan, partitions)}
     contenders, others, units = (
-        [one for trait, one in sorted(found, key=lambda pair: _ranking_seconds(pair[1])) if trait not in features]
-        for found in (*_other_partitions(partitions), _other_units(partitions[0]))
+        [plan for feature, plan in sorted(group, key=lambda pair: _ranking_seconds(pair[1])) if feature not in features]
+        for group in (*_other_partitions(partitions), _other_units(partitions[0]))
     )
     for plan in (*contenders, *[*others, *units][: count // EXPLORATION_DIVISOR])[: count - 1]:
         if len(selected) == count:
@@ -153,7 +153,7 @@ def _ranking_seconds(grouped: GroupedPlan) -> float:
 
 
 def _other_partitions(partitions: RankedPartitions) -> tuple[list[FeaturedPlan], list[FeaturedPlan]]:
-    """The best plans of groupings that may be faster than the first, and of those that may not."""
+    """Return the best plans of the other partitions: those within the uncertainty of the first, and the rest."""
     contenders: list[FeaturedPlan] = []
     others: list[FeaturedPlan] = []
     for number, ranked in enumerate(partitions[1:], 1):
@@ -164,7 +164,7 @@ def _other_partitions(partitions: RankedPartitions) -> tuple[list[FeaturedPlan],
 
 
 def _other_units(best: RankedPartition) -> Iterator[FeaturedPlan]:
-    """The best plan of the first grouping with a kernel computed by another kind of unit."""
+    """Yield the best plan of a partition with one kernel on another kind of unit."""
     first = _best_plan(best).choices
     for g, candidates in enumerate(best.candidates):
         features = {_unit_feature(0, g, candidates[0])}
@@ -184,7 +184,7 @@ def _within_uncertainty(partitions: RankedPartitions, number: int) -> bool:
 
 
 def _may_be_faster(candidate: Estimate, best: Estimate) -> bool:
-    """Whether it may be in truth: each is known within a factor."""
+    """Whether the uncertainties of two estimates allow the candidate to be faster."""
     return candidate.seconds <= best.seconds * candidate.uncertainty * best.uncertainty
 
 
@@ -198,7 +198,7 @@ def _unit_feature(number: int, g: int, candidate: Candidate) -> PlanFeature:
 
 
 def _replaceable_index(selected: list[GroupedPlan], partitions: RankedPartitions) -> int | None:
-    """The last plan behind the first that has nothing that others lack but its tiles."""
-    features = [_features(one, partitions) for one in selected]
-    counts = Counter(trait for found in features for trait in found)
-    return next((i for i in range(len(selected) - 1, 0, -1) if all(counts[trait] > 1 for trait in features[i])), None)
+    """Return the index of the lowest-ranked plan that differs from the others only in tile sizes."""
+    features = [_features(plan, partitions) for plan in selected]
+    counts = Counter(feature for plan_features in features for feature in plan_features)
+    return next((i for i in range(len(selected) - 1, 0, -1) if all(counts[f] > 1 for f in features[i])), None)

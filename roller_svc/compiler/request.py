@@ -1,4 +1,4 @@
-"""What a caller says in plain values → BuildRequest, every option checked."""
+"""Validate compile options: JSON-compatible values → BuildRequest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TypeVar
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import kind_of, shown, tensor_types, whole_number
-from roller_svc.ir.constraints import TILE_FIELDS, KernelFamily
-from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.ir.report import BuildRequest, RuntimeChoice, Select
+from roller_svc.ir.constraints import TILE_FIELDS, OpClass
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
 
 MAX_TOP_K = 100
 
@@ -34,29 +34,29 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
     tiles: object = None,
     constants: object = None,
 ) -> BuildRequest:
-    """The request, or an InputError that names the option at fault."""
+    """Validate the options of a build. Raises InputError that names the invalid option."""
     request = BuildRequest(
         expression=validate_expression(expression),
         inputs=tensor_types(inputs),
         target=validate_target(target),
         outputs=validate_outputs(outputs),
         top_k=validate_top_k(top_k),
-        select=parse_enum(Select, "select", select),
+        select=parse_enum(SelectionMode, "select", select),
         runtime=parse_enum(RuntimeChoice, "runtime", runtime),
         allow_tf32=validate_flag("allow_tf32", allow_tf32),
         hardware=validate_hardware(hardware),
-        family=None if family is None else parse_enum(KernelFamily, "family", family),
+        op_class=None if family is None else parse_enum(OpClass, "family", family),
         tiles=validate_tiles(tiles),
         constants=validate_constants(constants, tensor_types(inputs)),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
-        return replace(request, select=Select.MODEL)  # its times say nothing of a GPU's
+        return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU
     return request
 
 
 def request_json(request: BuildRequest) -> dict[str, object]:
-    """The request in plain values: build_request(**request_json(r)) == r."""
+    """Encode a request as JSON-compatible values: build_request(**request_json(r)) == r."""
     return {
         "expression": request.expression,
         "inputs": {name: {"dtype": t.dtype.value, "shape": list(t.shape)} for name, t in request.inputs},
@@ -67,14 +67,14 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "runtime": request.runtime.value,
         "allow_tf32": request.allow_tf32,
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
-        "family": None if request.family is None else request.family.value,
+        "family": None if request.op_class is None else request.op_class.value,
         "tiles": dict(request.tiles),
         "constants": list(request.constants),
     }
 
 
 def resolve_spec(request: BuildRequest) -> HardwareSpec:
-    """The device a request means."""
+    """Return the hardware spec of a request."""
     return request.hardware or hardware.load(request.target)
 
 
@@ -106,7 +106,7 @@ def validate_flag(name: str, value: object) -> bool:
 
 
 def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
-    """Names of inputs, in the inputs' order."""
+    """Return the names of constant inputs, in the inputs' order."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -122,7 +122,7 @@ def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> t
 
 
 def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
-    """{'split_k': 4} → (('split_k', 4),), by name."""
+    """Return tile constraints sorted by name: {'split_k': 4} → (('split_k', 4),)."""
     if value is None:
         return ()
     if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
@@ -152,7 +152,7 @@ def validate_outputs(value: object) -> tuple[str, ...] | None:
 
 
 def validate_hardware(value: object) -> HardwareSpec | None:
-    """A spec itself, YAML text, or the spec as plain values."""
+    """Return the spec given as a HardwareSpec, as YAML text or as a mapping."""
     match value:
         case None | HardwareSpec():
             return value
@@ -164,7 +164,7 @@ def validate_hardware(value: object) -> HardwareSpec | None:
 
 
 def parse_enum(kind: type[E], name: str, value: object) -> E:
-    """The member of an enum by its text."""
+    """Return the enum member with a given value."""
     for member in kind:
         if value is member or (isinstance(value, str) and value == member.value):
             return member
@@ -173,8 +173,8 @@ def parse_enum(kind: type[E], name: str, value: object) -> E:
 
 
 def _check_emulable(spec: HardwareSpec) -> None:
-    if spec.family not in (Family.CUDA, Family.AMD):
+    if spec.family not in (TargetKind.CUDA, TargetKind.AMD):
         raise ArgumentError(
-            f"runtime='emulator' is for CUDA and HIP kernels; {spec.id} is no target of theirs",
+            f"runtime='emulator' runs CUDA and HIP kernels only: {spec.id} is not a GPU target",
             code="emulator-unavailable",
         )  # fmt: skip

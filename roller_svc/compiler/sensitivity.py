@@ -1,24 +1,25 @@
-"""Plan, HardwareSpec → what more of each resource would give: the derivative of the estimated time."""
+"""Sensitivity analysis: re-estimate a plan with each hardware resource improved by 10 %."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from roller_svc.construct.construct import prepared
+from roller_svc.families import model_of
 from roller_svc.ir.estimate import Sensitivity
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.report import Plan
-from roller_svc.perf.model import Model
 
-STEP = 0.1  # far enough for terms that move in whole blocks, near enough to be a slope
+STEP = 0.1  # large enough for terms that change in whole blocks, small enough to approximate a derivative
 MIN_SAVED_FRACTION = 0.001  # less is not worth a line
 
 
 def analyze_sensitivity(plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> tuple[Sensitivity, ...]:
-    """What a tenth more of each resource of the device (of a latency, a tenth less) saves of this very plan's time,
-    tiles left as they are; most first."""
+    """Return the fraction of the time saved by 10 % more of each resource (10 % less latency), largest first.
+
+    Tiles stay as they are.
+    """
     now_s = _seconds(plan, groups, hw)
     results = [Sensitivity(name, 1.0 - _seconds(plan, groups, better) / now_s) for name, better in _improved_specs(hw)]
     return tuple(
@@ -33,20 +34,22 @@ def _seconds(plan: Plan, groups: Sequence[KernelGroup], hw: HardwareSpec) -> flo
     total = 0.0
     for group, choice in zip(groups, plan.choices, strict=True):
         program = replace(choice.program, unit=units[choice.program.unit.name])
-        view = replace(group, space=program.space)  # a convolution may be read as one, or as a contraction
-        total += Model(prepared(view, hw, program.unit)).estimate(program).seconds
+        total += model_of(group, program, hw).estimate(program).seconds
     return total
 
 
 def _improved_specs(hw: HardwareSpec) -> Iterator[tuple[str, HardwareSpec]]:
     for i, level in enumerate(hw.levels):
         if level.name == hw.tile_levels[1]:
-            continue  # registers: what they deliver is part of the arithmetic rate
+            continue  # register bandwidth is part of the arithmetic rate
         faster = replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * (1 + STEP))
         nearer = replace(level, latency_s=level.latency_s * (1 - STEP))
         for quantity, changed in (("bandwidth", faster), ("latency", nearer)):
             yield f"{level.name} {quantity}", replace(hw, levels=(*hw.levels[:i], changed, *hw.levels[i + 1 :]))
-    yield "issue rate", replace(hw, clock_hz=hw.clock_hz * (1 + STEP))  # arithmetic and memory keep theirs
+    yield (
+        "issue rate",
+        replace(hw, clock_hz=hw.clock_hz * (1 + STEP)),
+    )  # rates of arithmetic and memory are separate fields
     units = tuple(replace(unit, flops_per_s=unit.flops_per_s * (1 + STEP)) for unit in hw.units)
     yield "arithmetic rate", replace(hw, units=units)
     if any(unit.quotients_per_s for unit in hw.units):

@@ -1,4 +1,4 @@
-"""Nouns → plain values for JSON: estimates, plans, launches, whole build reports."""
+"""JSON serialisation of estimates, plans, launches and build reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from roller_svc import errors, toolchain
 from roller_svc.compiler.post_compile import revised_plan
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
-from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, Roof, Sensitivity, TraceStep
+from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
@@ -20,12 +20,12 @@ from roller_svc.ir.rprogram import RProgram
 
 Json = dict[str, object]
 
-TRACE_STEPS = 500  # of a construction in a report
-LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact keeps all of it
+TRACE_STEPS = 500  # of a construction in a report; further ones are only counted
+LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact has the whole log
 
 
 def kernel_digest(compiled: CompiledKernel) -> str:
-    """What names a kernel: the text, all that decided its binary, and the binary."""
+    """Hash a kernel's source, everything that determines its binary, and the binary."""
     content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary).hexdigest()}\n"
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
@@ -42,12 +42,12 @@ def estimate_json(estimate: Estimate) -> Json:
 
 
 def sensitivity_json(results: Iterable[Sensitivity]) -> list[Json]:
-    """What a tenth more of each resource saves, as shares of the estimated seconds."""
-    return [{"resource": one.resource, "saved": one.time_saved_fraction} for one in results]
+    """Return the fraction of the estimated seconds that 10 % more of each resource saves."""
+    return [{"resource": sensitivity.resource, "saved": sensitivity.time_saved_fraction} for sensitivity in results]
 
 
-def roofline_json(roofs: Iterable[Roof]) -> list[Json]:
-    """The least seconds that a program leaves to each level, with the bytes that it moves there or its operations."""
+def roofline_json(roofs: Iterable[RooflineBound]) -> list[Json]:
+    """Return the lower bound of the time at each level, with its bytes or operations."""
     return [
         {"level": r.level, "seconds": r.seconds, "operations" if r.level == COMPUTE else "bytes": r.amount}
         for r in roofs
@@ -55,7 +55,7 @@ def roofline_json(roofs: Iterable[Roof]) -> list[Json]:
 
 
 def tiles_json(program: RProgram, levels: tuple[str, str]) -> dict[str, dict[str, int]]:
-    """{level: {axis: extent}} for the two levels that rTiles are built for."""
+    """Return {level: {axis: extent}} for the two levels of rTiles."""
     return {levels[0]: program.block.as_dict(), levels[1]: program.thread.as_dict()}
 
 
@@ -63,11 +63,11 @@ def program_json(program: RProgram, levels: tuple[str, str]) -> Json:
     return {
         "unit": program.unit.name,
         "tiles": tiles_json(program, levels),
-        "lanes": program.lanes,
+        "lanes": program.reduce_threads,
         "split_k": program.split_k,
         "stages": program.stages,
         "raster": program.raster,
-        "stream_k": program.stream_k,
+        "stream_k": program.stream_k_blocks,
         "grid": program.grid,
         "threads": program.threads,
         "padding": program.padding,
@@ -79,7 +79,7 @@ def choice_json(candidate: Candidate, levels: tuple[str, str]) -> Json:
 
 
 def plan_json(plan: Plan, hardware: HardwareSpec) -> Json:
-    """An estimate as POST /v1/estimates has it: cost of the whole plan, tiles of its longest kernel, every kernel."""
+    """Return a candidate of POST /v1/estimates: the plan's cost, the tiles of its slowest kernel, and all kernels."""
     levels = hardware.tile_levels
     return estimate_json(plan.estimate) | {
         "tiles": tiles_json(plan.dominant_choice.program, levels),
@@ -118,7 +118,7 @@ def measurement_json(measurement: Measurement | None) -> Json | None:
 
 
 def error_json(error: RollerError) -> Json:
-    """An error's facts: its class, and what that class has more."""
+    """Encode an error: class, code, message, and the class's own fields."""
     facts: Json = {"class": type(error).__name__, "code": error.code, "message": error.message}
     match error:
         case InputError():
@@ -133,10 +133,10 @@ def error_json(error: RollerError) -> Json:
 
 
 def parse_error(facts: Mapping[str, Any]) -> RollerError:
-    """The error that error_json described. Raises ValueError, KeyError or TypeError where the facts are of none."""
+    """Decode an error from error_json. Raises ValueError, KeyError or TypeError if it is malformed."""
     kind = getattr(errors, str(facts["class"]), None)
     if not (isinstance(kind, type) and issubclass(kind, RollerError)):
-        raise ValueError(f"{facts['class']!r} is no class of errors")
+        raise ValueError(f"unknown error class: {facts['class']!r}")
     message, code = str(facts["message"]), str(facts["code"])
     if issubclass(kind, NoCandidateError):
         rejections = {str(rule): int(count) for rule, count in facts["rejections"].items()}
@@ -151,36 +151,41 @@ def parse_error(facts: Mapping[str, Any]) -> RollerError:
     return error
 
 
-def attempt_json(attempt: CandidateResult, report: BuildReport) -> Json:
-    """`estimate` is what ranked the plan, `estimate_compiled` the same with the registers and shared memory that its
-    binary takes; None where there is no binary, or a CPU's."""
-    compiled = revised_plan(attempt.plan, attempt.groups, attempt.compiled, report.hardware)
+def result_json(result: CandidateResult, report: BuildReport) -> Json:
+    """Encode the result of one plan.
+
+    `estimate_compiled` is the estimate with the registers and shared memory of the binary; None for CPUs and without
+    a binary.
+    """
+    compiled = revised_plan(result.plan, result.groups, result.compiled, report.hardware)
     return {
-        "plan": plan_json(attempt.plan, report.hardware),
-        "groups": partition_json(attempt),
-        "estimate": estimate_json(attempt.plan.estimate),
+        "plan": plan_json(result.plan, report.hardware),
+        "groups": partition_json(result),
+        "estimate": estimate_json(result.plan.estimate),
         "estimate_compiled": None if compiled is None else estimate_json(compiled.estimate),
-        "measurement": measurement_json(attempt.measurement),
-        "error": None if attempt.error is None else error_json(attempt.error),
-        "compile_seconds": None if attempt.compiled is None else attempt.compiled.compile_seconds,
-        "resources": [] if attempt.compiled is None else [resources_json(r) for r in attempt.compiled.resources],
+        "measurement": measurement_json(result.measurement),
+        "error": None if result.error is None else error_json(result.error),
+        "compile_seconds": None if result.compiled is None else result.compiled.compile_seconds,
+        "resources": [] if result.compiled is None else [resources_json(r) for r in result.compiled.resources],
     }
 
 
-def partition_json(attempt: CandidateResult) -> list[Json]:
-    """Which statements the plan's kernels compute, by the tensors that these define, and as what."""
+def partition_json(result: CandidateResult) -> list[Json]:
+    """Return, for each kernel, the tensors it computes, its kind and its interpretation."""
     return [
         {"name": group.name, "kind": group.kind.value, "as": interpretation(group, choice.program),
          "computes": [statement.output for statement in group.statements]}
-        for group, choice in zip(attempt.groups, attempt.plan.choices, strict=True)
+        for group, choice in zip(result.groups, result.plan.choices, strict=True)
     ]  # fmt: skip
 
 
 def interpretation(group: KernelGroup, program: RProgram) -> str:
-    """What a kernel takes its group for: its kind, but that a contraction may be a pair of them, on a CPU a
-    convolution, or one product of matrices for each image."""
+    """Return how a kernel interprets its group.
+
+    That is the group's kind, except for contractions: dual GEMM, direct convolution, or one GEMM for each image.
+    """
     space = program.space
-    if group.is_paired:
+    if group.is_dual_gemm:
         return "paired contraction"
     if space.role(AxisRole.PIXEL):
         along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
@@ -210,7 +215,7 @@ def construction_json(construction: Construction) -> Json:
 
 
 def finite(value: object) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
+    """Replace infinities and NaN, which JSON does not have, by null."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -222,7 +227,7 @@ def finite(value: object) -> Any:
 
 
 def report_json(report: BuildReport) -> Json:
-    """Everything a build did, for people and tools."""
+    """Encode a build report."""
     facts: Json = finite(_report(report))
     return facts
 
@@ -238,7 +243,7 @@ def _report(report: BuildReport) -> Json:
             "select": report.request.select.value,
             "runtime": report.request.runtime.value,
             "allow_tf32": report.request.allow_tf32,
-            "family": report.request.family.value if report.request.family else None,
+            "family": report.request.op_class.value if report.request.op_class else None,
             "tiles": dict(report.request.tiles),
             "constants": list(report.request.constants),
         },
@@ -255,14 +260,14 @@ def _report(report: BuildReport) -> Json:
             for group in report.groups
         ],
         "constructions": [construction_json(construction) for construction in report.constructions],
-        "attempts": [attempt_json(attempt, report) for attempt in report.results],
+        "attempts": [result_json(result, report) for result in report.results],
         "notes": list(report.notes),
         "stage_seconds": dict(report.stage_seconds),
     }
 
 
 def device_json(spec: HardwareSpec) -> Json:
-    """A device in short, and what compiles for it here."""
+    """Return a summary of a device, and whether this machine can compile for it."""
     available = toolchain.availability(spec)
     return {
         "id": spec.id,
@@ -279,7 +284,7 @@ def device_json(spec: HardwareSpec) -> Json:
 
 
 def kernel_json(compiled: CompiledKernel, facts: Mapping[str, object]) -> Json:
-    """A kernel as an Operation's response has it, less its links."""
+    """Return a kernel as in an Operation's response, without links."""
     return {
         "digest": kernel_digest(compiled),
         **facts,

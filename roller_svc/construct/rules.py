@@ -1,17 +1,19 @@
-"""What differs between the machines and kinds of kernel group that ROLLER's one algorithm builds for."""
+"""Rules: what differs between the kernel families that ROLLER's one algorithm constructs."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.scale_up import Grown, Log, Look, Stage
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 T = TypeVar("T")
 
 MAX_GRID = 2**31 - 1  # blocks of one launch (CUDA programming guide, technical specifications: x-dimension of a grid)
+MIN_MATRIX_STAGES = 2  # of a pipeline on a matrix unit
 BALANCE = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
 
 
@@ -36,6 +38,15 @@ class Pipeline(NamedTuple):
 PLAIN = Pipeline()
 
 
+class Shape(NamedTuple):
+    """An rProgram before its axes have names."""
+
+    block: Tile
+    base: Base
+    split_k: int = 1
+    pipeline: Pipeline = PLAIN
+
+
 class Rules(Protocol):
     """The alignment and capacity rules of one kind of group on one kind of machine.
 
@@ -43,7 +54,7 @@ class Rules(Protocol):
     """
 
     @property
-    def problem(self) -> Problem: ...
+    def workload(self) -> Workload[Any]: ...
 
     def lane_choices(self) -> tuple[int, ...]:
         """How many lanes may share a reduction, best first."""
@@ -67,7 +78,25 @@ class Rules(Protocol):
         """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""
 
 
-def spatial_grid(p: Problem, block: Tile) -> int:
+class Prefiltered(ABC):
+    """Mixin of rules that let more tiles through than the performance model can price in milliseconds."""
+
+    @abstractmethod
+    def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
+        """Return the `count` shapes that a cheap cost model puts first, and evenly some of the others."""
+
+
+class Enumerated(ABC):
+    """Rules that enumerate the shapes of a family themselves, in place of scale-up and scale-out."""
+
+    workload: Workload[Any]
+
+    @abstractmethod
+    def shapes(self, log: Log, budget: int, limit: int) -> Sequence[Shape]:
+        """Return at most `limit` shapes after at most `budget` visited tiles a level."""
+
+
+def spatial_grid(p: Workload[Any], block: Tile) -> int:
     """rTasks of a block tile, the reduction not split."""
     grid = 1
     for i in p.spatial:
@@ -75,16 +104,16 @@ def spatial_grid(p: Problem, block: Tile) -> int:
     return grid
 
 
-def exceeds_grid(p: Problem, block: Tile) -> bool:
+def exceeds_grid(p: Workload[Any], block: Tile) -> bool:
     """Whether there are more rTasks than a GPU launches blocks."""
     return p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
 
 
-def axis_names(p: Problem) -> tuple[str, ...]:
+def axis_names(p: Workload[Any]) -> tuple[str, ...]:
     return tuple([a.name for a in p.space.axes])
 
 
-def steps_along(p: Problem, chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
+def steps_along(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
     """Extents to grow by on every axis; those not chosen stay 1."""
     return tuple([chosen.get(i, (1,)) for i in range(len(p.extents))])
 

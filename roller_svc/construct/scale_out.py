@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from roller_svc.analysis.operand import LONGEST_RUN
 from roller_svc.construct.rules import Base, Rules, spatial_grid
@@ -10,7 +11,7 @@ from roller_svc.construct.scale_up import Log
 from roller_svc.fusion.split.reduction import piece_length
 from roller_svc.ir.estimate import TraceStep
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 MAX_SPLIT = 256
 MIN_STEPS = 2  # staged steps that each part of a split contraction keeps
@@ -25,7 +26,7 @@ def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Ti
 
     Every tile on the way keeps all alignments; where a thread's tile is all that is left of an axis, it is halved too.
     """
-    p = rules.problem
+    p = rules.workload
     while spatial_grid(p, block) < p.machine.cores:
         smaller = [s for s in _halvings(rules, block, base) if log.visited < log.budget]
         if not smaller:
@@ -38,7 +39,7 @@ def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Ti
 
 def _halvings(rules: Rules, block: Tile, base: Base) -> Iterator[tuple[float, Tile, Base]]:
     """(traffic for a point, block, base) of every legal tile with one axis halved, or two where one is not enough."""
-    p = rules.problem
+    p = rules.workload
     for axis in p.spatial:
         for tile, thinner in _halved(block, base, axis):
             look = rules.look(tile, thinner)
@@ -67,7 +68,7 @@ def _thinned(base: Base, axis: int) -> Base | None:
     return Base(_with(base.thread, axis, unit // 2), base.lanes) if unit > 1 and unit % 2 == 0 else None
 
 
-def splits(p: Problem, block: Tile) -> tuple[int, ...]:
+def splits(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     """Cuts of the reduction that fill the device with rTasks, without empty parts: powers of two, and for a matrix
     unit, whose tiles are few and large, those that fill whole waves."""
     grid = spatial_grid(p, block)
@@ -91,17 +92,17 @@ def splits(p: Problem, block: Tile) -> tuple[int, ...]:
     return tuple(found or ([longest] if longest else []))  # as far as the reduction goes
 
 
-def _in_runs(p: Problem, block: Tile, split: int) -> bool:
+def _in_runs(p: Workload[Any], block: Tile, split: int) -> bool:
     """Whether neighbours that move together in the whole do so in each part."""
     return _part_length(p, block, split) % LONGEST_RUN == 0
 
 
-def _part_length(p: Problem, block: Tile, split: int) -> int:
+def _part_length(p: Workload[Any], block: Tile, split: int) -> int:
     steps = dict(zip(p.touched.names, block, strict=True))
     return piece_length(p.space, p.machine.unit, steps, split)
 
 
-def _parts_are_long(p: Problem, block: Tile, split: int) -> bool:
+def _parts_are_long(p: Workload[Any], block: Tile, split: int) -> bool:
     """The longest reduced axis is the one that is cut: no part of it may be left without work."""
     points, least = (p.inner_points, MIN_INNER) if p.k is None else (p.extents[p.k], MIN_STEPS * block[p.k])
     if points // split < least:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import STAGED_KINDS, Operand, lie_alike, operands, second_operand, unfit
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
 from roller_svc.families.common.gpu.matrix.tile import FIRST_ASYNC, MMA_SYNC, WORD_BYTES, LoadKind, feeds, mfma_refusal
-from roller_svc.ir.accumulation import matrix_sums
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
+from roller_svc.ir.accumulation import accumulator_precision
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
 
 # What each family computes with; where none is demanded, what the model may choose from.
 _KINDS = {
     None: (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA),
-    KernelFamily.MMA: (UnitKind.MMA, UnitKind.MFMA),
-    KernelFamily.WGMMA: (UnitKind.WGMMA,),
+    OpClass.MMA: (UnitKind.MMA, UnitKind.MFMA),
+    OpClass.WGMMA: (UnitKind.WGMMA,),
 }
-_UNITS = {KernelFamily.MMA: "matrix units", KernelFamily.WGMMA: "matrix units of warpgroups"}
+_UNITS = {OpClass.MMA: "matrix units", OpClass.WGMMA: "matrix units of warpgroups"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +33,35 @@ class Units:
     refusals: tuple[str, ...] = ()
 
 
-def units_for(group: KernelGroup, hw: HardwareSpec, demands: Demands) -> Units:
+def op_class_of(unit: ComputeUnit) -> OpClass:
+    """Return the class of operations that a unit belongs to: what the option `family` asks for."""
+    classes = ((kind, op_class) for op_class, kinds in _KINDS.items() if op_class is not None for kind in kinds)
+    return dict(classes).get(unit.kind, OpClass.SIMT)
+
+
+def units_for(group: KernelGroup, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
     """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
     plain = hw.unit_for(group.space.compute_dtype)
     if group.attention is not None:
         return _attending(group, group.attention.dtype, hw, demands)
-    if group.kind is not GroupKind.CONTRACTION or hw.family is Family.CPU:
-        if demands.family is not None:
-            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.family.value: 1})
+    if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:
+        if demands.op_class is not None:
+            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.op_class.value: 1})
         return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
-    if demands.family is KernelFamily.SIMT:
+    if demands.op_class is OpClass.SIMT:
         return _on_lanes(group, plain)
     taken, refusals = _matrix_units(group, hw, demands)
-    if demands.family is None and not group.is_paired:
+    if demands.op_class is None and not group.is_dual_gemm:
         return Units((*taken, plain), refusals)
     if not taken:
-        wanted = demands.family or KernelFamily.MMA
+        wanted = demands.op_class or OpClass.MMA
         reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[wanted]}"
         raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
     return Units(taken, refusals)
 
 
 def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
-    if group.is_paired:
+    if group.is_dual_gemm:
         raise NoCandidateError(
             f"{group.name}: two sums are one kernel on matrix units only", rejections={"unit kind": 1}
         )
@@ -64,15 +72,15 @@ def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
     16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
     halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
-    nvidia = hw.family is Family.CUDA and hw.arch >= FIRST_ASYNC
+    nvidia = hw.family is TargetKind.CUDA and hw.arch >= FIRST_ASYNC
     return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _shape_refusal(unit)
 
 
-def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: Demands) -> Units:
-    kinds = () if demands.family is KernelFamily.SIMT else _KINDS[demands.family]
+def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
+    kinds = () if demands.op_class is OpClass.SIMT else _KINDS[demands.op_class]
     found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and attends(unit, hw)]
     if not found:
-        wanted = demands.family if demands.family is KernelFamily.WGMMA else KernelFamily.MMA
+        wanted = demands.op_class if demands.op_class is OpClass.WGMMA else OpClass.MMA
         raise NoCandidateError(
             f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1}
         )
@@ -80,20 +88,24 @@ def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: Dema
 
 
 def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
-    return f"{hw.id} has one family of kernels" if hw.family is Family.CPU else f"a {group.kind.value} has one family"
+    return (
+        f"{hw.id} has one family of kernels" if hw.family is TargetKind.CPU else f"a {group.kind.value} has one family"
+    )
 
 
 def _matrix_units(
-    group: KernelGroup, hw: HardwareSpec, demands: Demands
+    group: KernelGroup, hw: HardwareSpec, demands: ScheduleConstraints
 ) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
     """Of each kind that is allowed the fastest unit that takes the group, and, if that must be fed element by element,
     the next that need not."""
-    wanted = _KINDS[demands.family]
+    wanted = _KINDS[demands.op_class]
     fitting: dict[UnitKind, list[ComputeUnit]] = {}
     refusals = []
     factors = operands(group)
     for unit in hw.units:
-        if not unit.is_matrix or (demands.family is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted):
+        if not unit.is_matrix or (
+            demands.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted
+        ):
             continue
         reason = _kind_refusal(unit, wanted) or _group_refusal(unit, group) or _shape_refusal(unit)
         reason = reason or unfit(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
@@ -139,10 +151,10 @@ def _shape_refusal(unit: ComputeUnit) -> str:
     return ""
 
 
-def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: Demands) -> str:
+def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstraints) -> str:
     """Why the unit's sums are none of float32, which those of float8 are to be (`docs/adr/0023`)."""
-    sums = matrix_sums(unit, hw.arch)
-    if sums is None or not sums.is_short:
+    sums = accumulator_precision(unit, hw.arch)
+    if sums is None or not sums.is_reduced_precision:
         return ""
     if unit.kind is not UnitKind.WGMMA:
         return f"its sums keep {sums.result_bits} bits, and nobody adds them up in float32"
@@ -152,3 +164,17 @@ def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: Demands) -> str:
 def _gathered(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
     """Operands that the unit must be fed element by element."""
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in feeds(unit, factors, hw.arch))
+
+
+def readings(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
+    """Each unit with the views that it computes: dot products are packed contractions'."""
+    for unit in units.taken:
+        for view in (group,) if unit.kind is UnitKind.DOT else views(group, hw):
+            yield unit, view
+
+
+def views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    """The group, and on a CPU its readings as a convolution."""
+    if hw.family is not TargetKind.CPU:
+        return (group,)
+    return (group, *(replace(group, space=space) for space in convolution_spaces(group)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Select, rewrite
-from roller_svc.ir.index import less, num
+from roller_svc.ir.index import lt, num
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 from roller_svc.ir.tensor_map import STRIDE_BYTES
 
@@ -43,7 +43,7 @@ def aligned_copies(statements: Sequence[TensorExpr], inputs: Mapping[str, Tensor
         contraction = reading(statement)
         factors = () if contraction is None else (_plain(contraction.a), _plain(contraction.b))
         for factor in factors:
-            if isinstance(factor, Load) and not any(factor.checked) and _is_unaligned(inputs.get(factor.tensor)):
+            if isinstance(factor, Load) and not any(factor.bounds_checked) and _is_unaligned(inputs.get(factor.tensor)):
                 copies.setdefault(factor.tensor, _copy(factor.tensor, inputs[factor.tensor]))
         found.append(_reading_copies(statement, copies) if contraction is not None else statement)
     return Aligned((*copies.values(), *found), {copy.output: copy.type for copy in copies.values()})
@@ -70,14 +70,14 @@ def _copy(tensor: str, type_: TensorType) -> TensorExpr:
     axes = tuple(Axis(f"{tensor}.{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(shape))
     index = tuple(AxisRef(axis.name) for axis in axes)
     zero = Const(0.0 if type_.dtype.is_float else 0, type_.dtype)
-    body = Select(less(index[-1], num(row)), Load(tensor, index, type_.dtype), zero, type_.dtype)
+    body = Select(lt(index[-1], num(row)), Load(tensor, index, type_.dtype), zero, type_.dtype)
     name = f"{tensor}.aligned"
     return TensorExpr(name, name, StatementKind.MAP, TensorType(type_.dtype, shape), axes, index, body)
 
 
 def _reading_copies(statement: TensorExpr, copies: Mapping[str, TensorExpr]) -> TensorExpr:
     def change(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.tensor in copies and not any(node.checked):
+        if isinstance(node, Load) and node.tensor in copies and not any(node.bounds_checked):
             return replace(node, tensor=copies[node.tensor].output)
         return node
 

@@ -294,7 +294,7 @@ def _attention(chain: _Chain) -> Found | None:
     dtype = _staged((q, k, v, weights))
     parts = (q, k, v, exponent.score)
     inner = _names((chain.dots, chain.high, chain.total, chain.mixed)) - {chain.dots.output}
-    if dtype is None or any(any(x.checked) or x.tensor in inner for part in parts for x in loads_of(part)):
+    if dtype is None or any(any(x.bounds_checked) or x.tensor in inner for part in parts for x in loads_of(part)):
         return None
     if any(s.accumulator is not DType.FLOAT32 for s in (chain.dots, chain.total, chain.mixed)):
         return None
@@ -354,7 +354,7 @@ def _found(
 def _without(statements: Sequence[TensorExpr], one: Found, wanted: Collection[str]) -> tuple[TensorExpr, ...] | None:
     """The statements that are left, the second contraction for all of attention; what divides its sums by those of the
     exponentials reads quotients instead. None where something else is done with either."""
-    mixed, total = one.mixed, one.attention.total
+    mixed, total = one.mixed, one.attention.row_sum
     later_divided = mixed.output in one.taken
     if later_divided and mixed.output in wanted:
         return None

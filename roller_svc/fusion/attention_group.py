@@ -22,7 +22,7 @@ def attention_group(
     locals_: frozenset[str],
 ) -> KernelGroup:  # fmt: skip
     """`statements`: the second contraction and maps of its points; `types`: how tensors lie in memory."""
-    parts = (parts[0], replace(parts[1], unsplit=(parts[1].total, *statements)))
+    parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements)))
     for axis in parts[0].batch:
         statements, parts = _with_split(statements, parts, axis)
     contraction, attention = _rows_by_guard(*parts)
@@ -52,12 +52,12 @@ def _with_split(statements: tuple[TensorExpr, ...], parts: Parts, axis: Axis) ->
     def change(expr: Expr) -> Expr:
         return rewrite(substitute(expr, at), lambda node: divided(node, extents))
 
-    dots, high, total = (_rewritten(s, axis, (outer, inner), change) for s in attention.before)
+    dots, high, total = (_rewritten(s, axis, (outer, inner), change) for s in attention.softmax_statements)
     statements = tuple(_rewritten(s, axis, (outer, inner), change) for s in statements)
     attention = replace(
         attention, q=change(attention.q), k=change(attention.k), v=change(attention.v), score=change(attention.score),
-        product=_moved(attention.product, change),
-        before=(dots, high, total),
+        scores_load=_moved(attention.scores_load, change),
+        softmax_statements=(dots, high, total),
     )  # fmt: skip
     batch = tuple(outer if a == axis else a for a in contraction.batch)
     contraction = replace(

@@ -17,7 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, children, rewrite, walk, with_children
+from roller_svc.ir.expr import (
+    AxisRef,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    children,
+    iter_subexpressions,
+    rewrite,
+    with_children,
+)
 from roller_svc.ir.index import div, mod, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr, TensorType
 
@@ -102,7 +113,10 @@ def _agrees(
         bare += 2
     nodes = [statement.body, *statement.index]
     mentions = sum(
-        1 for part in nodes for n in walk(part) if isinstance(n, AxisRef) and n.name in (outer.name, inner.name)
+        1
+        for part in nodes
+        for n in iter_subexpressions(part)
+        if isinstance(n, AxisRef) and n.name in (outer.name, inner.name)
     )
     return mentions == bare
 
@@ -110,7 +124,7 @@ def _agrees(
 def _checks_merged_dims(load: Load, places: dict[str, int]) -> bool:
     """A run-time check is of one dimension: merged with another it could not tell which was left."""
     d = places.get(load.tensor)
-    return d is not None and any(load.checked[d : d + 2])
+    return d is not None and any(load.bounds_checked[d : d + 2])
 
 
 def _merged_type(type_: TensorType, d: int) -> TensorType:
@@ -128,8 +142,8 @@ def _rewritten(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, plac
     def change(node: Expr) -> Expr:
         if isinstance(node, Load) and node.tensor in places:
             d = places[node.tensor]
-            checked = (*node.checked[:d], *node.checked[d + 1 :])
-            return replace(node, index=merged(node.tensor, node.index), checked=checked)
+            checked = (*node.bounds_checked[:d], *node.bounds_checked[d + 1 :])
+            return replace(node, index=merged(node.tensor, node.index), bounds_checked=checked)
         return node
 
     axes: list[Axis] = []
@@ -211,7 +225,7 @@ def _flattened(fused: Fused, outer: Axis, row: Axis) -> Fused | None:
 
 
 def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool, ...]]]:
-    reads = [(load.tensor, load.index, load.checked) for load in statement.reads]
+    reads = [(load.tensor, load.index, load.bounds_checked) for load in statement.reads]
     return [(statement.output, statement.index, ()), *reads]
 
 
@@ -236,8 +250,8 @@ def _flatten_statement(
         if isinstance(expr, AxisRef):
             return values.get(expr.name, expr)
         if isinstance(expr, Load) and expr.tensor in joined:
-            checked = (*expr.checked[: joined[expr.tensor]], *expr.checked[joined[expr.tensor] + 1 :])
-            return replace(expr, index=merged(expr.tensor, expr.index), checked=checked)
+            checked = (*expr.bounds_checked[: joined[expr.tensor]], *expr.bounds_checked[joined[expr.tensor] + 1 :])
+            return replace(expr, index=merged(expr.tensor, expr.index), bounds_checked=checked)
         parts = children(expr)
         return with_children(expr, tuple(changed(part) for part in parts)) if parts else expr
 

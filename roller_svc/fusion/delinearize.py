@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, rewrite, substitute, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
@@ -33,7 +33,7 @@ def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
         value = add(mul(value, num(part.extent)), ref(part.name))
     extents = {p.name: p.extent for p in parts}
     body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: divided(node, extents))
-    if any(_is_division(node) and axes_of(node) & extents.keys() for node in walk(body)):
+    if any(_is_division(node) and axes_of(node) & extents.keys() for node in iter_subexpressions(body)):
         return statement
     i = statement.axes.index(axis)
     return replace(statement, axes=(*statement.axes[:i], *parts, *statement.axes[i + 1 :]), body=body)
@@ -41,7 +41,7 @@ def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
 
 def _parts(statement: TensorExpr, axis: Axis) -> tuple[Axis, ...]:
     """Outermost first; none where the places at which it is divided do not divide each other."""
-    scales = {scale for node in walk(statement.body) if (scale := _scale(node, axis.name)) is not None}
+    scales = {scale for node in iter_subexpressions(statement.body) if (scale := _scale(node, axis.name)) is not None}
     parts: list[Axis] = []
     inner = 1
     for scale in sorted(scales | {axis.extent}):

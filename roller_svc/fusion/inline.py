@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from roller_svc.analysis.inlining import plain, value_of
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, rewrite, substitute, walk
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
 
 # A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
@@ -69,10 +69,10 @@ def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load |
 def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | None], ...]) -> bool:
     if statement.kind is not StatementKind.MAP:
         return False
-    size = sum(1 for _ in walk(statement.body))
+    size = sum(1 for _ in iter_subexpressions(statement.body))
     if size > MAX_INLINED_NODES:
         return False
-    if any(load is None or any(load.checked) for _, load in readers):
+    if any(load is None or any(load.bounds_checked) for _, load in readers):
         return False  # an index from data must meet a tensor that exists, to be checked against
     if size * len(readers) > MAX_BODY_NODES:
         return False

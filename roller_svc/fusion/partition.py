@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import JointKind, joints
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.families.matching import attends
 from roller_svc.fusion.aligned_copies import aligned_copies
 from roller_svc.fusion.attention import Found, attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -23,8 +22,7 @@ from roller_svc.fusion.split.online_reduction import cuts_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
-from roller_svc.ir.group import Factors, GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
 # A contraction with fewer rows, or columns, than this is bound by memory: a matrix unit would idle, and so would tiles.
@@ -91,19 +89,6 @@ class Traits:
         return replace(self, attends_in=frozenset(), aligns=self.moves_boxes)
 
 
-def traits(hw: HardwareSpec) -> Traits:
-    attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
-    return Traits(
-        hw.family is Family.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
-        moves_boxes=any(u.kind is UnitKind.WGMMA for u in hw.units),
-    )  # fmt: skip
-
-
-def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-    """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
-    return partition_of(program, computed(program, traits(hw)), traits(hw))
-
-
 def computed(program: TensorProgram, hw: Traits) -> tuple[TensorExpr, ...]:
     """The statements that are computed as such, in the form that kernels of the family have them in."""
     statements = tuple(squeezed(s) for s in inlined(program))
@@ -135,7 +120,7 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
         stay = frozenset(name for name, _ in group.inputs if name in constants)
         accesses = tuple(replace(a, constant=a.tensor in stay) for a in group.space.accesses)
         told = replace(group, constants=stay, space=replace(group.space, accesses=accesses))
-        if told.stays(program.outputs):
+        if told.is_constant(program.outputs):
             constants |= {name for name, _ in told.stored}
         yield told
 
@@ -384,7 +369,7 @@ def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: se
     if contraction is not None:
         second = as_contraction(statements[1]) if draft.sums > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
-        factors = Factors(contraction.a, contraction.b, None if second is None else second.b)
+        factors = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
     else:
         scatter = statements[0].kind is StatementKind.SCATTER
         kind, factors = GroupKind.SCATTER if scatter else GroupKind.NEST, None

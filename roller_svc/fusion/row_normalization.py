@@ -84,7 +84,7 @@ def _division(statement: TensorExpr, statements: Statements, wanted: Collection[
 def _is_of_row(rows: Load, divisor: Load, made: TensorExpr) -> bool:
     """Whether the rows are read as a map writes them, each point of a row with the same divisor."""
     plain = made.kind is StatementKind.MAP and all(isinstance(i, AxisRef) for i in (*made.index, *rows.index))
-    checked = any((*rows.checked, *divisor.checked))
+    checked = any((*rows.bounds_checked, *divisor.bounds_checked))
     return plain and not checked and made.body.dtype is rows.dtype and axes_of(divisor) < axes_of(rows)
 
 

@@ -35,7 +35,7 @@ def contraction_space(
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
-        sums=len(factors),
+        num_accumulators=len(factors),
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def attention_space(
     statements: tuple[TensorExpr, ...], c: Contraction, attention: Attention, types: Mapping[str, TensorType]
 ) -> TileSpace:
     """Axes batch (one each), m, n, keys and features (fused each). A row that no axis tells from others is one of m."""
-    dots = attention.before[0]
+    dots = attention.softmax_statements[0]
     m = c.m or (Axis(f"{dots.output}.row", 1, AxisKind.SPATIAL),)
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
     for role, members in ((AxisRole.M, m), (AxisRole.N, c.n), (AxisRole.K, c.k), (AxisRole.INNER, dots.reduced)):
@@ -54,7 +54,7 @@ def attention_space(
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses),
-        flops=attention.flops_before + sum(s.flops for s in statements), compute_dtype=statements[0].accumulator,
+        flops=attention.softmax_flops + sum(s.flops for s in statements), compute_dtype=statements[0].accumulator,
         vector_axis=axes[-3].name,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def nest_space(
         found = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
         accesses += [a for a in _distinct(found) if statement.output not in second or a not in accesses]
     accesses += _writes(statements, types)
-    distinct = tuple(replace(access, passes=passes) for access, passes in Counter(accesses).items())
+    distinct = tuple(replace(access, num_uses=passes) for access, passes in Counter(accesses).items())
     targets = [s.target for s in statements if s.target is not None]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),

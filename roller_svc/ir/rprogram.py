@@ -10,7 +10,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 
-WARPGROUP = 128  # threads that drive one wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")
+WARPGROUP_THREADS = 128  # threads that drive one wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class RTile:
                 return extent
         raise InvariantError(f"no axis {axis} in tile {self.extents}")
 
-    def grown(self, axis: str, extent: int) -> RTile:
+    def with_extent(self, axis: str, extent: int) -> RTile:
         """The same tile with one axis changed."""
         return RTile(tuple((name, extent if name == axis else old) for name, old in self.extents))
 
     def as_dict(self) -> dict[str, int]:
         return dict(self.extents)
 
-    def reach(self, space: TileSpace) -> Mapping[str, int]:
+    def program_extents(self, space: TileSpace) -> Mapping[str, int]:
         """How far the tile reaches along every program axis."""
         reach: dict[str, int] = {}
         for axis in space.axes:
@@ -65,30 +65,36 @@ class RProgram:
     unit: ComputeUnit
     block: RTile
     thread: RTile
-    lanes: int = 1
+    reduce_threads: int = 1
     split_k: int = 1
     stages: int = 1
     raster: int = 1
-    stream_k: int = 0
-    streamed: bool = False
-    blocks: int = 0
+    stream_k_blocks: int = 0
+    nontemporal: bool = False
+    persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
+    family: str = ""  # name of the kernel family that built it; "" where the group decides
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:
             big, small = self.block[axis.name], self.thread[axis.name]
             if small < 1 or big < small or big % small:
                 raise InvariantError(f"axis {axis.name}: block tile {big} is no multiple of thread tile {small}")
-        if min(self.lanes, self.split_k, self.stages, self.raster, *self.cluster) < 1:
+        if min(self.reduce_threads, self.split_k, self.stages, self.raster, *self.cluster) < 1:
             raise InvariantError("lanes, split_k, stages, raster and both sides of a cluster are at least 1")
-        if min(self.stream_k, self.blocks) < 0:
+        if min(self.stream_k_blocks, self.persistent_blocks) < 0:
             raise InvariantError("stream_k and blocks are at least 0")
-        if self.split_k > 1 and self.stream_k:
+        if self.split_k > 1 and self.stream_k_blocks:
             raise InvariantError("a reduction is split evenly or streamed, not both")
-        if self.stream_k and (self.blocks or self.cluster_size > 1):
+        if self.stream_k_blocks and (self.persistent_blocks or self.cluster_size > 1):
             raise InvariantError("blocks that stream steps neither walk whole tiles nor form clusters")
-        if self.blocks % self.cluster_size:
-            raise InvariantError(f"{self.blocks} blocks are no whole clusters of {self.cluster_size}")
+        if self.persistent_blocks % self.cluster_size:
+            raise InvariantError(f"{self.persistent_blocks} blocks are no whole clusters of {self.cluster_size}")
+
+    @property
+    def tile_text(self) -> str:
+        """The block's tile as text: 'm=64 n=64 k=32'."""
+        return " ".join(f"{name}={extent}" for name, extent in self.block.extents)
 
     @property
     def grid(self) -> int:
@@ -112,8 +118,8 @@ class RProgram:
     @property
     def threads(self) -> int:
         """Threads of one block (on a CPU: register tiles of one task), with the warpgroup that only loads (WGMMA)."""
-        at_work = self.lanes * math.prod(self.block[a.name] // self.thread[a.name] for a in self.space.spatial)
-        return at_work + (WARPGROUP if self.unit.kind is UnitKind.WGMMA else 0)
+        workers = self.reduce_threads * math.prod(self.block[a.name] // self.thread[a.name] for a in self.space.spatial)
+        return workers + (WARPGROUP_THREADS if self.unit.kind is UnitKind.WGMMA else 0)
 
     @property
     def steps(self) -> int:

@@ -86,7 +86,7 @@ class WindowCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutCosts:
+class TransposeCosts:
     """Of tiles that are turned (`cpu_layout.py`). `..._more`: seconds more, in parts of what the results, `read_more`
     the reads, take from where they are."""
 
@@ -110,7 +110,7 @@ class LayoutCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class NestCosts:
+class LoopCosts:
     """Of loop nests (`cpu_nest.py`), cycles of a whole vector register's worth."""
 
     task_cycles: float = TASK_CYCLES
@@ -177,7 +177,7 @@ class CpuCosts:
     contraction: ContractionCosts = ContractionCosts()
     convolution: ConvolutionCosts = ConvolutionCosts()
     window: WindowCosts = WindowCosts()
-    layout: LayoutCosts = LayoutCosts()
-    nest: NestCosts = NestCosts()
+    transpose: TransposeCosts = TransposeCosts()
+    loops: LoopCosts = LoopCosts()
     memory: MemoryCosts = MemoryCosts()
     single_task: float = 0.2

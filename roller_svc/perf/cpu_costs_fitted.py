@@ -9,9 +9,9 @@ from roller_svc.perf.cpu_costs import (
     ContractionCosts,
     ConvolutionCosts,
     CpuCosts,
-    LayoutCosts,
+    LoopCosts,
     MemoryCosts,
-    NestCosts,
+    TransposeCosts,
     WindowCosts,
 )
 
@@ -73,7 +73,7 @@ FITTED = CpuCosts(
         memory_leak=0.16,
         ahead_bytes=2300.0,
     ),
-    layout=LayoutCosts(
+    transpose=TransposeCosts(
         task_cycles=600.0,
         tile_cycles=60.0,
         short_cycles=5.9,
@@ -92,7 +92,7 @@ FITTED = CpuCosts(
         streamed_cut_more=1.0,
         shared_lines_more=1.0,
     ),
-    nest=NestCosts(
+    loops=LoopCosts(
         task_cycles=610.0,
         operation_cycles=0.38,
         lookup_cycles=0.89,

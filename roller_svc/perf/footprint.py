@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from roller_svc.ir.affine import Dim
-from roller_svc.ir.group import TileAccess, TileAxis, TileSpace, inner_run, touched
+from roller_svc.ir.group import TileAccess, TileAxis, TileSpace, accessed_extent, contiguous_values
 from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import RTile
 
@@ -63,11 +63,11 @@ class DimFootprint:
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
             span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
-            values = touched(self.dim, by_name)
+            values = accessed_extent(self.dim, by_name)
             reached = min(self.dim.size, span)
             if self.dim.opaque:
-                reached = self.dim.size if self.dim.shared == 1 else values
-            known = self._seen[key] = (values, inner_run(self.dim, by_name), reached)
+                reached = self.dim.size if self.dim.repeat == 1 else values
+            known = self._seen[key] = (values, contiguous_values(self.dim, by_name), reached)
         return known
 
 

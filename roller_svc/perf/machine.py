@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Scope
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Scope, TargetKind
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.uncertainty import Assumed, assumed_figures
@@ -13,9 +13,9 @@ from roller_svc.perf.uncertainty import Assumed, assumed_figures
 SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepler, four SIMDs in GCN and CDNA
 # Cycles that such a part takes to issue one instruction of a warp. A SIMD has 16 lanes for 64 threads (AMD GCN
 # Architecture whitepaper, 2012; CDNA keeps it).
-ISSUE_CYCLES = {Family.AMD: 4.0}
+ISSUE_CYCLES = {TargetKind.AMD: 4.0}
 # What the first cache of a core gives in a cycle: there 64 bytes, elsewhere a line (CUDA C++ Programming Guide: 128).
-FIRST_CACHE_BYTES = {Family.AMD: 64.0}
+FIRST_CACHE_BYTES = {TargetKind.AMD: 64.0}
 LOAD_PORTS = 2.0  # of a CPU's core; each takes a vector a cycle, or a half of one
 # Operations that a CPU's core issues in a cycle, and holds until the oldest is done: Skylake (Agner Fog), and Zen 4
 # (Software Optimization Guide for the AMD Zen4 Microarchitecture, 57647).
@@ -94,7 +94,7 @@ class Machine:
         """Of a CPU's core, for one vector divided by another: what the spec has, or else the constant."""
         rate = self.unit.quotients_per_s
         if rate is None:
-            return self.costs.nest.quotient_cycles
+            return self.costs.loops.quotient_cycles
         return self.unit.shape[-1] * self.cores * self.clock_hz / rate
 
     def seconds(self, cycles: float) -> float:
@@ -110,7 +110,7 @@ class Machine:
 
 def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
     """Everything that does not depend on the tile."""
-    simt = hw.family is not Family.CPU
+    simt = hw.family is not TargetKind.CPU
     staged = hw.tile_levels[0] if simt else ""
     between = [lv for lv in hw.levels[1:] if lv.scope is not Scope.THREAD and lv.name != staged]
     return Machine(

@@ -42,3 +42,19 @@ def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> 
     """Registers that a block takes of its core: in eights for a thread, in groups of four warps for a block."""
     group = REGISTER_WARPS * limits.warp_size
     return _granted(registers_per_thread) * -(-threads // group) * group
+
+
+def exceeded_limits(needs: BlockNeeds, hw: HardwareSpec) -> tuple[str, ...]:
+    """Return the limits of the device that a block exceeds, and by how much."""
+    limits = hw.limits
+    registers = block_registers(needs.threads, needs.registers_per_thread, limits)
+    bounds = (
+        ("threads in a block", needs.threads, limits.max_threads_per_block),
+        ("registers in a thread", needs.registers_per_thread, limits.max_registers_per_thread),
+        ("registers in a block", registers, limits.registers_per_core),
+        ("bytes of shared memory in a block", needs.shared_bytes, limits.shared_bytes_per_block),
+    )
+    return tuple(
+        f"{needed:,} {name} where {hw.id} has {most:,}, {needed - most:,} too many"
+        for name, needed, most in bounds if needed > most
+    )  # fmt: skip

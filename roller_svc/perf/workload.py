@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar, cast
 
-from roller_svc.analysis.operand import Operand as Factor
 from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
 from roller_svc.ir.group import AxisRole, TileSpace
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, extents_on, footprint
 from roller_svc.perf.machine import Machine, machine
-
-if TYPE_CHECKING:
-    from roller_svc.families.common.cpu.op_counts import Pass
-    from roller_svc.families.common.gpu.attention.tile import Attended
-    from roller_svc.families.common.gpu.elementwise_space import MapSpace
-    from roller_svc.families.common.gpu.matrix.terms import MmaBlock, Step
-    from roller_svc.families.common.gpu.matrix.tile import Feed
-    from roller_svc.families.common.gpu.warpgroups.tile import WgmmaBlock, WgmmaFeeds
-    from roller_svc.families.cpu.convolution.workload import ImageSpace
-    from roller_svc.families.cpu.transpose.workload import LayoutSpace
-    from roller_svc.families.cpu.window.workload import PlaneSpace
-    from roller_svc.families.gpu.reduction.workload import RowSpace
-    from roller_svc.families.gpu.simt_contraction.workload import SimtFeeds, ThreadRegisters
-    from roller_svc.families.gpu.simt_contraction.workload import Step as SimtStep
-    from roller_svc.families.gpu.wgmma_attention.workload import GroupedAttention
-    from roller_svc.families.gpu.window.workload import WindowSpace
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
 DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
@@ -64,9 +47,16 @@ class Operand:
         return bool(self.tensors) and all(t.access.constant for t in self.tensors)
 
 
+F = TypeVar("F")  # facts of a kernel family
+G = TypeVar("G")
+
+
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """`m`, `n`, `k`: positions of those axes (contractions), None where there is no such axis."""
+class Workload(Generic[F]):
+    """Tile space of a kernel group on a compute unit. `facts` are prepared by the kernel family that takes the group.
+
+    `m`, `n`, `k`: positions of those axes (contractions), None where there is no such axis.
+    """
 
     machine: Machine
     space: TileSpace
@@ -87,25 +77,10 @@ class Problem:
     operations: int
     compulsory_bytes: int
     elem_bytes: int  # of a staged or computed value
-    feeds: tuple[Feed, Feed] | None = None  # of a matrix unit's operands
-    # what the model of matrix units remembers of each (block's tile, warp's tile)
-    mma_blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
-    mma_steps: dict[tuple[Tile, Tile], Step] = field(default_factory=dict, compare=False)
-    warpgroups: WgmmaFeeds | None = None  # the same of a unit that warpgroups drive
-    wgmma_blocks: dict[tuple[Tile, Tile], WgmmaBlock] = field(default_factory=dict, compare=False)
-    # what that of scalar lanes does: registers of each thread's sides, steps of each (block's tile, thread's, threads)
-    simt_registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
-    simt_steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
-    simt: SimtFeeds | None = None  # of a contraction's on scalar lanes
-    map: MapSpace | None = None  # of a map on a SIMT machine
-    attention: Attended | None = None
-    attention_groups: GroupedAttention | None = None  # the same for a unit that warpgroups drive
-    windows: WindowSpace | None = None  # of a windowed reduction on a SIMT machine
-    rows: RowSpace | None = None  # of a reducing nest on a SIMT machine
-    image: ImageSpace | None = None  # of a contraction that is seen as a convolution
-    planes: PlaneSpace | None = None  # of a windowed reduction on a CPU
-    layout: LayoutSpace | None = None  # of maps that a CPU turns
-    passes: tuple[Pass, ...] = ()  # of a nest on a CPU
+    facts: F  # what the kernel family knows beyond this
+
+    def with_facts(self, facts: G) -> Workload[G]:
+        return cast("Workload[G]", replace(cast("Workload[object]", self), facts=facts))
 
     @property
     def extents(self) -> Tile:
@@ -131,27 +106,20 @@ class Problem:
 
     def words(self, depth: int) -> int:
         """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""
-        return -(-depth // self.machine.unit.group)
+        return -(-depth // self.machine.unit.k_group)
 
     def extent(self, position: int | None) -> int:
         return 1 if position is None else self.touched.extents[position]
 
 
-def problem(
-    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, factors: tuple[Factor, ...] | None = None,
-    footprints: Footprints | None = None,
-) -> Problem:  # fmt: skip
-    """Prepare a space for many estimates. A GPU's contractions also depend on how their operands lie: `factors`, a, b,
-    and what stands for b in a second sum.
-    `footprints` are those of problems with the same program; grow."""
-    from roller_svc.families.common.gpu.elementwise_space import is_map, map_space  # noqa: PLC0415
-    from roller_svc.families.common.gpu.matrix.tile import feeds  # noqa: PLC0415
-    from roller_svc.families.common.gpu.warpgroups.tile import wgmma_feeds  # noqa: PLC0415
-    from roller_svc.families.cpu.convolution.workload import image_space  # noqa: PLC0415
-    from roller_svc.families.gpu.reduction.workload import row_space  # noqa: PLC0415
-    from roller_svc.families.gpu.simt_contraction.workload import simt_feeds  # noqa: PLC0415
-    from roller_svc.families.gpu.window.workload import window_space  # noqa: PLC0415
+def prepare_workload(
+    space: TileSpace, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
+) -> Workload[None]:
+    """Prepare a space for many estimates, without the facts of a family.
 
+    Args:
+        footprints: Footprints of the same program's spaces, from other devices and units. Grows.
+    """
     lines = _lines(hw)
     touched = None if footprints is None else footprints.get((space, lines))
     if touched is None:
@@ -159,19 +127,15 @@ def problem(
         if footprints is not None:
             footprints[space, lines] = touched
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
-    is_nest = not is_contraction
-    place = {a.role: i for i, a in enumerate(space.axes)}
+    position = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
-    compulsory = touched.bytes(touched.extents)
-    flops = 2 * outer * inner * space.sums if is_contraction else space.flops
+    flops = 2 * outer * inner * space.num_accumulators if is_contraction else space.flops
     by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
-    mach = machine(hw, unit)
-    both = None if factors is None else (factors[0], factors[1])
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
-    return Problem(
-        machine=mach,
+    return Workload(
+        machine=machine(hw, unit),
         space=space,
         touched=touched,
         is_contraction=is_contraction,
@@ -179,26 +143,18 @@ def problem(
         reduced=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.REDUCE),
         vector=vector,
         fast=vector if vector in spatial else spatial[-1] if spatial else None,
-        m=place.get(AxisRole.M),
-        n=place.get(AxisRole.N),
-        k=place.get(AxisRole.K),
+        m=position.get(AxisRole.M),
+        n=position.get(AxisRole.N),
+        k=position.get(AxisRole.K),
         a=_operand(by_operand["a"], touched),
-        b=_operand(by_operand["b"], touched, space.sums),
+        b=_operand(by_operand["b"], touched, space.num_accumulators),
         rest=_operand(by_operand[""], touched),
         outer_points=outer,
         inner_points=inner,
         operations=flops,
-        compulsory_bytes=compulsory,
+        compulsory_bytes=touched.bytes(touched.extents),
         elem_bytes=space.compute_dtype.bytes,
-        feeds=feeds(unit, both, hw.arch) if both is not None and unit.takes_fragments else None,
-        warpgroups=wgmma_feeds(space, unit, factors, hw.arch)
-        if factors is not None and unit.kind is UnitKind.WGMMA
-        else None,
-        simt=simt_feeds(space, both, hw.arch) if both is not None and unit.kind is UnitKind.FMA else None,
-        map=map_space(space) if mach.simt and is_map(space) else None,
-        windows=window_space(space) if mach.simt and is_nest and not space.walks_rows else None,
-        rows=row_space(space, touched, hw) if mach.simt and is_nest and AxisRole.INNER in place else None,
-        image=image_space(space),
+        facts=None,
     )
 
 

@@ -6,16 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from roller_svc.analysis.operand import STAGED_KINDS, all_operands, operands
-from roller_svc.families.common.gpu.attention.tile import attended
-from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, feeds
-from roller_svc.families.common.gpu.warpgroups.tile import WgmmaOperand, wgmma_tile
-from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
-from roller_svc.fusion.split.reduction import split_group
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind, axes_of, walk
+from roller_svc.families import family_of
+from roller_svc.families.matching import op_class_of
+from roller_svc.ir.constraints import tile_value
+from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind, axes_of, iter_subexpressions
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import Arch, Family, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 
@@ -58,8 +54,8 @@ def epilogue(group: KernelGroup) -> tuple[str, ...]:
     features: set[str] = set()
     output_axes = {axis.name for axis in group.outer if axis.extent > 1}
     group_outputs = {statement.output for statement in group.statements}
-    for statement in group.statements[group.space.sums :]:
-        nodes = list(walk(statement.body))
+    for statement in group.statements[group.space.num_accumulators :]:
+        nodes = list(iter_subexpressions(statement.body))
         reads = [
             axes_of(node) & output_axes for node in nodes if isinstance(node, Load) and node.tensor not in group_outputs
         ]
@@ -89,66 +85,15 @@ def _summarize_kernel(group: KernelGroup, program: RProgram, hw: HardwareSpec) -
         "kind": group.kind.value,
         "family": _family(program, hw),
         "unit": program.unit.name,
-        "operands": _operands(group, program, hw.arch)
-        if is_contraction
-        else _attention_operands(group, program, hw.arch),
-        **{name: getattr(program, name) for name in TILES},
+        "operands": [
+            {"dtype": o.dtype.value, "stored": o.stored.value, "load": o.load}
+            for o in family_of(group, program, hw).staging(group, program, hw)
+        ],
+        **{name: tile_value(program, name) for name in TILES},
         "epilogue": list(epilogue(group)) if is_contraction or group.attention is not None else [],
     }
 
 
 def _family(program: RProgram, hw: HardwareSpec) -> str:
-    if hw.family is Family.CPU:
-        return "cpu"
-    if program.unit.takes_fragments:
-        return "mma"
-    return "wgmma" if program.unit.kind is UnitKind.WGMMA else "simt"
-
-
-def _operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
-    """Both factors as the kernel that multiplies meets them: of a split reduction, one part. The right one of a second
-    sum is staged as that of the first."""
-    if program.unit.kind not in STAGED_KINDS:
-        return [{"dtype": o.dtype.value, "stored": o.stored.value, "load": None} for o in operands(group)]
-    if program.split_k > 1:
-        halves = split_group(group, program)
-        group, program = halves.partial, halves.partial_program
-    factors = operands(group)
-    staged = [(feed.dtype, _load(feed.load, feed.dtype)) for feed in feeds(program.unit, factors, arch)]
-    if program.unit.kind is UnitKind.WGMMA:
-        tile = wgmma_tile(program, all_operands(group), arch)
-        staged = [(o.dtype, _wgmma_load(o)) for o in (tile.a, tile.b)]
-    found = [
-        {"dtype": dtype.value, "stored": factor.stored.value, "load": load}
-        for factor, (dtype, load) in zip(factors, staged, strict=True)
-    ]
-    return [*found, *found[1:]] if group.is_paired else found
-
-
-def _attention_operands(group: KernelGroup, program: RProgram, arch: Arch) -> list[Json]:
-    """Queries, keys and values of attention; nothing of other groups."""
-    if group.attention is None:
-        return []
-    attention = attended(group, program.unit, arch)
-    qkv = (attention.q, attention.k, attention.v)
-    loads = [_load(f.load, f.dtype) for f in qkv]
-    if program.unit.kind is UnitKind.WGMMA:
-        tile = attention_group_tile(program, grouped_attention(group, program.unit, arch))
-        loads = [_wgmma_load(o) for o in (tile.q, tile.k, tile.v)]
-    return [
-        {"dtype": f.dtype.value, "stored": f.operand.stored.value, "load": load}
-        for f, load in zip(qkv, loads, strict=True)
-    ]
-
-
-def _load(load: LoadClass, dtype: DType) -> str:
-    """async4, async8, async16: cp.async of so many bytes; vector, element: through registers."""
-    if load.kind is LoadKind.ASYNC:
-        return f"async{load.elements * dtype.bytes}"
-    return str(load.kind.value)
-
-
-def _wgmma_load(operand: WgmmaOperand) -> str:
-    """The same, and tma, im2col: bulk copies."""
-    feed = operand.feed
-    return _load(feed, operand.dtype) if isinstance(feed, LoadClass) else str(operand.load.value)
+    """Return the kind of unit that computes the kernel: `cpu`, or a value of `OpClass`."""
+    return "cpu" if hw.family is TargetKind.CPU else op_class_of(program.unit).value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_svc.verify.corpus import Case, Run, Task, cases_of, judge
+from roller_svc.verify.corpus import Case, Run, Task, parse_cases, verify_task
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 A100, T4, RTX4090 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090"
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.emulator
 
 def part(every: int) -> list[Case]:
     documents = (json.loads((DATA / f"{name}.json").read_text()) for name in ("public", "tensorcore"))
-    return [case for document in documents for case in cases_of(document, small=True, every=every)]
+    return [case for document in documents for case in parse_cases(document, small=True, every=every)]
 
 
 def check(case: Case, target: str) -> None:
-    (row,) = judge(Task((case,), Run(target, emulate=True)))
+    (row,) = verify_task(Task((case,), Run(target, emulate=True)))
     assert row.status == "ok", (row.id, row.status, row.detail)
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import generate_together
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.reference.compare import agrees
@@ -37,7 +37,7 @@ def test_candidates_of_one_text_agree(extents: tuple[int, int, int], layouts: tu
         shapes["bias"] = (size["n"],)
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
     program = parse(f"C[m, n] +=! A[{layouts[0]}] * B[{layouts[1]}]{then}", types)
-    groups, ranked, _ = ranked_groups(program, AVX2, 4)
+    groups, ranked, _ = rank_best_partition(program, AVX2, 4)
     assert groups == partition(program, AVX2)
     sources = generate_together(best_plans(ranked, 4), program, groups, AVX2)
     arrays = random_inputs(program, seed=1)

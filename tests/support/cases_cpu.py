@@ -9,9 +9,9 @@ import numpy as np
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from roller_svc import hardware
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import construct
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import construct
+from roller_svc.families import model_of
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
@@ -17,7 +18,6 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.model import estimate
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
@@ -42,7 +42,7 @@ class Case:
         """Emulate the kernel of those tiles."""
         arrays = random_inputs(self.program, seed)
         source = self._source(tiles)
-        found = emulated(CompiledKernel(source, b"", "", ()), seed).run(arrays)
+        found = load_emulated(CompiledKernel(source, b"", "", ()), seed).run(arrays)
         agreement = agrees(self.program, found, evaluate(self.program, arrays))
         assert agreement.ok, f"{agreement}\n{source.text}"
 
@@ -53,7 +53,7 @@ class Case:
             self.check(tiles)
 
     def _source(self, tiles: RProgram) -> KernelSource:
-        plan = Plan((Candidate(tiles, estimate(tiles, ONE_CORE)),))
+        plan = Plan((Candidate(tiles, model_of(self.group, tiles, ONE_CORE).estimate(tiles)),))
         return generate(plan, self.program, (self.group,), ONE_CORE)
 
 
@@ -61,4 +61,4 @@ def case(expression: str, types: Types) -> Case:
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in types.items()})
     (group,) = partition(program, ONE_CORE)
     programs = construct(group, ONE_CORE, ONE_CORE.unit_for(group.space.compute_dtype)).programs
-    return Case(program, group, tuple(sorted(programs, key=lambda p: estimate(p, ONE_CORE).seconds)))
+    return Case(program, group, tuple(sorted(programs, key=lambda p: model_of(group, p, ONE_CORE).estimate(p).seconds)))

@@ -6,7 +6,7 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import Operand, operands
-from roller_svc.fusion.partition import partition
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.ir.estimate import Candidate, Estimate, StageCost
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roller_svc import hardware
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec

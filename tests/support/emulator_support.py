@@ -6,7 +6,7 @@ import numpy as np
 from reference_kernels import SM_80, tensor
 
 from roller_svc.codegen.cuda.instructions import instruction
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.emulator import EmulatorModule
 
@@ -17,7 +17,7 @@ def cuda(text: str, buffers: tuple[Buffer, ...], *launches: LaunchSpec) -> Kerne
 
 def module(source: KernelSource, seed: int = 0, *, races: bool = False) -> EmulatorModule:
     """The emulator needs no binary."""
-    return emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
+    return load_emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
 
 
 def wrappers(*names: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, Node, Storage, descend
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, Node, Storage, iter_nodes
 
 BINARY: dict[OpKind, Callable[[Any, Any], Any]] = {
     OpKind.ADD: lambda a, b: a + b, OpKind.SUB: lambda a, b: a - b, OpKind.MUL: lambda a, b: a * b,
@@ -56,7 +56,7 @@ class TreeRun:
     def run(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
             match node:
-                case Loop(var=var, extent=extent, limit=limit, body=body):
+                case Loop(var=var, extent=extent, stop=limit, body=body):
                     for i in range(extent if limit is None else min(extent, self.value(limit))):
                         with_variable(self, var, i, body)
                 case Let(var=var, value=value, body=body):
@@ -133,4 +133,4 @@ def run_tree(
 
 def alloc_bytes(nodes: tuple[Node, ...]) -> int:
     """Room of all storage nodes."""
-    return sum(math.prod(n.shape) * n.dtype.bytes for n in descend(nodes) if isinstance(n, Storage))
+    return sum(math.prod(n.shape) * n.dtype.bytes for n in iter_nodes(nodes) if isinstance(n, Storage))

@@ -55,7 +55,7 @@ bring(const {type_} *__restrict__ x, {type_} *__restrict__ y, const __grid_const
         Buffer("X", "x", Role.INPUT, unsigned(view), (elements,)),
         Buffer("Y", "y", Role.OUTPUT, unsigned(view), (count,)),
     )
-    launch = LaunchSpec("bring", ("x", "y"), (1, 1, 1), (32, 1, 1), maps=(view,))
+    launch = LaunchSpec("bring", ("x", "y"), (1, 1, 1), (32, 1, 1), tensor_maps=(view,))
     return KernelSource("bring", Language.CUDA, HOPPER, text, buffers, (launch,))
 
 

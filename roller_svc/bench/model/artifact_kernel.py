@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.families.gpu.simt_contraction.cost import GUARD_OPS, LOAD_OPS, STORE_OPS
 from roller_svc.families.gpu.simt_contraction.workload import BARRIER_CYCLES
 from roller_svc.families.gpu.window.cost import BLOCK_CYCLES, LOADS_IN_FLIGHT
 from roller_svc.ir.estimate import StageCost
 from roller_svc.ir.group import TileAccess
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import conflict_cycles
 from roller_svc.perf.common import load_latency_cycles, resident_bytes, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import DIVISION_OPS, Problem
+from roller_svc.perf.workload import DIVISION_OPS, Workload
 
 ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernels of these families
 # What LLVM 14 makes of the staging of 128 rows for gfx906 at -O2. Whole rows, which one step stages, follow one another
@@ -64,7 +65,7 @@ class Box:
         return place * self.access.dtype.bytes
 
 
-def artifact_seconds(p: Problem, program: RProgram) -> tuple[float, tuple[StageCost, ...]]:
+def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[StageCost, ...]]:
     """Seconds of the kernel, and what they go to."""
     mach, hw = p.machine, p.machine.hw
     boxes = _boxes(program)
@@ -115,19 +116,19 @@ def _boxes(program: RProgram) -> tuple[Box, ...]:
     return tuple(found)
 
 
-def _serial_waits(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:
+def _serial_waits(p: Workload[Any], program: RProgram, boxes: tuple[Box, ...]) -> float:
     """How many latencies of DRAM, one after another, a thread takes to stage a step; 0 where its loads go together.
 
     Only of AMD's plain reductions, whose elements are read once: no other staging was compiled to see.
     """
     plain = all(len(dim.coeffs) == 1 for box in boxes for dim in box.access.dims)
-    if p.machine.hw.family is not Family.AMD or not program.space.reduced or not plain:
+    if p.machine.hw.family is not TargetKind.AMD or not program.space.reduced or not plain:
         return 0.0
     under_way = LOADS_IN_FLIGHT if program.steps == 1 else PAIRED_LOADS
     return sum(box.elements for box in boxes) / program.threads / under_way
 
 
-def _step(p: Problem, program: RProgram, boxes: tuple[Box, ...]) -> float:
+def _step(p: Workload[Any], program: RProgram, boxes: tuple[Box, ...]) -> float:
     """Cycles of a core for one staged step of one block that is alone on it."""
     mach, warp = p.machine, p.machine.hw.limits.warp_size
     warps = -(-program.threads // warp)

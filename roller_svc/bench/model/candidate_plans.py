@@ -13,7 +13,7 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.model.measured_plans import candidate_of
 from roller_svc.bench.model.random_tiles import random_rprograms
 from roller_svc.compiler.lower_and_emit import Groups
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import GroupedPlan, Plan
@@ -47,7 +47,7 @@ def sample_sizes(cases: Collection[BenchCase], of_case: int, of_class: int) -> d
 
 def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int, seed: str) -> TrialPlans:
     """The model's `top` plans and `sample` others, or all where there are fewer, the same for the same seed."""
-    groups, ranked, _ = ranked_groups(program, hw, top)
+    groups, ranked, _ = rank_best_partition(program, hw, top)
     first = best_plans(ranked, top)
     rng = random.Random(seed)
     pools = [random_rprograms(group, hw, top + sample, rng) for group in groups]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc.bench.model.measured_plans import FitCase
-from roller_svc.construct.construct import prepared
+from roller_svc.families import family_of, prepare_model
 from roller_svc.ir.group import KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
@@ -42,7 +43,7 @@ OnMachine = tuple[Sequence[FitCase], HardwareSpec]  # cases that were measured t
 class Choice:
     """One group's rProgram with its model, and the family of constants that it rests on."""
 
-    model: Model
+    model: Model[Any]
     program: RProgram
     family: str
 
@@ -199,7 +200,7 @@ def _measured(machines: Sequence[OnMachine]) -> Measured:
     found = [(case, hw) for cases, hw in machines for case in cases]
     for case, hw in found:
         known: dict[tuple[KernelGroup, RProgram], int] = {}
-        models: dict[tuple[str, TileSpace, ComputeUnit], Model] = {}
+        models: dict[tuple[str, TileSpace, ComputeUnit], Model[Any]] = {}
         for plan in case.plans:
             pairs = [(g, c.program) for g, c in zip(plan.groups, plan.plan.choices, strict=True)]
             for group, program in pairs:
@@ -213,12 +214,16 @@ def _measured(machines: Sequence[OnMachine]) -> Measured:
 
 
 def _choice(
-    group: KernelGroup, program: RProgram, hw: HardwareSpec, models: dict[tuple[str, TileSpace, ComputeUnit], Model]
+    group: KernelGroup,
+    program: RProgram,
+    hw: HardwareSpec,
+    models: dict[tuple[str, TileSpace, ComputeUnit], Model[Any]],
 ) -> Choice:
     """`models` are those of the same program; grow."""
     unit = next(u for u in hw.units if u.name == program.unit.name)
     key = (group.name, program.space, unit)
     model = models.get(key)
     if model is None:
-        model = models[key] = Model(prepared(replace(group, space=program.space), hw, unit))
-    return Choice(model, replace(program, unit=unit), model.cpu_family)
+        model = models[key] = prepare_model(replace(group, space=program.space), hw, unit)
+    family = family_of(group, program, hw).name
+    return Choice(model, replace(program, unit=unit), family.removeprefix("cpu/"))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.compiler.lower_and_emit import Groups
-from roller_svc.construct.construct import prepared, views
 from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.families import model_of
+from roller_svc.families.matching import views
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.perf.model import Model
 
 Json = dict[str, Any]
-# Fields of an rProgram beside its space, its unit and its tiles.
-_WAYS = ("lanes", "split_k", "stages", "raster", "stream_k", "streamed")
+# JSON key → field of RProgram, without its space, unit and tiles.
+_WAYS = {
+    "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
+    "stream_k": "stream_k_blocks", "streamed": "nontemporal",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,7 @@ class FitCase:
 
 def candidate_of(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Candidate:
     """An rProgram of a group, or of a reading of it as a convolution, with what the model says of it."""
-    view = replace(group, space=program.space)
-    return Candidate(program, Model(prepared(view, hw, program.unit)).estimate(program))
+    return Candidate(program, model_of(group, program, hw).estimate(program))
 
 
 def tiles_of(plan: Plan, groups: Groups, hw: HardwareSpec) -> list[Json]:
@@ -70,7 +72,7 @@ def _program_json(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Js
         "unit": program.unit.name,
         "block": program.block.as_dict(),
         "thread": program.thread.as_dict(),
-        **{way: getattr(program, way) for way in _WAYS},
+        **{key: getattr(program, field) for key, field in _WAYS.items()},
     }
 
 
@@ -78,4 +80,4 @@ def _program_of(kernel: Mapping[str, Any], group: KernelGroup, hw: HardwareSpec)
     space = views(group, hw)[kernel["reading"]].space
     unit = next(unit for unit in hw.units if unit.name == kernel["unit"])
     block, thread = (RTile(tuple((a.name, kernel[level][a.name]) for a in space.axes)) for level in ("block", "thread"))
-    return RProgram(space, unit, block, thread, **{way: kernel[way] for way in _WAYS})
+    return RProgram(space, unit, block, thread, **{field: kernel[key] for key, field in _WAYS.items()})

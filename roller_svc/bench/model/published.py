@@ -24,16 +24,15 @@ from roller_svc.bench.input_files import Kind, OperatorModel, PublishedModel, Ti
 from roller_svc.bench.model.artifact_kernel import artifact_seconds
 from roller_svc.bench.model.regret import median_abs_log_ratio, share, spearman
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import best_plans, ranked_groups
-from roller_svc.construct.construct import prepared
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import ArgumentError, InvariantError, RollerError
-from roller_svc.fusion.partition import partition
+from roller_svc.families import prepare
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import TileSpace
-from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.perf.model import Model
 
 TARGET = "nvidia-v100-sxm2"
 # ROLLER's own means from expression to its first kernel and to all ten, figure 11 of the artifact
@@ -97,7 +96,7 @@ def _row(op: OperatorModel, hw: HardwareSpec) -> Json:
     start = time.perf_counter()
     program = program_of(op)
     parsed = time.perf_counter()
-    groups, ranked, _ = ranked_groups(program, hw, TOP_K)
+    groups, ranked, _ = rank_best_partition(program, hw, TOP_K)
     constructed = time.perf_counter()
     plans = best_plans(ranked, TOP_K)
     generate(plans[0], program, groups, hw)
@@ -108,7 +107,7 @@ def _row(op: OperatorModel, hw: HardwareSpec) -> Json:
     return {
         "predicted_s": plans[0].estimate.seconds,
         "uncertainty": plans[0].estimate.uncertainty,
-        "bound": plans[0].main.estimate.bound,
+        "bound": plans[0].dominant_choice.estimate.bound,
         "best_published_s": op.v100_ms.best_s,
         "roller_s": op.v100_ms.roller_s,
         "roofline_s": {
@@ -156,7 +155,7 @@ def _summary(rows: Sequence[Json]) -> Json:
 COLUMNS = {"nvidia-k80": "k80", "amd-mi50": "mi50"}
 # Classes whose kernels the artifact stages in shared memory and we do not, and the families that are priced so:
 # reductions only where the compiled code is known (docs/model.md).
-STAGED = {"depthwiseconv": tuple(Family), "pooling": tuple(Family), "reduce": (Family.AMD,)}
+STAGED = {"depthwiseconv": tuple(TargetKind), "pooling": tuple(TargetKind), "reduce": (TargetKind.AMD,)}
 _LEVEL = re.compile(r"\[level (\d): \[tile: \[([\d, ]*)\]; step: \[([\d, ]*)\]\]\]")
 
 
@@ -205,11 +204,11 @@ def _tile_row(op: OperatorModel, hw: HardwareSpec) -> Json:
         raise ArgumentError(f"one tile for {len(groups)} kernels", code="unreadable-file")
     (group,) = groups
     unit = hw.unit_for(group.space.compute_dtype)
-    p = prepared(group, hw, unit)
+    family, p = prepare(group, hw, unit)
     tile = published_program(published.roller_best_config, group.space, unit)
     staged = hw.family in STAGED.get(op.kind, ())
-    tile_s = artifact_seconds(p, tile)[0] if staged else Model(p).estimate(tile).seconds
-    _, ranked, _ = ranked_groups(program, hw, TOP_K)
+    tile_s = artifact_seconds(p, tile)[0] if staged else family.model(p).estimate(tile).seconds
+    _, ranked, _ = rank_best_partition(program, hw, TOP_K)
     return {
         "tile": published.roller_best_config,
         "tile_s": tile_s,

@@ -9,19 +9,22 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.construct import MAX_VISITS, Shape, prepared, readings, rprogram_of, rules_for
-from roller_svc.construct.rules import Base, Rules
+from roller_svc.construct.construct import MAX_VISITS, rprogram_of
+from roller_svc.construct.rules import Base, Enumerated, Rules, Shape
 from roller_svc.construct.scale_out import splits
 from roller_svc.construct.scale_up import Log, scale_up
 from roller_svc.errors import NoCandidateError
+from roller_svc.families import prepare
 from roller_svc.families.cpu.convolution.rules import CpuConvolution
 from roller_svc.families.cpu.transpose.rules import CpuLayout
-from roller_svc.families.matching import units_for
+from roller_svc.families.family import Family
+from roller_svc.families.matching import readings, units_for
 from roller_svc.fusion.split.reduction import may_split
-from roller_svc.ir.constraints import NO_DEMANDS
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.constraints import NO_CONSTRAINTS
+from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
@@ -37,9 +40,12 @@ def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: rand
     says why.
     """
     drawable: list[_Reading] = []
-    for unit, view in readings(group, hw, units_for(group, hw, NO_DEMANDS)):
+    for unit, view in readings(group, hw, units_for(group, hw, NO_CONSTRAINTS)):
         with suppress(NoCandidateError):
-            drawable.append(_Reading(view, rules_for(view, prepared(view, hw, unit))))
+            family, workload = prepare(view, hw, unit)
+            rules = family.rules(workload)
+            if not isinstance(rules, Enumerated):
+                drawable.append(_Reading(view, family, rules))
     found: dict[RProgram, None] = {}
     for _ in range(TRIES * count if drawable else 0):
         if len(found) < count:
@@ -52,6 +58,7 @@ class _Reading:
     """A group as one kind of it, and what is known of its tiles."""
 
     group: KernelGroup
+    family: Family[Any]
     rules: Rules
     _bases: tuple[Base, ...] = ()
     _blocks: dict[Base, tuple[Tile, ...]] = field(default_factory=dict)
@@ -70,13 +77,13 @@ class _Reading:
         block = rng.choice(self._blocks[base])
         split_k = rng.choice(self._splits(block))
         way = rng.choice(self.rules.pipelines(block, base, split_k))
-        if way.stream_k and self.group.needs_whole_sums:
+        if way.stream_k and self.group.forbids_split_k:
             return ()
-        return (rprogram_of(self.rules.problem, Shape(block, base, split_k, way)),)
+        return (rprogram_of(self.rules.workload, Shape(block, base, split_k, way), self.family.name),)
 
     def _splits(self, block: Tile) -> tuple[int, ...]:
-        p = self.rules.problem
-        if self.group.kind is GroupKind.SCATTER or p.planes is not None or not may_split(self.group):
+        p = self.rules.workload
+        if not self.family.can_split or not may_split(self.group):
             return (1,)
         return (1, *splits(p, block))
 

@@ -15,12 +15,19 @@ from roller_svc.bench.model.candidate_plans import TrialPlans, trial_plans
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
 from roller_svc.bench.model.worker import Answer, Describe, Hold, Task, TimeKernel, work
 from roller_svc.bench.timing_worker import Sample
-from roller_svc.compiler.autotune import built_for_trial
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.errors import ArgumentError, FarmError, InvariantError, KernelTimeoutError, LaunchError, RollerError
-from roller_svc.farm.workers import Lane
+from roller_svc.compiler.autotune import build_candidates
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.errors import (
+    ArgumentError,
+    BuildServiceError,
+    InvariantError,
+    KernelTimeoutError,
+    LaunchError,
+    RollerError,
+)
+from roller_svc.farm.workers import WorkerProcess
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.report import Attempt, Plan
+from roller_svc.ir.report import CandidateResult, Plan
 
 Json = dict[str, Any]
 
@@ -48,7 +55,7 @@ class Worker:
 
     target: str
     threads: int
-    _lane: Lane[Task, Answer] = field(default_factory=lambda: Lane(work, _TIMEOUT_S))
+    _lane: WorkerProcess[Task, Answer] = field(default_factory=lambda: WorkerProcess(work, _TIMEOUT_S))
 
     def start(self, *, calibrate: bool) -> HardwareSpec:
         """The spec of its cores; ArgumentError where there are too few."""
@@ -73,13 +80,13 @@ class Worker:
     def ask(self, task: Task) -> Answer:
         try:
             return self._lane.call(task)
-        except (FarmError, KernelTimeoutError, InvariantError):
-            self._lane.close(at_once=True)
+        except (BuildServiceError, KernelTimeoutError, InvariantError):
+            self._lane.close(kill=True)
             self.start(calibrate=False)  # what it answers is not used: the spec stays what it was
             raise
 
     def close(self) -> None:
-        self._lane.close(at_once=True)
+        self._lane.close(kill=True)
 
 
 @dataclass(slots=True)
@@ -89,7 +96,7 @@ class BuiltCase:
 
     case: BenchCase
     trial: TrialPlans
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[CandidateResult, ...]
     build_s: float
     errors: list[RollerError | None]
     is_known: bool = False
@@ -100,7 +107,7 @@ def built_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpe
     program = case.program()
     trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
     start = time.perf_counter()
-    attempts = built_for_trial(trial.grouped, program, hw)
+    attempts = build_candidates(trial.grouped, program, hw)
     return BuiltCase(case, trial, attempts, time.perf_counter() - start, [attempt.error for attempt in attempts])
 
 
@@ -133,7 +140,7 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
 
     Raises ArgumentError where the row's tiles are no tiles of the program any more.
     """
-    groups = Shared(case.program()).groups(hw)
+    groups = PartitionCache(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
     plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c), _halves(c)) for c in timed)
     return FitCase(case.id, case.cls, tuple(plans))

@@ -99,7 +99,7 @@ def _held(task: Hold) -> tuple[RollerError | None, ...]:
     found: list[RollerError | None] = []
     for number, kernel in enumerate(task.kernels):
         try:
-            call = load(kernel).bound(arrays, results)
+            call = load(kernel).bind(arrays, results)
             for array in (results or {}).values() if not task.known else ():
                 array.fill(0)  # what a kernel does not write shall not be an earlier one's
             call()

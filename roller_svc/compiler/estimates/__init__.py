@@ -1,1 +1,1 @@
-"""Batches of estimates: many programs on many devices."""
+"""Estimates of many programs on many devices, in batches."""

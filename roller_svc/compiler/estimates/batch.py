@@ -1,4 +1,4 @@
-"""Many programs on many devices → the answer of POST /v1/estimates, also what `roller estimate --json` prints."""
+"""Estimate many programs on many devices: the response of POST /v1/estimates and of `roller estimate --json`."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ from roller_svc.compiler.serialize import Json, sensitivity_json
 from roller_svc.errors import EstimatesTimeoutError, RollerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.ir.canonical import digest
-from roller_svc.ir.constraints import Demands
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
 
-# What the memos keep: devices, and bytes of refused programs' errors and of outcomes, of one program on one device
-# each. ENTRY_BYTES is what CPython takes for an entry beside the content: key, dictionary, links, headers.
+# Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
 MAX_SPECS, MAX_REJECTION_BYTES, MAX_RESULT_BYTES = 256, 4 << 20, 24 << 20
-ENTRY_BYTES = 512
+ENTRY_BYTES = 512  # CPython's overhead per cache entry: key, dictionary, links, headers
 
-TIMED_OUT = error_result(EstimatesTimeoutError("the time for the estimates of one request was over"))
+TIMED_OUT = error_result(EstimatesTimeoutError("estimate request timed out"))
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,7 +50,7 @@ Compute = Callable[[Sequence[EstimateTask], Deadline], list[EstimateResult]]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One program to estimate, in plain values, not yet checked."""
+    """One program to estimate, as JSON-compatible values that are not yet validated."""
 
     expression: object
     inputs: Mapping[str, object] | None
@@ -60,25 +59,25 @@ class Item:
 
 
 class ItemResult(NamedTuple):
-    """Of one item on one target: the outcome, a JSON object with `roofline` and `candidates`, or with `error`."""
+    """The result of one item on one target."""
 
     item: int
     target: str
-    result: bytes
+    result: bytes  # a JSON object with `roofline` and `candidates`, or with `error`
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedItem:
-    """A program, what is demanded of its kernels, and the digest of its text."""
+    """A validated program text, constraints on its kernels, and the digest of the text."""
 
     program: ProgramText
-    constraints: Demands
+    constraints: ScheduleConstraints
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A device, and the digest of its figures."""
+    """A device and the digest of its spec."""
 
     spec: HardwareSpec
     digest: str
@@ -86,17 +85,17 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One outcome that is wanted; `key` is the digest of all that it follows from."""
+    """A requested estimate of one program on one device."""
 
-    key: bytes
+    key: bytes  # digest of everything that determines the result
     item: _ParsedItem
     device: _Device
 
 
 class EstimateCache:
-    """Answers, remembered by what they follow from, and so the same whatever was asked before.
+    """Estimates, cached by everything that determines them.
 
-    `compute` is how outcomes come about that are not known yet: in this process, or in others.
+    `compute` computes missing estimates, in this process or in worker processes.
     """
 
     def __init__(self, compute: Compute = compute_estimates) -> None:
@@ -108,16 +107,19 @@ class EstimateCache:
     def estimates(
         self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, limit_s: float = math.inf
     ) -> list[Json]:
-        """In order of items, then targets. What is refused, or not begun `within_s`, stands in its place as `error`."""
+        """Return an entry for each item and target, in this order.
+
+        Invalid programs, and estimates not started within `limit_s`, have an `error`.
+        """
         return [
-            {"item": one.item, "target": one.target} | json.loads(one.result)
-            for one in self.encoded_estimates(items, targets, top_k, Deadline(limit_s))
+            {"item": entry.item, "target": entry.target} | json.loads(entry.result)
+            for entry in self.encoded_estimates(items, targets, top_k, Deadline(limit_s))
         ]
 
     def encoded_estimates(
         self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, deadline: Deadline
     ) -> list[ItemResult]:
-        """The same with outcomes as JSON text, as they are remembered."""
+        """Return the same as `estimates`, with results as JSON text."""
         count = validate_top_k(top_k)
         programs = [_or_error(_parse_item, item) for item in items]
         devices = [_or_error(self._device, target) for target in targets]
@@ -133,9 +135,9 @@ class EstimateCache:
         ]
 
     def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:
-        """The outcome of each; what is not remembered is computed, all devices of one program together."""
+        """Return the result of each query; compute missing ones, all devices of a program in one task."""
         results: dict[bytes, bytes] = {}
-        missing: dict[tuple[bytes, Demands], dict[bytes, _Query]] = {}
+        missing: dict[tuple[bytes, ScheduleConstraints], dict[bytes, _Query]] = {}
         for query in queries:
             if (cached := self._look_up(query)) is not None:
                 results[query.key] = cached
@@ -152,18 +154,18 @@ class EstimateCache:
         return self._rejections.get(query.item.digest) if result is None else result
 
     def _store(self, group: Sequence[_Query], result: EstimateResult) -> dict[bytes, bytes]:
-        """The outcome of each device of one program; what holds for this attempt alone is not kept."""
+        """Cache the results of one program, except transient errors; return the result of each query."""
         if result.rejection is not None:
             self._rejections.put(group[0].item.digest, result.rejection, _weight(result.rejection))
         default = result.rejection or result.transient_error or TIMED_OUT
-        results = {one.key: default for one in group}
+        results = {query.key: default for query in group}
         for query, device_result in zip(group, result.device_results, strict=False):
             self._results.put(query.key, device_result, _weight(device_result))
             results[query.key] = device_result
         return results
 
     def _device(self, target: str | HardwareSpec) -> _Device:
-        """An id always means the same figures while a process runs; a spec is what it says."""
+        """Return a spec with its digest. An id means the same spec for the life of the process."""
         if isinstance(target, HardwareSpec):
             return _Device(target, digest(target))
         if (device := self._specs.get(validate_target(target))) is not None:
@@ -174,19 +176,19 @@ class EstimateCache:
 
 
 def estimates_json(items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object) -> list[Json]:
-    """The answers, nothing being remembered."""
+    """Return the estimates without caching them."""
     return EstimateCache().estimates(items, targets, top_k)
 
 
 def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int) -> list[TargetEstimate]:
-    """The best plans for each device. What is wrong with the program or a device's name is an error here."""
+    """Return the best plans for each device. Raises InputError for an invalid program or device id."""
     specs = [t if isinstance(t, HardwareSpec) else hardware.load(validate_target(t)) for t in targets]
     partitions, constraints = PartitionCache(_program_text(item).parse()), _constraints(item)
     return [estimate_program(partitions, spec, top_k, constraints) for spec in specs]
 
 
 def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
-    """What a tenth more of each resource of the device would save of that plan of the item."""
+    """Return the sensitivity of a plan's estimate to each resource of the device."""
     groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec)
     return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
@@ -204,7 +206,7 @@ def _parse_item(item: Item) -> _ParsedItem:
 
 
 def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Query | bytes:
-    """The outcome that is wanted, or why there is none."""
+    """Combine item and device into a query, or return the error of one of them."""
     if isinstance(device, bytes):
         return device
     if isinstance(item, bytes):
@@ -214,7 +216,7 @@ def _query(item: _ParsedItem | bytes, device: _Device | bytes, top_k: int) -> _Q
 
 
 def _task(group: Sequence[_Query], top_k: int) -> EstimateTask:
-    """All devices of one program."""
+    """Combine the queries of one program into a task."""
     item = group[0].item
     return EstimateTask(item.program, tuple(query.device.spec for query in group), top_k, item.constraints)
 
@@ -224,7 +226,7 @@ def _program_text(item: Item) -> ProgramText:
 
 
 def _text_digest(text: ProgramText) -> bytes:
-    """Of the text as it stands: the same program written otherwise has another digest."""
+    """Hash the text, not the parsed program: a reformatted program has another digest."""
     inputs = [(name, type_.dtype.value, type_.shape) for name, type_ in text.inputs]
     return _hash(repr((text.expression, inputs, text.outputs)).encode())
 
@@ -237,8 +239,8 @@ def _weight(content: bytes) -> int:
     return len(content) + ENTRY_BYTES
 
 
-def _constraints(item: Item) -> Demands:
-    return Demands(validate_flag("allow_tf32", item.allow_tf32))
+def _constraints(item: Item) -> ScheduleConstraints:
+    return ScheduleConstraints(validate_flag("allow_tf32", item.allow_tf32))
 
 
 def _target_name(target: str | HardwareSpec) -> str:

@@ -1,4 +1,4 @@
-"""A bounded memory of results by what they follow from; the one used longest ago goes first."""
+"""A bounded cache with least-recently-used eviction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """For pure functions, and safe for threads: two may compute one result at once, and put either. `most`: the sum of
-    the weights of what is kept."""
+    """Thread-safe LRU cache bounded by the total weight of its entries.
+
+    Threads may compute the same value concurrently, so values must be results of pure functions.
+    """
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = max_weight

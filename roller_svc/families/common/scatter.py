@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.prefetch import AHEAD_BYTES
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Family
-from roller_svc.ir.index import add, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.hardware import TargetKind
+from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree
 from roller_svc.schedule.nest_statements import converted
@@ -18,18 +19,17 @@ FEW_POINTS = 32  # one warp's: a launch takes longer than one thread takes for t
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 # A CPU's copy.
 ROW_BYTES = 256  # of a loop's step
-LINE_BYTES = 64
 SHARED_BYTES = 1 << 20  # what a core's own cache holds is copied sooner than threads begin
 ENOUGH_TASKS = 16
 
 
-def lower_scatter(group: KernelGroup, family: Family) -> tuple[ScheduleTree, ...]:
+def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree, ...]:
     """Two trees. A CPU walks the points in row-major order, so that the last write wins; a GPU joins atomically, and
     walks a few plain writes as a CPU does."""
     (statement,) = group.statements
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
-    write = _write(statement, atomic=family is not Family.CPU and statement.combine is not None)
-    if family is Family.CPU:
+    write = _write(statement, atomic=family is not TargetKind.CPU and statement.combine is not None)
+    if family is TargetKind.CPU:
         bodies = (_shared_copy(statement, axes), _serial(statement.axes, write))
     else:
         in_order = statement.combine is None and statement.points <= FEW_POINTS
@@ -85,7 +85,7 @@ def _wide_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...
 def _write(statement: TensorExpr, *, atomic: bool) -> tuple[Node, ...]:
     value = converted(statement.body, statement)
     nodes: tuple[Node, ...] = (
-        Compute(statement.output, statement.index, value, statement.combine, atomic, statement.checked),
+        Compute(statement.output, statement.index, value, statement.combine, atomic, statement.bounds_checked),
     )
     return nodes if statement.predicate is None else (Branch(statement.predicate, nodes),)
 
@@ -108,7 +108,7 @@ def _threads(axes: tuple[Axis, ...], nodes: tuple[Node, ...]) -> tuple[Node, ...
         stride *= axis.extent
     threads = min(THREADS, points)
     if points % threads:
-        nodes = (Branch(less(flat, num(points)), nodes),)
+        nodes = (Branch(lt(flat, num(points)), nodes),)
     nodes = (Let(flat.name, add(mul(ref(".block"), num(threads)), ref(".thread")), nodes),)
     nodes = (Loop(".thread", threads, LoopKind.THREAD, nodes),)
     return (Loop(".block", ceil_div(points, threads), LoopKind.BLOCK, nodes),)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
-from roller_svc.ir.group import AxisRole, Factors, KernelGroup, TileAxis
+from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup, TileAxis
 from roller_svc.ir.index import div, mod
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
@@ -33,20 +33,20 @@ class View:
     m: TileAxis
     n: TileAxis
     k: TileAxis
-    factors: Factors
+    factors: ContractionOperands
     dtype: DType  # of staged operands and accumulators
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram) -> View:
         space = program.space
-        if group.factors is None:
+        if group.operands is None:
             raise InvariantError(f"{group.name} has no factors")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        return cls(group, space.role(AxisRole.BATCH), m, n, k, group.factors, space.compute_dtype)
+        return cls(group, space.role(AxisRole.BATCH), m, n, k, group.operands, space.compute_dtype)
 
     def with_second(self, found: Load) -> View:
         """Where there are two sums at a point, the second as a map to what is `found` there."""
-        if not self.group.is_paired:
+        if not self.group.is_dual_gemm:
             return self
         sum_, second, *rest = self.group.statements
         read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=found, combine=None)
@@ -85,7 +85,7 @@ class View:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *extents))
                 nodes.append(Compute(local_name(statement.output), index, value))
                 value = Load(local_name(statement.output), index, statement.type.dtype)
-            if statement.output not in self.group.locals:
+            if statement.output not in self.group.register_tensors:
                 place = tuple(reads.apply(i) for i in statement.index)
                 nodes.append(Compute(statement.output, place, value))
         return storages, tuple(nodes)

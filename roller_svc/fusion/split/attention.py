@@ -56,7 +56,7 @@ def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...
     def value(statement: TensorExpr) -> Load:
         return Load(statement.output, mixed.index, type_.dtype, (False,) * len(mixed.index))
 
-    high = reduction(f"{attention.total.output}.high", part(maxima, rows), Combine.MAX)
+    high = reduction(f"{attention.row_sum.output}.high", part(maxima, rows), Combine.MAX)
     below = Op(OpKind.SUB, (part(maxima, rows), value(high)), type_.dtype)
     scale = Const(attention.scale, type_.dtype)
     weight = Op(OpKind.EXP, (Op(OpKind.MUL, (below, scale), type_.dtype),), type_.dtype)
@@ -64,7 +64,7 @@ def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...
     def weighed(tensor: str, index: tuple[Expr, ...]) -> Expr:
         return Op(OpKind.MUL, (part(tensor, index), weight), type_.dtype)
 
-    total = reduction(attention.total.output, weighed(totals, rows), Combine.SUM)
+    total = reduction(attention.row_sum.output, weighed(totals, rows), Combine.SUM)
     result = reduction(f"{mixed.output}.joined", weighed(results, mixed.index), Combine.SUM)
     quotient = Op(OpKind.DIV, (value(result), value(total)), type_.dtype)
     mapped = replace(mixed, kind=StatementKind.MAP, combine=None, axes=mixed.spatial, body=quotient)

@@ -17,9 +17,9 @@ from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import even_pieces, joined_pair, joint_of, partial_pair
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
-from roller_svc.ir.group import AxisRole, Factors, GroupKind, KernelGroup, TileSpace
+from roller_svc.ir.group import AxisRole, ContractionOperands, GroupKind, KernelGroup, TileSpace
 from roller_svc.ir.hardware import ComputeUnit
-from roller_svc.ir.index import add, ceil_div, less, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.rprogram import RProgram, RTile
 
@@ -37,7 +37,7 @@ def may_split(group: KernelGroup) -> bool:
 
     Not as a convolution: the same group as a contraction is there to be split. Nor where there are two sums.
     """
-    if group.is_paired:
+    if group.is_dual_gemm:
         return False
     return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or joint_of(group) is not None)
 
@@ -114,7 +114,7 @@ def _partial(
 ) -> TensorExpr:  # fmt: skip
     place = add(mul(ref(piece.name), num(length)), ref(longest.name))
     combine = first.combine or Combine.SUM
-    guard = less(place, num(longest.extent)) if longest.extent % length else None
+    guard = lt(place, num(longest.extent)) if longest.extent % length else None
     body = substitute(first.body, {longest.name: place})
     if as_contraction(first):
         body = _widened(body, first.accumulator)
@@ -160,7 +160,7 @@ def _regrouped(
     contraction = as_contraction(statements[0]) if group.kind is GroupKind.CONTRACTION else None
     if contraction is not None:
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)
-        factors: Factors | None = Factors(contraction.a, contraction.b)
+        factors: ContractionOperands | None = ContractionOperands(contraction.a, contraction.b)
     else:
         kind, space, factors = GroupKind.NEST, nest_space(statements, outer, types), None
     read = {t for s in statements for t in s.reads_tensors}
@@ -175,10 +175,17 @@ def _combining_group(
     types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
     read = {t for s in statements for t in s.reads_tensors}
     inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in {s.output for s in statements})
-    views = {t: ty for t, ty in types.items() if t not in group.locals}
+    views = {t: ty for t, ty in types.items() if t not in group.register_tensors}
     space = nest_space(statements, group.outer, views)
     return KernelGroup(
-        f"{group.name}_combine", GroupKind.NEST, statements, group.outer, group.locals, group.stored, inputs, space
+        f"{group.name}_combine",
+        GroupKind.NEST,
+        statements,
+        group.outer,
+        group.register_tensors,
+        group.stored,
+        inputs,
+        space,
     )
 
 

@@ -83,7 +83,7 @@ def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored:
     read = {t for s in statements for t in s.reads_tensors}
     kept = {t for t, _ in stored}
     return replace(
-        group, statements=statements, stored=stored, space=space, locals=frozenset(group.locals - kept),
+        group, statements=statements, stored=stored, space=space, register_tensors=frozenset(group.register_tensors - kept),
         inputs=tuple((t, ty) for t, ty in group.inputs if t in read),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.compiler.estimates.batch import Estimates, Item, estimates_json
+from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimates_json
 from roller_svc.compiler.serialize import Json
 
 CORPUS = Path(__file__).parents[3] / "bench" / "data" / "public.json"
@@ -33,9 +33,9 @@ def unplaced(answer: Json) -> Json:
 )
 def test_a_batch_is_its_parts(cases: list[BenchCase], targets: list[str], top_k: int) -> None:
     items = [item_of(case) for case in cases]
-    estimates = Estimates()
-    estimates.answers(items[::-1], targets[::-1], top_k)  # something to remember
-    batch = estimates.answers(items, targets, top_k)
+    estimates = EstimateCache()
+    estimates.estimates(items[::-1], targets[::-1], top_k)  # something to remember
+    batch = estimates.estimates(items, targets, top_k)
     singles = [estimates_json([item], [target], top_k)[0] for item in items for target in targets]
     assert [unplaced(answer) for answer in batch] == [unplaced(answer) for answer in singles]
 
@@ -43,5 +43,5 @@ def test_a_batch_is_its_parts(cases: list[BenchCase], targets: list[str], top_k:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[::12], ids=lambda case: case.id)
 def test_devices_share_nothing_that_shows(case: BenchCase) -> None:
-    together = Estimates().answers([item_of(case)], TARGETS, 10)
+    together = EstimateCache().estimates([item_of(case)], TARGETS, 10)
     assert together == [estimates_json([item_of(case)], [target], 10)[0] for target in TARGETS]

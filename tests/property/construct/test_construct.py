@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tile_spaces import column_sum, conv, depthwise, matmul, relu, row_sum, scatter, spatial
 
 from roller_svc import hardware
+from roller_svc.compiler.rank import construct, rank
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.construct import construct, rank
 from roller_svc.construct.rules import Base
 from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.families import prepare
 from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
 from roller_svc.families.cpu.contraction.workload import rows_at_once
 from roller_svc.families.cpu.window.cost import staged_bytes
@@ -26,10 +27,9 @@ from roller_svc.ir.affine import Dim
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import footprint
-from roller_svc.perf.workload import problem
 
 GPUS = ("nvidia-v100-sxm2", "nvidia-h200-sxm", "nvidia-k80", "amd-mi50", "graphcore-mk2")
 CPUS = ("cpu-x86-avx2", "cpu-x86-avx512", "cpu-arm-neon")
@@ -74,7 +74,7 @@ def test_every_candidate_is_legal(target: str, group: KernelGroup) -> None:
             assert program.block[axis.name] % program.thread[axis.name] == 0
         if program.split_k > 1:
             check_split(group, program)
-        checks[group.kind, hw.family is Family.CPU](group, program, hw)
+        checks[group.kind, hw.family is TargetKind.CPU](group, program, hw)
 
 
 def check_split(group: KernelGroup, program: RProgram) -> None:
@@ -123,15 +123,15 @@ def check_simt_contraction(group: KernelGroup, program: RProgram, hw: HardwareSp
 def check_simt_rows(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
     space, limits = group.space, hw.limits
     (inner,) = space.reduced
-    run, chunk = program.thread[inner.name], program.thread[inner.name] * program.lanes
+    run, chunk = program.thread[inner.name], program.thread[inner.name] * program.reduce_threads
     assert inner.members[-1].extent % run == 0
     assert run & (run - 1) == 0
     assert run <= 16
     assert program.block[inner.name] % chunk == 0
     assert program.block[inner.name] < inner.extent + chunk
-    assert program.lanes & (program.lanes - 1) == 0
+    assert program.reduce_threads & (program.reduce_threads - 1) == 0
     assert program.threads <= limits.max_threads_per_block
-    if program.lanes > 1:
+    if program.reduce_threads > 1:
         assert program.threads % limits.warp_size == 0
     assert program.grid // program.split_k <= 2**31 - 1
     for axis in space.spatial:
@@ -146,7 +146,7 @@ def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
     space, limits = group.space, hw.limits
     thread = tuple(program.thread[a.name] for a in space.axes)
     block = tuple(program.block[a.name] for a in space.axes)
-    assert program.lanes == program.split_k == program.stages == 1
+    assert program.reduce_threads == program.split_k == program.stages == 1
     assert all(t & (t - 1) == 0 for t in thread)
     assert program.threads <= limits.max_threads_per_block
     if program.threads > limits.warp_size:
@@ -176,7 +176,7 @@ def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
 
 def check_simt_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
     space, limits = group.space, hw.limits
-    if space.walks_rows:
+    if space.reduces_rows:
         check_simt_rows(group, program, hw)
         return
     if group.kind is GroupKind.NEST and (is_map(space) or is_windowed(group)):
@@ -185,18 +185,18 @@ def check_simt_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> 
     for axis in space.reduced:
         assert program.block[axis.name] == axis.extent
         assert program.thread[axis.name] == 1
-    assert program.lanes & (program.lanes - 1) == 0
-    assert program.lanes <= 1024
+    assert program.reduce_threads & (program.reduce_threads - 1) == 0
+    assert program.reduce_threads <= 1024
     if not space.reduced or group.kind is GroupKind.SCATTER:
-        assert program.lanes == 1
-    threads = program.lanes * math.prod(program.block[a.name] // program.thread[a.name] for a in space.spatial)
+        assert program.reduce_threads == 1
+    threads = program.reduce_threads * math.prod(program.block[a.name] // program.thread[a.name] for a in space.spatial)
     assert program.threads == threads <= limits.max_threads_per_block
     assert math.prod(program.thread[a.name] for a in space.spatial) <= 16
     for axis in space.spatial:
         if axis.extent == 1:
             assert program.thread[axis.name] == 1
     assert program.grid // program.split_k <= 2**31 - 1
-    if program.lanes > 1:
+    if program.reduce_threads > 1:
         assert threads * space.compute_dtype.bytes <= limits.shared_bytes_per_block
     if threads > limits.warp_size:
         assert threads % limits.warp_size == 0
@@ -233,17 +233,17 @@ def check_cpu_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
         assert program.thread[axis.name] == 1
     wide = [a for a in space.spatial if program.thread[a.name] > 1]
     assert len(wide) <= 1
-    if wide and program.lanes > 1:  # lanes along the reduction: rows whose reductions go side by side
-        assert space.walks_rows
+    if wide and program.reduce_threads > 1:  # lanes along the reduction: rows whose reductions go side by side
+        assert space.reduces_rows
         assert program.thread[wide[0].name] == 4 <= wide[0].extent
     elif wide:
         assert wide[0].name == space.vector_axis
         width = program.thread[wide[0].name]
         assert width in (lanes, 2 * lanes, 4 * lanes)
         assert width < wide[0].extent + lanes
-    if program.lanes > 1:
-        assert program.lanes in (lanes, 2 * lanes, 4 * lanes)
-        assert program.lanes <= space.reduced[-1].members[-1].extent
+    if program.reduce_threads > 1:
+        assert program.reduce_threads in (lanes, 2 * lanes, 4 * lanes)
+        assert program.reduce_threads <= space.reduced[-1].members[-1].extent
     tasks = program.grid // program.split_k
     assert tasks <= max(1, 16 * hw.num_cores)
     for axis in space.spatial:
@@ -254,7 +254,7 @@ def check_cpu_window(planes: PlaneSpace, program: RProgram, hw: HardwareSpec) ->
     lanes, names = program.unit.shape[-1], [a.name for a in planes.axes]
     block = tuple(program.block[a.name] for a in program.space.axes)
     thread = tuple(program.thread[a.name] for a in program.space.axes)
-    assert program.lanes == program.split_k == 1
+    assert program.reduce_threads == program.split_k == 1
     assert program.thread[names[-1]] % lanes == 0
     assert all(program.thread[a.name] == 1 for a in program.space.axes if a.name not in names[-2:])
     totals = program.thread[names[-1]] // lanes * (program.thread[names[-2]] if len(names) > 1 else 1)
@@ -265,7 +265,7 @@ def check_cpu_window(planes: PlaneSpace, program: RProgram, hw: HardwareSpec) ->
 
 
 def check_cpu_scatter(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None:
-    assert program.grid == program.lanes == program.split_k == 1
+    assert program.grid == program.reduce_threads == program.split_k == 1
     assert all(program.thread[a.name] == 1 and program.block[a.name] == a.extent for a in group.space.axes)
 
 
@@ -279,8 +279,8 @@ def test_trace_is_data_and_the_same_every_time(group: KernelGroup) -> None:
     rules = {rule for rule, _ in construction.rejections}
     for step in construction.trace:
         assert step.footprint_bytes > 0
-        assert step.reuse >= 0
-        assert step.outcome in {"accepted", "shrunk"} | rules or step.outcome.startswith("grown ")
+        assert step.reuse_score >= 0
+        assert step.decision in {"accepted", "shrunk"} | rules or step.decision.startswith("grown ")
 
 
 @QUIET
@@ -288,7 +288,7 @@ def test_trace_is_data_and_the_same_every_time(group: KernelGroup) -> None:
 def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int, epsilon: float) -> None:
     hw = hardware.load("nvidia-v100-sxm2")
     group = matmul(m, n, k)
-    rules = SimtContraction(problem(group.space, hw, hw.unit_for(DType.FLOAT32)))
+    rules = SimtContraction(prepare(group, hw, hw.unit_for(DType.FLOAT32))[1])
     stage = rules.block_stage(Base((1, 4, 4, 1)), epsilon)
     log = Log(budget=10_000)
     grown = scale_up(stage, log, 10_000)
@@ -307,7 +307,7 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
     assert set(grown.large) == large
     assert set(grown.border) == set(every) - large
     for step in log.steps:
-        if step.outcome == "shared memory":
+        if step.decision == "shared memory":
             assert step.footprint_bytes > hw.limits.shared_bytes_per_block
 
 
@@ -354,7 +354,7 @@ def test_search_footprint_is_the_space_s(group: KernelGroup, data: st.DataObject
     """What the search remembers is what the nouns say, and never more than the points of the tile."""
     touched = footprint(group.space, (32, 32))
     tile = tuple(data.draw(st.integers(1, a.extent)) for a in group.space.axes)
-    reach = touched.rtile(tile).reach(group.space)
+    reach = touched.rtile(tile).program_extents(group.space)
     for access in touched.accesses:
         points = math.prod(tile[i] for i in access.axes)
         assert access.elements(tile) == min(points, access.access.tile_elements(reach))

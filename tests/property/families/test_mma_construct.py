@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands, staged_dtype
+from roller_svc.compiler.rank import construct
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.construct import construct
 from roller_svc.construct.rules import Base
 from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.families import model_of, prepare
 from roller_svc.families.common.gpu.matrix.stream_k import stream
 from roller_svc.families.common.gpu.matrix.tile import LoadKind, feeds, mma_tile, thread_registers
 from roller_svc.families.gpu.mma_contraction.rules import SPILL_SLACK, MmaContraction
@@ -23,8 +24,6 @@ from roller_svc.fusion.split.reduction import may_split, split_group
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.model import model
-from roller_svc.perf.workload import problem
 
 DEVICES = {
     "nvidia-a100-sxm-80gb": "mma_f16",
@@ -97,7 +96,7 @@ def check_shape(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None
     for operand in (a, b):
         assert block[k] * staged_dtype(program.unit, operand).bytes in (32, 64, 128)
     assert program.lanes == hw.limits.warp_size == 32
-    assert program.threads == 32 * (block[m] // warp[m]) * (block[n] // warp[n])
+    assert program.reduce_threadsds == 32 * (block[m] // warp[m]) * (block[n] // warp[n])
     for axis in (m, n):
         extent = group.space.axis(axis).extent
         padded = math.ceil(extent / block[axis]) * block[axis]
@@ -121,7 +120,7 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
         assert program.stages == 2
     if hw.arch < Arch("sm_", 80):
         assert program.stages == 2
-    needs = model(group.space, hw, program.unit, (a, b)).needs(program)
+    needs = model_of(group, program, hw).needs(program)
     assert needs is not None
     assert (needs.registers_per_thread, needs.shared_bytes) == (registers, tile.shared_bytes)
 
@@ -136,7 +135,7 @@ def check_reduction(group: KernelGroup, program: RProgram) -> None:
         for before, after in zip(whole, piece, strict=True):
             assert after.along_k == before.along_k
             assert after.run == before.run
-    if program.stream_k:
+    if program.stream_k_blocks:
         work = stream(program)
         assert program.split_k == 1
         assert (work.blocks - 1) * work.share < work.tiles * work.steps
@@ -161,7 +160,7 @@ def test_scale_up_finds_what_brute_force_finds(m: int, n: int, k: int, warp: tup
 
 
 def rules_of(group: KernelGroup, hw: HardwareSpec, one: ComputeUnit) -> MmaContraction:
-    return MmaContraction(problem(group.space, hw, one, operands(group)))
+    return MmaContraction(prepare(group, hw, one)[1])
 
 
 @QUIET

@@ -15,15 +15,15 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands, staged_dtype
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, mma_tile
 from roller_svc.families.matching import units_for
-from roller_svc.fusion.partition import partition
 from roller_svc.fusion.split.reduction import may_split
-from roller_svc.ir.constraints import TILE_FIELDS, Demands, KernelFamily
+from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
@@ -193,7 +193,9 @@ class Case:
 
     def __repr__(self) -> str:
         found = (c.program for c in self.plan.choices)
-        kept = [(p.unit.name, p.block.extents, p.thread.extents, *(getattr(p, f) for f in TILE_FIELDS)) for p in found]
+        kept = [
+            (p.unit.name, p.block.extents, p.thread.extents, *(tile_value(p, f) for f in TILE_FIELDS)) for p in found
+        ]
         types = ", ".join(f"{name}: {type_}" for name, type_ in self.program.inputs)
         return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {TILE_FIELDS}"
 
@@ -201,7 +203,7 @@ class Case:
         source = generate(self.plan, self.program, self.groups, self.hw)
         assert "mma.sync" in source.text
         arrays = random_inputs(self.program, self.seed)
-        found = emulated(CompiledKernel(source, b"", "", ()), self.seed, races=races).run(arrays)
+        found = load_emulated(CompiledKernel(source, b"", "", ()), self.seed, races=races).run(arrays)
         verdict = agrees(self.program, found, evaluate(self.program, arrays, allow_tf32=self.allow_tf32))
         assert verdict.ok, f"{verdict}\n{source.text}"
 
@@ -218,7 +220,7 @@ def cases(draw: st.DrawFn) -> Case:
     for group in groups:
         if group.kind is GroupKind.CONTRACTION:
             try:
-                units = units_for(group, hw, Demands(allow_tf32, KernelFamily.MMA)).taken
+                units = units_for(group, hw, ScheduleConstraints(allow_tf32, OpClass.MMA)).taken
             except NoCandidateError:
                 assume(False)
             tiling = draw(tilings(group, draw(st.sampled_from(units)), hw))

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 import roller_svc
 from roller_svc import hardware
-from roller_svc.api import on_device
+from roller_svc.api import load_runner
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
 from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
@@ -102,9 +103,9 @@ def source_of(program: TensorProgram, group: KernelGroup, tile: RProgram) -> Ker
 
 def judge(program: TensorProgram, source: KernelSource) -> None:
     arrays = random_inputs(program, seed=1)
-    call = on_device(
+    call = load_runner(
         CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches)), RuntimeChoice.EMULATOR
-    ).bound(arrays)
+    ).bind(arrays)
     call()
     verdict = agrees(program, call.finish(), evaluate(program, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"
@@ -113,7 +114,7 @@ def judge(program: TensorProgram, source: KernelSource) -> None:
 def check_any_tiles(case: Case, data: st.DataObject) -> None:
     program = program_of(case)
     groups = partition(program, HW)
-    if len(groups) == 1 and groups[0].space.walks_rows:
+    if len(groups) == 1 and groups[0].space.reduces_rows:
         judge(program, source_of(program, groups[0], data.draw(tiles(groups[0]))))
 
 

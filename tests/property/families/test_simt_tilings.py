@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from roller_svc import hardware
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -23,7 +24,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.reference.inputs import random_inputs
-from roller_svc.verify.run_and_verify import judged
+from roller_svc.verify.run_and_verify import verify_results
 
 pytestmark = pytest.mark.emulator
 
@@ -109,7 +110,7 @@ def tiled(group: KernelGroup, hw: HardwareSpec, tiling: Tiling) -> RProgram:
 def generated(program: TensorProgram, hw: HardwareSpec, tiling: Tiling) -> KernelSource | None:
     """None where the program is no single contraction: one whose extents leave nothing to stage."""
     groups = partition(program, hw)
-    if len(groups) > 1 or groups[0].factors is None:
+    if len(groups) > 1 or groups[0].operands is None:
         return None
     (group,) = groups
     trees = lower(group, tiled(group, hw, tiling), hw)
@@ -126,8 +127,8 @@ def check(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     if source is None:
         return
     arrays = random_inputs(program, seed=1)
-    found = emulated(CompiledKernel(source, b"", "", ()), seed=3, races=True).run(dict(arrays))
-    verdict = judged(program, arrays, found, allow_tf32=False)
+    found = load_emulated(CompiledKernel(source, b"", "", ()), seed=3, races=True).run(dict(arrays))
+    verdict = verify_results(program, arrays, found, allow_tf32=False)
     assert verdict.ok, f"{expression} {signature} {tiling}: {verdict}\n{source.text}"
 
 

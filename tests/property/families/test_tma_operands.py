@@ -16,7 +16,7 @@ from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, tma_feed
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import AxisRole, TileAxis
-from roller_svc.ir.index import add, both, less, less_equal, mul, num, ref
+from roller_svc.ir.index import add, le, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, TensorType
 from roller_svc.ir.tensor_map import Swizzle
 
@@ -82,16 +82,16 @@ def _placed(
     last = sum((a.extent - 1) * s for a, s in zip(axes, steps, strict=True)) - before
     high = max(1, last + 1 - behind)
     if before:
-        guard = both(guard, less_equal(num(0), place))
+        guard = logical_and(guard, le(num(0), place))
     if last >= high:
-        guard = both(guard, less(place, num(high)))
+        guard = logical_and(guard, lt(place, num(high)))
     return place, 0, high, guard
 
 
 def _matches(access: Access, tile: TmaTile, number: int, step: int, batch: dict[str, int]) -> None:
     view = tile.tensor_map("view", "a", Swizzle.NONE)
     memory = np.arange(1, math.prod(access.shape) + 1)
-    assert view.reach_bytes <= memory.size * 2
+    assert view.end_bytes <= memory.size * 2
     walk, first = tile.walk, number * tile.extent
     room = np.full((tile.extent, walk.depth), -1)
     target = room if tile.along_k else room.T

@@ -16,22 +16,21 @@ from hypothesis import strategies as st
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import construct, rank_units
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.construct import construct, prepared, rank_units
 from roller_svc.errors import NoCandidateError
+from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.gpu.matrix.stream_k import stream
 from roller_svc.families.common.gpu.warpgroups.tile import wgmma_tile
-from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_feeds_of
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.fusion.split.reduction import may_split, split_group
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.model import Model
 
 DEVICES = ("nvidia-h100-sxm", "nvidia-h200-sxm")
 HOPPER = hardware.load(DEVICES[1])
@@ -96,7 +95,7 @@ def check_shape(group: KernelGroup, program: RProgram, axes: tuple[str, str, str
     assert tile.b.along_k or warpgroup[n] % 16 == 0
     assert 1 <= tile.consumers <= 3
     assert program.lanes == 128
-    assert program.threads == tile.threads == 128 * (tile.consumers + 1)
+    assert program.reduce_threadsds == tile.threads == 128 * (tile.consumers + 1)
     for staged, extent in ((tile.a, block[m]), (tile.b, block[n])):
         assert staged.atom_bytes in (32, 64, 128)
         assert block[k] * staged.dtype.bytes in (32, 64, 128)
@@ -123,20 +122,20 @@ def check_capacity(group: KernelGroup, program: RProgram) -> None:
 
 def check_blocks(group: KernelGroup, program: RProgram, axes: tuple[str, str]) -> None:
     """Clusters of whole grids that share what comes in boxes; no idle blocks, no empty parts of a reduction."""
-    p = prepared(group, HOPPER, program.unit)
+    p = prepare(group, HOPPER, program.unit)[1]
     tile = wgmma_tile(program, operands(group), HOPPER.arch)
     sides = zip(axes, program.cluster, (tile.b, tile.a), (1, 0), strict=True)
     for axis, blocks, shared, side in sides:
         tiles = -(-group.space.axis(axis).extent // program.block[axis])
         assert tiles % blocks == 0
-        assert blocks == 1 or wgmma_feeds_of(p).shares(side, shared, blocks)
-    assert program.blocks % program.cluster_size == 0
-    assert program.blocks <= program.grid
+        assert blocks == 1 or p.facts.feeds.shares(side, shared, blocks)
+    assert program.persistent_blocks % program.cluster_size == 0
+    assert program.persistent_blocks <= program.grid
     assert program.raster == 1 or program.raster % program.cluster_m == 0
     if program.split_k > 1:
         assert may_split(group)
         assert split_group(group, program).workspaces[0][1].shape[0] == program.split_k
-    if program.stream_k:
+    if program.stream_k_blocks:
         assert program.steps == tile.walk.steps
         work = stream(program)
         assert (work.blocks - 1) * work.share < work.tiles * work.steps
@@ -168,17 +167,17 @@ def faster(hw: HardwareSpec) -> Iterator[HardwareSpec]:
 
 def check_estimate(group: KernelGroup, hw: HardwareSpec, *, allow_tf32: bool) -> None:
     try:
-        best, _ = rank_units(group, hw, 4, Demands(allow_tf32, KernelFamily.WGMMA))
+        best, _ = rank_units(group, hw, 4, ScheduleConstraints(allow_tf32, OpClass.WGMMA))
     except NoCandidateError:
         return  # rows are reduced
     for candidate in best:
         estimate, program = candidate.estimate, candidate.program
         assert math.isfinite(estimate.seconds)
         assert all(math.isfinite(stage.seconds) and stage.seconds >= 0 for stage in estimate.stages)
-        assert estimate.seconds >= prepared(group, hw, program.unit).floor_s
+        assert estimate.seconds >= prepare(group, hw, program.unit)[1].floor_s
         for quick in faster(hw):
             twin = unit(quick, program.unit.name)
-            again = Model(prepared(group, quick, twin)).estimate(replace(program, unit=twin))
+            again = prepare_model(group, quick, twin).estimate(replace(program, unit=twin))
             assert again.seconds <= estimate.seconds * (1 + 1e-9)
 
 

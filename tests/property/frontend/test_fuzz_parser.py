@@ -1,4 +1,4 @@
-"""Whatever the text, the parser returns a program or an InputError. bench/fuzz_parser.py runs the long form."""
+"""Whatever the text, the parser returns a program or an InputError. tests/fuzz/fuzz_parser.py runs the long form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUTS = {"x": TensorType(DType.FLOAT32, (4, 5)), "i": TensorType(DType.INT32, (
 
 def _script() -> ModuleType:
     """The fuzzing script, which is no part of the package."""
-    path = Path(__file__).parents[3] / "bench" / "fuzz_parser.py"
+    path = Path(__file__).parents[2] / "fuzz" / "fuzz_parser.py"
     spec = importlib.util.spec_from_file_location("fuzz_parser", path)
     assert spec is not None
     assert spec.loader is not None

@@ -91,4 +91,4 @@ def test_floating_indices_are_decided_by_enumeration(
 def test_proven_indices_are_not_checked_at_the_call(text: str, ea: int, eb: int, size: int) -> None:
     clipped = f"y[a, b] = x[max(min({text}, {size - 1}), 0)] where a in {ea}, b in {eb}"
     program = parse(clipped, {"x": TensorType(DType.FLOAT32, (size,))})
-    assert all(load.checked == (False,) for s in program.statements for load in loads_of(s.body))
+    assert all(load.bounds_checked == (False,) for s in program.statements for load in loads_of(s.body))

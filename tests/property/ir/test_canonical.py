@@ -28,7 +28,7 @@ from roller_svc.ir.kernel import (
     RuntimeCheck,
 )
 from roller_svc.ir.program import Axis, AxisKind, Combine, Output, StatementKind, TensorExpr, TensorProgram, TensorType
-from roller_svc.ir.report import Attempt, Plan
+from roller_svc.ir.report import CandidateResult, Plan
 from roller_svc.ir.rprogram import RTile
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,3}", fullmatch=True)
@@ -123,8 +123,8 @@ def test_an_integer_in_a_floating_field_makes_no_other_digest() -> None:
 
 
 def test_errors_of_attempts() -> None:
-    attempt = Attempt(Plan(()), (), None, None, None, CompileError("no", log="long"))
-    again = from_json(Attempt, to_json(attempt))
+    attempt = CandidateResult(Plan(()), (), None, None, None, CompileError("no", log="long"))
+    again = from_json(CandidateResult, to_json(attempt))
     assert isinstance(again.error, CompileError)
     assert (again.error.code, again.error.message) == ("compile-failed", "no")
 

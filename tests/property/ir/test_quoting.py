@@ -22,12 +22,12 @@ from roller_svc import hardware
 from roller_svc.codegen.dialect import CUDA, HIP, C, Dialect, literal
 from roller_svc.codegen.names import Names
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import InvariantError, SpecError
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware.mapping import from_mapping, to_mapping
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import Family, HardwareSpec, arch_named
+from roller_svc.ir.hardware import HardwareSpec, TargetKind, arch_named
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, quote_string, require_identifier
@@ -199,7 +199,7 @@ def program_of(expression: str, names: dict[str, str], dtype: str = "float16") -
 
 
 def source_of(program: TensorProgram, hw: HardwareSpec) -> KernelSource:
-    groups, ranked, _ = ranked_groups(program, hw, 1)
+    groups, ranked, _ = rank_best_partition(program, hw, 1)
     return generate(best_plans(ranked, 1)[0], program, groups, hw)
 
 
@@ -493,7 +493,7 @@ def test_reserved_names_compile(target: str) -> None:
     hw = hardware.load(target)
     if not availability(hw).ok:
         pytest.skip(availability(hw).reason)
-    compiled = compile_c if hw.family is Family.CPU else compile_cuda
+    compiled = compile_c if hw.family is TargetKind.CPU else compile_cuda
     words, vector = [*RESERVED, *MORE, *sorted(FUNCTIONS | NOT_LOOKED_UP)], TensorType(DType("float32"), (64,))
     for start in range(0, len(words), 8):
         part = words[start : start + 8]

@@ -12,14 +12,12 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.compiler.plans import ranked_groups
-from roller_svc.construct.construct import prepared
+from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import NoCandidateError
-from roller_svc.families.gpu.mma_attention.cost import attention_problem
+from roller_svc.families import prepare, prepare_model
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.perf.model import Model
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 
 PUBLIC = Path(__file__).parents[3] / "bench" / "data" / "public.json"
 SPECS = tuple(name for name in hardware.ids() if name != hardware.LOCAL)
@@ -47,9 +45,9 @@ def floor_s(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> float
     if group.kind is GroupKind.CONTRACTION:
         flops = 2 * math.prod(axis.extent for axis in space.axes)
     elif group.kind is GroupKind.ATTENTION:  # products of the keys that its mask leaves
-        flops = attention_problem(group, hw, unit).operations
-    levels = hw.levels[:-1] if hw.family is Family.CPU else hw.levels[:1]
-    return max(flops / unit.flops_per_s, space.touched_bytes / max(lv.bandwidth_bytes_per_s for lv in levels))
+        flops = prepare(group, hw, unit)[1].operations
+    levels = hw.levels[:-1] if hw.family is TargetKind.CPU else hw.levels[:1]
+    return max(flops / unit.flops_per_s, space.compulsory_bytes / max(lv.bandwidth_bytes_per_s for lv in levels))
 
 
 def check(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> None:
@@ -63,13 +61,13 @@ def check(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> None:
     view = replace(group, space=candidate.program.space)
     for quick in faster(hw):
         unit = next(u for u in quick.units if u.name == candidate.program.unit.name)
-        again = Model(prepared(view, quick, unit)).estimate(replace(candidate.program, unit=unit))
+        again = prepare_model(view, quick, unit).estimate(replace(candidate.program, unit=unit))
         assert again.seconds <= estimate.seconds * (1 + 1e-9)
 
 
 def check_case(case: BenchCase, hw: HardwareSpec) -> None:
     try:
-        groups, ranked, constructions = ranked_groups(case.program(), hw, 1)
+        groups, ranked, constructions = rank_best_partition(case.program(), hw, 1)
     except NoCandidateError:
         return  # no tile fits the device: tests of construction judge that
     for group, (candidate,), construction in zip(groups, ranked, constructions, strict=True):

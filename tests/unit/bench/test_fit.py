@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
@@ -12,24 +11,24 @@ import pytest
 from tile_spaces import matmul, relu, row_sum
 
 from roller_svc import hardware
+from roller_svc.bench.model import fit_costs
 from roller_svc.bench.model.fit import WITHIN, all_estimated, fitted, fitted_together
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan
-from roller_svc.construct.construct import prepared, rank
+from roller_svc.compiler.rank import rank
+from roller_svc.families import prepare_model
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.cpu_costs_fitted import FITTED
-from roller_svc.perf.model import Model
 
-BENCH = Path(__file__).resolve().parents[3] / "bench"
 HW = hardware.load("cpu-x86-avx512")
 START = CpuCosts()
 # what made-up times were made with
 TRUE = replace(
     START,
     contraction=replace(START.contraction, copy_cycles=4.0, call_cycles=90.0),
-    nest=replace(START.nest, overlap_leak=3 * START.nest.overlap_leak),
+    loops=replace(START.loops, overlap_leak=3 * START.loops.overlap_leak),
     memory=replace(START.memory, written=1.6),
 )
 GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), relu(4096, 1024), row_sum(4096, 1024))
@@ -77,8 +76,8 @@ def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay
     slow = tuple(case(group, TRUE, slower=30.0) for group in GROUPS)
     found = fitted(slow, HW, START)
     assert found.convolution == START.convolution
-    for part in (found.contraction, found.nest):
-        started = START.contraction if part is found.contraction else START.nest
+    for part in (found.contraction, found.loops):
+        started = START.contraction if part is found.contraction else START.loops
         for constant in fields(part):
             ratio = getattr(part, constant.name) / getattr(started, constant.name)
             assert 1 / WITHIN - 1e-9 <= ratio <= WITHIN + 1e-9
@@ -105,7 +104,7 @@ def test_measurements_on_two_machines_are_fitted_together() -> None:
 def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
     one = cases()[number]
     alone = (
-        Model(prepared(GROUPS[number], HW, choice.program.unit)).with_costs(TRUE).estimate(choice.program).seconds
+        prepare_model(GROUPS[number], HW, choice.program.unit).with_costs(TRUE).estimate(choice.program).seconds
         for plan in one.plans
         for choice in plan.plan.choices
     )
@@ -113,41 +112,33 @@ def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-def test_a_fitted_module_replaces_the_old_one_whole(
-    tmp_path: Path, writes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    script = importlib.import_module("fit_costs")
+def test_a_fitted_module_replaces_the_old_one_whole(tmp_path: Path, writes: bool) -> None:
     module = tmp_path / "costs.py"
     module.write_text("OLD = 1\n", encoding="utf-8")
     if writes:
-        script.replace_file(module, "NEW = 2\n")
+        fit_costs.replace_file(module, "NEW = 2\n")
     else:
         with pytest.raises(UnicodeEncodeError):
-            script.replace_file(module, "NEW = 2\n\ud800")
+            fit_costs.replace_file(module, "NEW = 2\n\ud800")
     assert module.read_text(encoding="utf-8") == ("NEW = 2\n" if writes else "OLD = 1\n")
     assert list(tmp_path.iterdir()) == [module]
 
 
 def test_classes_whose_kernels_have_changed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    script = importlib.import_module("fit_costs")
     document = {"cases": [{"id": "a", "cls": "gemm"}, {"id": "b", "cls": "maxpool"}, {"id": "c", "cls": "relu"}]}
-    monkeypatch.setattr(script, "read_measurements", lambda _: document)
-    assert script.measured("old.json") == document
-    assert [case["id"] for case in script.measured("old.json:-maxpool,relu")["cases"]] == ["a"]
+    monkeypatch.setattr(fit_costs, "read_measurements", lambda _: document)
+    assert fit_costs.measured("old.json") == document
+    assert [case["id"] for case in fit_costs.measured("old.json:-maxpool,relu")["cases"]] == ["a"]
     with pytest.raises(SystemExit, match=r"old.json has no class gem"):
-        script.measured("old.json:-gem")
+        fit_costs.measured("old.json:-gem")
 
 
-def test_fitted_costs_become_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    script = importlib.import_module("fit_costs")
-    costs = replace(CpuCosts(), nest=replace(CpuCosts().nest, load_cycles=0.31415), single_task=0.2718)
+def test_fitted_costs_become_a_module() -> None:
+    costs = replace(CpuCosts(), loops=replace(CpuCosts().loops, load_cycles=0.31415), single_task=0.2718)
     found: dict[str, CpuCosts] = {}
-    exec(script.module(costs, "two plans of one program"), found)
+    exec(fit_costs.module(costs, "two plans of one program"), found)
     assert found["FITTED"].contraction == costs.contraction
-    assert (found["FITTED"].nest.load_cycles, found["FITTED"].single_task) == (0.31, 0.27)
+    assert (found["FITTED"].loops.load_cycles, found["FITTED"].single_task) == (0.31, 0.27)
 
 
 def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:

@@ -22,14 +22,15 @@ from roller_svc.bench.model.worker import Describe, Hold, TimeKernel, spec_here,
 from roller_svc.bench.timing_worker import Sample
 from roller_svc.cli import main
 from roller_svc.cli.bench.cpu import journal_of
-from roller_svc.compiler.autotune import built_for_trial
-from roller_svc.compiler.plans import ranked_groups
-from roller_svc.construct.construct import rank_units, rules_for
-from roller_svc.construct.rules import Rules
+from roller_svc.compiler.autotune import build_candidates
+from roller_svc.compiler.plans import rank_best_partition
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import ArgumentError, InvariantError, NoCandidateError, WrongAnswerError
+from roller_svc.families import prepare
+from roller_svc.families.family import Family
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.perf.workload import Problem
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.perf.workload import Workload
 from roller_svc.settings import Settings
 
 F32 = "float32"
@@ -97,7 +98,7 @@ def test_another_seed_draws_other_plans(hw: Any) -> None:
 
 def test_random_tiles_reach_what_construction_leaves_out(hw: Any) -> None:
     """Construction builds blocks from the three best register tiles only."""
-    (group,), _, _ = ranked_groups(PRODUCT.program(), hw, 1)
+    (group,), _, _ = rank_best_partition(PRODUCT.program(), hw, 1)
     _, construction = rank_units(group, hw, 1)
     kept = {program.thread for program in construction.programs}
     drawn = random_rprograms(group, hw, 30, random.Random(1))
@@ -127,10 +128,10 @@ def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
     program = PRODUCT.program()
     assert work(Describe("local", measure=False)) == hw
     trial = trial_plans(program, hw, 2, 1, "0")
-    kernels = [a.compiled for a in built_for_trial(trial.grouped, program, hw) if a.compiled is not None]
+    kernels = [a.compiled for a in build_candidates(trial.grouped, program, hw) if a.compiled is not None]
     other = replace(PRODUCT, expression="C[m, n] +=! A[m, k] * B[k, n] * B[k, n]")
     wrong_trial = trial_plans(other.program(), hw, 1, 0, "0")
-    (wrong,) = built_for_trial(wrong_trial.grouped, other.program(), hw)
+    (wrong,) = build_candidates(wrong_trial.grouped, other.program(), hw)
     assert wrong.compiled is not None
     errors = work(Hold(PRODUCT, (*kernels, wrong.compiled)))
     assert isinstance(errors, tuple)
@@ -295,21 +296,21 @@ def test_what_was_measured_outlives_a_failure_to_report_it(
 
 
 def test_a_reading_without_rules_is_left_out(monkeypatch: pytest.MonkeyPatch, hw: Any) -> None:
-    (group,), _, _ = ranked_groups(CONVOLUTION.program(), hw, 1)
+    (group,), _, _ = rank_best_partition(CONVOLUTION.program(), hw, 1)
     spaces = {program.space for program in random_rprograms(group, hw, 30, random.Random(1))}
     assert len(spaces) > 1
 
-    def plain_only(view: KernelGroup, p: Problem) -> Rules:
+    def plain_only(view: KernelGroup, hw: HardwareSpec, unit: ComputeUnit) -> tuple[Family[Any], Workload[Any]]:
         if view == group:
-            return rules_for(view, p)
+            return prepare(view, hw, unit)
         raise NoCandidateError("no rules")
 
-    def none_at_all(*_: object) -> Rules:
+    def none_at_all(*_: object) -> tuple[Family[Any], Workload[Any]]:
         raise NoCandidateError("no rules")
 
-    monkeypatch.setattr("roller_svc.bench.model.random_tiles.rules_for", plain_only)
+    monkeypatch.setattr("roller_svc.bench.model.random_tiles.prepare", plain_only)
     assert {program.space for program in random_rprograms(group, hw, 30, random.Random(1))} == {group.space}
-    monkeypatch.setattr("roller_svc.bench.model.random_tiles.rules_for", none_at_all)
+    monkeypatch.setattr("roller_svc.bench.model.random_tiles.prepare", none_at_all)
     assert random_rprograms(group, hw, 30, random.Random(1)) == ()
 
 

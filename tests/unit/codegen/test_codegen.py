@@ -11,7 +11,7 @@ import roller_svc
 from roller_svc import hardware
 from roller_svc.codegen.names import Names
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import IndexRangeError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
@@ -24,7 +24,7 @@ HOSTILE = ["int", "for", "status", "expf", "max_f32", "task", "float", "blockIdx
 def text_for(expression: str, target: str, **inputs: tuple[str, tuple[int, ...]]) -> str:
     hw = hardware.load(target)
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in inputs.items()})
-    groups, ranked, _ = ranked_groups(program, hw, 1)
+    groups, ranked, _ = rank_best_partition(program, hw, 1)
     return generate(best_plans(ranked, 1)[0], program, groups, hw).text
 
 

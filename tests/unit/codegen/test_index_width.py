@@ -12,14 +12,14 @@ import pytest
 import roller_svc
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.frontend.lang import parse
 from roller_svc.ir import printer
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, walk
+from roller_svc.ir.expr import Cast, iter_subexpressions
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.tensor_map import MAX_PLACES
+from roller_svc.ir.tensor_map import MAX_COORDINATE
 
 TOP = 1 << 31
 NVIDIA, AMD, X86 = "nvidia-h200-sxm", "amd-mi250x", "cpu-x86-avx512"
@@ -64,7 +64,7 @@ int main() {
 def source(expression: str, target: str, **inputs: tuple[str, tuple[int, ...]]) -> KernelSource:
     hw = hardware.load(target)
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in inputs.items()})
-    groups, ranked, _ = ranked_groups(program, hw, 1)
+    groups, ranked, _ = rank_best_partition(program, hw, 1)
     return generate(best_plans(ranked, 1)[0], program, groups, hw)
 
 
@@ -210,7 +210,9 @@ def test_a_program_with_cuts_is_printed_as_it_was_read() -> None:
     types = {"x": TensorType(DType.FLOAT32, (10000,))}
     program = parse("y[i] = x[i].when([i * 1000003 + i < i * 5], 0.0)", types)
     assert parse(printer.text(program), types) == program
-    assert [part.dtype for part in walk(program.statements[0].body) if isinstance(part, Cast)] == [DType.INT32] * 2
+    assert [part.dtype for part in iter_subexpressions(program.statements[0].body) if isinstance(part, Cast)] == [
+        DType.INT32
+    ] * 2
 
 
 def test_maps_of_bulk_copies_have_places_of_32_bits() -> None:
@@ -218,6 +220,6 @@ def test_maps_of_bulk_copies_have_places_of_32_bits() -> None:
     for rows, is_bulk in ((1 << 20, True), (TOP - 8, False)):
         types = {"A": ("int8", (rows, 128)), "B": ("int8", (128, 128))}
         kernel = source("C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)", NVIDIA, **types)
-        longest = max((e for launch in kernel.launches for view in launch.maps for e in view.extents), default=0)
+        longest = max((e for launch in kernel.launches for view in launch.tensor_maps for e in view.extents), default=0)
         assert (longest == rows) is is_bulk
-        assert longest <= MAX_PLACES
+        assert longest <= MAX_COORDINATE

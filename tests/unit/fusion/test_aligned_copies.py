@@ -7,10 +7,10 @@ from cases_matrix import AMPERE
 from schedule_support import program
 
 from roller_svc import hardware
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import Ranked, best_plans, ranked_groupings, ranked_groups
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import RankedPartition, best_plans, rank_best_partition, rank_partitions
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -19,7 +19,7 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
-from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.kernel_stats import summarize_kernels
 from tests.unit.fusion.test_dual_gemm import SILU, TURNED, mlp
 
 HOPPER = hardware.load("nvidia-h200-sxm")
@@ -30,7 +30,7 @@ TN = "C[m, n] +=! A[k, m] * B[k, n]"
 def ways(compute: TensorProgram, hw: HardwareSpec = HOPPER) -> tuple[tuple[KernelGroup, ...], ...]:
     """Groupings that make a tensor of which the program knows nothing."""
     known = compute.types
-    found = Shared(compute).groupings(hw)
+    found = PartitionCache(compute).partitions(hw)
     return tuple(groups for groups in found if any(t not in known for group in groups for t, _ in group.stored))
 
 
@@ -51,7 +51,7 @@ def test_what_is_aligned_is_read_where_it_is() -> None:
 
 def test_both_sums_of_a_pair_read_one_copy() -> None:
     pairs, plain = ways(mlp(SILU, 64, 48, 77))
-    assert [group.is_paired for group in pairs] == [False, False, False, True]
+    assert [group.is_dual_gemm for group in pairs] == [False, False, False, True]
     assert [name for group in pairs[:3] for name, _ in group.stored] == ["x.aligned", "w.aligned", "v.aligned"]
     assert sum(group.kind is GroupKind.CONTRACTION for group in plain) == 2
 
@@ -76,21 +76,23 @@ def test_devices_without_bulk_copies_make_none() -> None:
 
 
 # when -----------------------------------------------------------------------------------------------------------------
-def families(found: Ranked) -> list[str]:
-    return [kernel["family"] for kernel in kernels(found.groups, best_plans(found.candidates, 1)[0], HOPPER)]
+def families(found: RankedPartition) -> list[str]:
+    return [kernel["family"] for kernel in summarize_kernels(found.groups, best_plans(found.candidates, 1)[0], HOPPER)]
 
 
 def test_a_large_product_is_worth_its_copies() -> None:
-    first, second = ranked_groupings(Shared(program(NT, A="float16 6567 1235", B="float16 3355 1235")), HOPPER, 1)
+    first, second = rank_partitions(
+        PartitionCache(program(NT, A="float16 6567 1235", B="float16 3355 1235")), HOPPER, 1
+    )
     assert families(first) == ["simt", "simt", "wgmma"]
     assert len(second.groups) == 1
     plan = best_plans(first.candidates, 1)[0]
-    (*_, product) = kernels(first.groups, plan, HOPPER)
+    (*_, product) = summarize_kernels(first.groups, plan, HOPPER)
     assert [operand["load"] for operand in product["operands"]] == ["tma", "tma"]
 
 
 def test_a_small_one_is_not_worth_their_launches() -> None:
-    assert len(ranked_groups(program(NT, A="float16 128 77", B="float16 128 77"), HOPPER, 1).groups) == 1
+    assert len(rank_best_partition(program(NT, A="float16 128 77", B="float16 128 77"), HOPPER, 1).groups) == 1
 
 
 # the kernels ----------------------------------------------------------------------------------------------------------
@@ -117,10 +119,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_agree_with_the_interpreter(name: str) -> None:
     compute = CASES[name]
-    found = next(r for r in ranked_groupings(Shared(compute), HOPPER, 1) if r.groups in ways(compute))
+    found = next(r for r in rank_partitions(PartitionCache(compute), HOPPER, 1) if r.groups in ways(compute))
     source = generate(best_plans(found.candidates, 1)[0], compute, found.groups, HOPPER)
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
-        got = emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays))
         assert agreement.ok, agreement.detail

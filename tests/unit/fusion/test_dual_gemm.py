@@ -14,31 +14,30 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import all_operands, operands
-from roller_svc.compiler.backends import emulated
-from roller_svc.compiler.estimates.batch import Item, estimated, what_if_json
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import best_plans, ranked_groups
-from roller_svc.construct.construct import construct, prepared
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.compiler.rank import construct
 from roller_svc.errors import WrongAnswerError
+from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.gpu.matrix.tile import mma_tile
 from roller_svc.families.common.gpu.warpgroups.tile import wgmma_tile
-from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_feeds_of
 from roller_svc.fusion.split.reduction import may_split
-from roller_svc.ir.accumulation import MatrixSums, matrix_sums
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import WARPGROUP
-from roller_svc.perf.model import Model
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
 from roller_svc.reference.values import Array
-from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.kernel_stats import summarize_kernels
 
 MI250X = hardware.load("amd-mi250x")
 HOPPER = hardware.load("nvidia-h200-sxm")
@@ -55,7 +54,8 @@ def mlp(text: str, m: int, f: int, k: int, dtype: str = "float16", **more: str) 
 
 def ways(compute: TensorProgram, hw: HardwareSpec = AMPERE) -> tuple[tuple[KernelGroup, ...], ...]:
     """Groupings that have a pair."""
-    return tuple(groups for groups in Shared(compute).groupings(hw) if any(group.is_paired for group in groups))
+    partitions = PartitionCache(compute).partitions(hw)
+    return tuple(groups for groups in partitions if any(group.is_dual_gemm for group in groups))
 
 
 def pair(compute: TensorProgram, hw: HardwareSpec = AMPERE) -> KernelGroup:
@@ -77,7 +77,7 @@ def pair(compute: TensorProgram, hw: HardwareSpec = AMPERE) -> KernelGroup:
 )
 def test_a_gated_product_is_one_kernel(text: str) -> None:
     group = pair(mlp(text, 64, 48, 32))
-    assert (group.space.sums, [name for name, _ in group.stored]) == (2, ["y"])
+    assert (group.space.num_accumulators, [name for name, _ in group.stored]) == (2, ["y"])
     assert not may_split(group)
     assert group.row_reduction is None
 
@@ -110,9 +110,9 @@ LLAMA = mlp(SILU, 256, 14336, 4096)
 
 
 def test_the_model_expects_one_kernel_to_be_faster() -> None:
-    groups, ranked, _ = ranked_groups(LLAMA, AMPERE, 4)
+    groups, ranked, _ = rank_best_partition(LLAMA, AMPERE, 4)
     plan = best_plans(ranked, 1)[0]
-    (found,) = kernels(groups, plan, AMPERE)
+    (found,) = summarize_kernels(groups, plan, AMPERE)
     assert (found["kind"], found["family"], found["split_k"], found["stream_k"]) == ("contraction", "mma", 1, 0)
     assert [operand["load"] for operand in found["operands"]] == ["async16"] * 3
     assert found["epilogue"] == ["activation"]
@@ -121,26 +121,28 @@ def test_the_model_expects_one_kernel_to_be_faster() -> None:
 @pytest.mark.parametrize(("dtype", "kernels_of_it"), [("float16", 1), ("float32", 2)])
 def test_what_resources_would_save_is_asked_of_the_kernels_that_were_chosen(dtype: str, kernels_of_it: int) -> None:
     item = Item(SILU, {name: {"dtype": dtype, "shape": type_.shape} for name, type_ in LLAMA.inputs})
-    (found,) = estimated(item, [AMPERE], 1)
+    (found,) = estimate_item(item, [AMPERE], 1)
     assert len(found.plans[0].choices) == kernels_of_it
-    assert what_if_json(item, AMPERE, found.plans[0])
+    assert plan_sensitivity_json(item, AMPERE, found.plans[0])
 
 
 def test_scalar_lanes_compute_it_in_two_kernels() -> None:
-    groups, _, _ = ranked_groups(LLAMA, HOPPER, 1, Demands(family=KernelFamily.SIMT))
-    assert [group.is_paired for group in groups] == [False, False]
+    groups, _, _ = rank_best_partition(LLAMA, HOPPER, 1, ScheduleConstraints(op_class=OpClass.SIMT))
+    assert [group.is_dual_gemm for group in groups] == [False, False]
 
 
 @pytest.mark.parametrize("text", [SILU, TURNED])
 def test_on_hopper_warpgroups_compute_it_in_one_kernel(text: str) -> None:
-    groups, ranked, _ = ranked_groups(mlp(text, 256, 14336, 4096), HOPPER, 1)
-    (found,) = kernels(groups, best_plans(ranked, 1)[0], HOPPER)
+    groups, ranked, _ = rank_best_partition(mlp(text, 256, 14336, 4096), HOPPER, 1)
+    (found,) = summarize_kernels(groups, best_plans(ranked, 1)[0], HOPPER)
     assert (found["family"], found["split_k"], found["stream_k"]) == ("wgmma", 1, 0)
     assert [operand["load"] for operand in found["operands"]] == ["tma"] * 3
 
 
 def test_a_pair_is_slower_on_warps_of_hopper() -> None:
-    best = [ranked_groups(LLAMA, HOPPER, 1, Demands(family=family))[1] for family in (None, KernelFamily.MMA)]
+    best = [
+        rank_best_partition(LLAMA, HOPPER, 1, ScheduleConstraints(op_class=family))[1] for family in (None, OpClass.MMA)
+    ]
     free, on_warps = (sum(candidates[0].estimate.seconds for candidates in ranked) for ranked in best)
     assert free < on_warps
 
@@ -149,26 +151,26 @@ def test_factors_that_lie_differently_are_two_kernels() -> None:
     text = SILU.replace("v[f, k]", "v[k, f]")
     compute = program(text, x="float16 256 512", w="float16 512 512", v="float16 512 512")
     assert ways(compute)
-    groups, _, _ = ranked_groups(compute, AMPERE, 1)
+    groups, _, _ = rank_best_partition(compute, AMPERE, 1)
     assert len(groups) == 2
 
 
 @pytest.mark.parametrize("way", ["split_k", "stream_k"])
 def test_what_shares_out_steps_is_two_kernels(way: str) -> None:
-    groups, ranked, _ = ranked_groups(LLAMA, AMPERE, 1, Demands(tiles=((way, 2),)))
-    assert [group.is_paired for group in groups] == [False, False]
-    assert [getattr(candidates[0].program, way) for candidates in ranked] == [2, 2]
+    groups, ranked, _ = rank_best_partition(LLAMA, AMPERE, 1, ScheduleConstraints(tiles=((way, 2),)))
+    assert [group.is_dual_gemm for group in groups] == [False, False]
+    assert [tile_value(candidates[0].program, way) for candidates in ranked] == [2, 2]
 
 
 def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
     """Shared memory, registers and multiply-adds are those of a plain contraction with 2 n columns."""
     both, wide = pair(mlp(SILU, 256, 512, 1024)), mlp(SILU, 256, 1024, 1024)
-    (first, _) = Shared(wide).groups(AMPERE)
+    (first, _) = PartitionCache(wide).groups(AMPERE)
     on = unit(AMPERE, "mma_f16")
     narrow = tiles(both, on, (128, 64, 32), (64, 32), stages=3)
     plain = tiles(first, on, (128, 128, 32), (64, 64), stages=3)
     assert mma_tile(narrow, *operands(both)) == mma_tile(plain, *operands(first))
-    one, two = (Model(prepared(group, AMPERE, on)) for group in (both, first))
+    one, two = (prepare_model(group, AMPERE, on) for group in (both, first))
     assert one.needs(narrow) == two.needs(plain)
     spent = ({stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain)))
     of_pair, of_plain = spent
@@ -179,7 +181,7 @@ def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
 def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
     """Rings, registers and multiply-adds are those of a plain contraction with 2 n columns."""
     both = pair(mlp(SILU, 256, 512, 1024), HOPPER)
-    (first, _) = Shared(mlp(SILU, 256, 1024, 1024)).groups(HOPPER)
+    (first, _) = PartitionCache(mlp(SILU, 256, 1024, 1024)).groups(HOPPER)
     on = unit(HOPPER, "wgmma_f16")
     narrow = tiles(both, on, (128, 128, 64), (64, 128), lanes=128, stages=4)
     plain = tiles(first, on, (128, 256, 64), (64, 256), lanes=128, stages=4)
@@ -187,7 +189,7 @@ def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
     assert (mine.n, mine.group_n, mine.columns, mine.group_columns) == (256, 256, 128, 128)
     assert (mine.b.bytes, mine.b.parts, mine.b.copies, its.b.copies) == (its.b.bytes, 2, 2, 1)
     assert (mine.shared_bytes, mine.accumulators) == (its.shared_bytes, its.accumulators)
-    one, two = (Model(prepared(group, HOPPER, on)) for group in (both, first))
+    one, two = (prepare_model(group, HOPPER, on) for group in (both, first))
     assert one.needs(narrow) == two.needs(plain)
     of_pair, of_plain = (
         {stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain))
@@ -202,18 +204,18 @@ def test_every_candidate_of_warpgroups_keeps_the_contract(m: int, f: int, k: int
     group = pair(mlp(text, m, f, k), HOPPER)
     found = construct(group, HOPPER, unit(HOPPER, "wgmma_f16")).programs
     assert found
-    p = prepared(group, HOPPER, found[0].unit)
+    p = prepare(group, HOPPER, found[0].unit)[1]
     for candidate in found:
         tile = wgmma_tile(candidate, all_operands(group), HOPPER.arch)
         assert candidate.split_k == 1
-        assert not candidate.stream_k
+        assert not candidate.stream_k_blocks
         assert tile.group_n == 2 * tile.group_columns <= 256
         assert tile.accumulators < tile.consumer_registers
         assert tile.shared_bytes <= HOPPER.limits.shared_bytes_per_block
         assert tile.b.along_k or tile.group_columns % 16 == 0
         along_m, along_n = candidate.cluster
-        assert along_m == 1 or wgmma_feeds_of(p).shares(1, tile.b, along_m)
-        assert along_n == 1 or wgmma_feeds_of(p).shares(0, tile.a, along_n)
+        assert along_m == 1 or p.facts.feeds.shares(1, tile.b, along_m)
+        assert along_n == 1 or p.facts.feeds.shares(0, tile.a, along_n)
 
 
 # the kernel -----------------------------------------------------------------------------------------------------------
@@ -315,15 +317,22 @@ def judge(
     races: bool = False,
 ) -> None:  # fmt: skip
     group, by = pair(compute, hw), unit(hw, on)
-    lanes = WARPGROUP if by.kind is UnitKind.WGMMA else hw.limits.warp_size
+    lanes = WARPGROUP_THREADS if by.kind is UnitKind.WGMMA else hw.limits.warp_size
     program = tiles(group, by, block, warp, lanes=lanes, stages=3)
-    agree(generate(Plan((chosen(program),)), compute, (group,), hw), compute, matrix_sums(by, hw.arch), races=races)
+    agree(
+        generate(Plan((chosen(program),)), compute, (group,), hw),
+        compute,
+        accumulator_precision(by, hw.arch),
+        races=races,
+    )
 
 
-def agree(source: KernelSource, compute: TensorProgram, sums: MatrixSums | None = None, *, races: bool) -> None:
+def agree(
+    source: KernelSource, compute: TensorProgram, sums: AccumulatorPrecision | None = None, *, races: bool
+) -> None:
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
-        got = emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays, sums=sums))
         assert agreement.ok, agreement.detail
 
@@ -388,7 +397,7 @@ def test_what_can_be_wrong_in_halves_of_warpgroups_shows(name: str) -> None:
 def run(source: KernelSource, arrays: Mapping[str, Array], compute: TensorProgram) -> bool:
     """Whether the emulator finds nothing wrong."""
     try:
-        got = emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)
     except WrongAnswerError:
         return False
     return agrees(compute, got, evaluate(compute, arrays)).ok

@@ -10,10 +10,11 @@ import pytest
 from roller_svc import hardware
 from roller_svc.analysis.online_reduction import joints
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import ranked_groups
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.plans import rank_best_partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.partition import stored_types
 from roller_svc.fusion.split.reduction import may_split, split_group
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
@@ -44,7 +45,7 @@ def test_bias_and_activation_are_the_epilogue_of_a_matmul() -> None:
     (group,) = groups("C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = gelu(C[m,n] + b[n])", A=(64, 32), B=(32, 48), b=(48,))
     assert group.kind is GroupKind.CONTRACTION
     assert [s.name for s in group.statements] == ["C", "D"]
-    assert group.locals == {"C"}
+    assert group.register_tensors == {"C"}
     assert [name for name, _ in group.stored] == ["D"]
 
 
@@ -68,7 +69,7 @@ def test_softmax_is_one_kernel_over_its_rows() -> None:
                       x=(8, 64, 100))  # fmt: skip
     assert [s.name for s in group.statements] == ["m", "s", "y"]
     assert [a.extent for a in group.outer] == [8 * 64]  # the two row axes act as one
-    assert group.locals == {"m", "s"}
+    assert group.register_tensors == {"m", "s"}
 
 
 def test_few_long_rows_are_spread_over_the_device_one_statement_at_a_time() -> None:
@@ -152,7 +153,7 @@ def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     shapes = {"A": (20, 61), "B": (61, 40)}
     made = program(expression, **{name: s for name, s in shapes.items() if f"{name}[" in expression})
     local = hardware.load("local")
-    found, ranked, _ = ranked_groups(made, local, 1)
+    found, ranked, _ = rank_best_partition(made, local, 1)
     assert all(may_split(group) for group in found)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=split)) for c in ranked))
     source = generate(forced, made, found, local)
@@ -167,7 +168,7 @@ def test_partial_results_keep_the_digits_of_the_stated_type(body: str, stated: s
     x = np.full((1, 1100), 0.7 if body == "float32" else 101, body)
     made = parse(f"y[a]: {stated} +=! x[a,k]", {"x": TensorType(DType(body), (1, 1100))})
     local = hardware.load("local")
-    found, ranked, _ = ranked_groups(made, local, 1)
+    found, ranked, _ = rank_best_partition(made, local, 1)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
     got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
     assert agrees(made, got, evaluate(made, {"x": x})).ok
@@ -177,7 +178,7 @@ def test_a_split_integer_product_still_wraps() -> None:
     x = np.full((1, 64), 3, np.int8)
     made = parse("y[a] *=! x[a,k]", {"x": TensorType(DType.INT8, (1, 64))})
     local = hardware.load("local")
-    found, ranked, _ = ranked_groups(made, local, 1)
+    found, ranked, _ = rank_best_partition(made, local, 1)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
     got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
     assert got["y"][0] == np.array(pow(3, 64, 256), np.uint8).view(np.int8)
@@ -189,7 +190,7 @@ def test_a_scatter_costs_the_copy_of_its_target() -> None:
         "u": TensorType(DType.FLOAT32, (4, 16)),
     }  # fmt: skip
     made = parse("d[i[n], c] =. u[n, c]", types)
-    ((group,), ranked, _) = ranked_groups(made, H200, 1)
+    ((group,), ranked, _) = rank_best_partition(made, H200, 1)
     assert group.space.copied_bytes == 64 << 20
     assert ranked[0][0].estimate.seconds >= 2 * (64 << 20) / H200.dram.bandwidth_bytes_per_s
     assert ranked[0][0].estimate.bound == "copy"

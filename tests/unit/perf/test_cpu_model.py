@@ -8,10 +8,12 @@ from itertools import pairwise
 import pytest
 
 from roller_svc import hardware
-from roller_svc.construct.construct import construct, prepared, views
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import construct
+from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.memory import memory_share
+from roller_svc.families.matching import views
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Scope
@@ -24,9 +26,9 @@ from roller_svc.perf.roofline import roofline
 AVX512 = hardware.load("cpu-x86-avx512")
 # One of each family of kernels, small enough that few tasks are natural.
 FAMILIES = {
-    "layout": ("y[j, i] = x[i, j]", {"x": (48, 48)}),
+    "transpose": ("y[j, i] = x[i, j]", {"x": (48, 48)}),
     "window": ("y[c, i, j] >=! x[c, i + p, j + q] where p in 3, q in 3, i in 30, j in 30", {"x": (2, 32, 32)}),
-    "nest": ("y[i] +=! x[i, k]", {"x": (16, 500)}),
+    "loops": ("y[i] +=! x[i, k]", {"x": (16, 500)}),
     "contraction": ("y[i, j] +=! a[i, k] * b[k, j]", {"a": (48, 64), "b": (64, 48)}),
     "convolution": (
         "y[n, f, i, j] +=! x[n, c, i + p, j + q] * w[f, c, p, q] where i in 28, j in 28",
@@ -51,14 +53,15 @@ def with_cores(hw: HardwareSpec, cores: int) -> HardwareSpec:
 
 
 def model_of(group: KernelGroup, hw: HardwareSpec) -> Model:
-    return Model(prepared(group, hw, hw.unit_for(DType.FLOAT32)))
+    return prepare_model(group, hw, hw.unit_for(DType.FLOAT32))
 
 
 def group_of(family: str) -> KernelGroup:
     text, shapes = FAMILIES[family]
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
     (group,) = partition(parse(text, types), AVX512)
-    return next(view for view in views(group, AVX512) if model_of(view, AVX512).cpu_family == family)
+    unit = AVX512.unit_for(DType.FLOAT32)
+    return next(v for v in views(group, AVX512) if prepare(v, AVX512, unit)[0].name == f"cpu/{family}")
 
 
 def map_of(walked_bytes: float) -> KernelGroup:
@@ -72,7 +75,7 @@ def map_of(walked_bytes: float) -> KernelGroup:
 def test_cores_without_a_task_cost_nothing(family: str) -> None:
     group = group_of(family)
     models = {cores: model_of(group, with_cores(AVX512, cores)) for cores in (1, 2, 4, 8, 28)}
-    made_for = [models[cores].problem.machine for cores in (1, 4)]
+    made_for = [models[cores].workload.machine for cores in (1, 4)]
     programs = [program for m in made_for for program in construct(group, m.hw, m.unit).programs]
     assert min(models[1].estimate(program).waves for program in programs) == 1
     for program in programs:
@@ -85,7 +88,7 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
     last = AVX512.level("l3").capacity_bytes
     kept = FITTED.memory.lost_last * last  # nothing of more
     for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
-        problem = model_of(map_of(walked), AVX512).problem
+        problem = model_of(map_of(walked), AVX512).workload
         share = memory_share(problem.machine, problem.compulsory_bytes)
         assert (share < 1) == (level == "l3")
         assert problem.found_in == level
@@ -98,8 +101,8 @@ def test_the_floor_follows_the_costs() -> None:
     walked = 1.1 * FITTED.memory.lost_last * AVX512.level("l3").capacity_bytes
     keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.lost_last))
     model = model_of(map_of(walked), AVX512)
-    assert model.problem.found_in == "dram"
-    assert model.with_costs(keeps_more).problem.found_in == "l3"
+    assert model.workload.found_in == "dram"
+    assert model.with_costs(keeps_more).workload.found_in == "l3"
 
 
 def product_of(m: int, n: int, k: int) -> KernelGroup:

@@ -11,15 +11,16 @@ import pytest
 from tile_spaces import column_sum, conv, depthwise, matmul, relu, row_sum, scatter
 
 from roller_svc import hardware
-from roller_svc.construct.construct import construct, rank
+from roller_svc.compiler.rank import construct, rank
+from roller_svc.families import model_of, prepare_model
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, Family, HardwareSpec, MemoryLevel, Source
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Source, TargetKind
+from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import bank_padding
 from roller_svc.perf.common import resident_bytes, simt_waves, streaming_bandwidth, wave_rectangle
 from roller_svc.perf.machine import machine
-from roller_svc.perf.model import estimate, model
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 
 V100 = hardware.load("nvidia-v100-sxm2")
@@ -56,9 +57,9 @@ def floor_s(group: KernelGroup, hw: HardwareSpec) -> float:
     space = group.space
     points = math.prod(a.extent for a in space.axes)
     flops = 2 * points if space.role(AxisRole.K) else space.flops
-    levels = hw.levels[:-1] if hw.family is Family.CPU else hw.levels[:1]
+    levels = hw.levels[:-1] if hw.family is TargetKind.CPU else hw.levels[:1]
     bandwidth = max(level.bandwidth_bytes_per_s for level in levels)
-    return max(flops / unit_of(hw, group).flops_per_s, space.touched_bytes / bandwidth)
+    return max(flops / unit_of(hw, group).flops_per_s, space.compulsory_bytes / bandwidth)
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -75,6 +76,10 @@ def test_estimates_are_finite_positive_and_above_the_floor_on_every_device(name:
         assert e.uncertainty > 1
 
 
+def estimated(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Estimate:
+    return model_of(group, program, hw).estimate(program)
+
+
 @pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize("hw", [V100, AVX512], ids=lambda hw: hw.id)
 def test_faster_devices_are_never_slower(hw: HardwareSpec, name: str) -> None:
@@ -84,7 +89,7 @@ def test_faster_devices_are_never_slower(hw: HardwareSpec, name: str) -> None:
     for faster in _faster(hw):
         for program in programs:
             quick = replace(program, unit=unit_of(faster, group))
-            assert estimate(quick, faster).seconds <= estimate(program, hw).seconds * (1 + 1e-9)
+            assert estimated(group, quick, faster).seconds <= estimated(group, program, hw).seconds * (1 + 1e-9)
 
 
 def _faster(hw: HardwareSpec) -> list[HardwareSpec]:
@@ -100,9 +105,9 @@ def _faster(hw: HardwareSpec) -> list[HardwareSpec]:
 
 def test_model_prepared_once_says_the_same() -> None:
     group = GROUPS["conv"]
-    prepared = model(group.space, V100, unit_of(V100, group))
+    prepared = prepare_model(group, V100, unit_of(V100, group))
     for program in construct(group, V100, unit_of(V100, group)).programs:
-        assert prepared.estimate(program) == estimate(program, V100)
+        assert prepared.estimate(program) == estimated(group, program, V100)
 
 
 def test_candidates_come_best_first() -> None:
@@ -139,9 +144,9 @@ def test_split_reduction_pays_for_its_second_launch() -> None:
     group = GROUPS["deep"]
     programs = construct(group, V100, unit_of(V100, group)).programs
     split = next(p for p in programs if p.split_k > 1)
-    stages = {s.name: s.seconds for s in estimate(split, V100).stages}
+    stages = {s.name: s.seconds for s in estimated(group, split, V100).stages}
     assert stages["combine"] >= V100.limits.launch_overhead_s
-    assert "combine" not in {s.name for s in estimate(replace(split, split_k=1), V100).stages}
+    assert "combine" not in {s.name for s in estimated(group, replace(split, split_k=1), V100).stages}
 
 
 @pytest.mark.parametrize(

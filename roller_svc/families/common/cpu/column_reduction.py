@@ -60,7 +60,7 @@ def walks_columns(space: TileSpace) -> bool:
     inner = {m.name for a in space.axes if a.role is AxisRole.INNER for m in a.members}
     steps = math.prod(a.extent for a in space.axes if a.role is AxisRole.INNER)
     vector = next((a for a in space.axes if a.name == space.vector_axis), None)
-    if vector is None or vector.role is not AxisRole.OUTER or steps < FEWEST_STEPS or not space.walks_rows:
+    if vector is None or vector.role is not AxisRole.OUTER or steps < FEWEST_STEPS or not space.reduces_rows:
         return False
     along = vector.members[-1].name
     return any(_is_across(access, along, inner) for access in space.accesses if not access.is_output)

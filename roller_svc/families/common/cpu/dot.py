@@ -48,13 +48,13 @@ class DotOperands:
 
 def dot_operands(unit: ComputeUnit, group: KernelGroup) -> DotOperands | None:
     """None where the unit is none of dot products or does not take the group."""
-    if unit.kind is not UnitKind.DOT or group.kind is not GroupKind.CONTRACTION or group.factors is None:
+    if unit.kind is not UnitKind.DOT or group.kind is not GroupKind.CONTRACTION or group.operands is None:
         return None
-    if group.space.compute_dtype is not unit.acc_dtype or group.is_paired:
+    if group.space.compute_dtype is not unit.acc_dtype or group.is_dual_gemm:
         return None
     types = dict(group.inputs)
-    a, b = (_element(unit, factor, types) for factor in (group.factors.a, group.factors.b))
-    return None if a is None or b is None else DotOperands(unit.group, a, b)
+    a, b = (_element(unit, factor, types) for factor in (group.operands.a, group.operands.b))
+    return None if a is None or b is None else DotOperands(unit.k_group, a, b)
 
 
 def _element(unit: ComputeUnit, factor: Expr, types: Mapping[str, TensorType]) -> DType | None:

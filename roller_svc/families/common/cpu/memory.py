@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from roller_svc.families.common.cpu.column_reduction import STEPS_AT_ONCE, walks_columns
 from roller_svc.perf.common import Launch
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 # What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
 HINTED_RUN_BYTES = 8192
@@ -32,18 +33,18 @@ def byte_seconds(mach: Machine, total_bytes: float, cores: int) -> float:
     return sum(share * _byte_seconds(mach, cache, cores) for share, cache in _found(mach, total_bytes))
 
 
-def moving_s(p: Problem, tensor: AccessFootprint, block: Tile, grid: int) -> float:
+def moving_s(p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int) -> float:
     """Seconds for all of a tensor, from caches and from memory."""
     return sum(moving_parts_s(p, tensor, block, grid))
 
 
-def kept_bytes(p: Problem, streaming: float) -> float:
+def kept_bytes(p: Workload[Any], streaming: float) -> float:
     """What a call walks through and the next one may find in a cache: not the share of results that go past them."""
     return p.compulsory_bytes - streaming * sum(t.bytes(p.extents) for t in p.touched.writes)
 
 
 def moving_parts_s(
-    p: Problem, tensor: AccessFootprint, block: Tile, grid: int, streaming: float = 0.0
+    p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int, streaming: float = 0.0
 ) -> tuple[float, float]:
     """Seconds for all of a tensor from caches, and from memory, once and in whole lines: where the stretches that a
     task meets of it are short, each begins with a wait, and nothing asks ahead for lines that are written. `streaming`:
@@ -72,13 +73,13 @@ def moving_parts_s(
     return caches_s, memory_s
 
 
-def moved_from(p: Problem, launch: Launch) -> str:
+def moved_from(p: Workload[Any], launch: Launch) -> str:
     """Name of the level that most of what a call moves comes from, or, past the caches, goes to: the stage it is."""
     _, cache = max(_found(p.machine, p.compulsory_bytes), key=lambda found: found[0])
     return p.machine.dram.name if cache is None or launch.streamed else cache.name
 
 
-def _written(p: Problem) -> float:
+def _written(p: Workload[Any]) -> float:
     """What a byte of results takes in memory through the caches, in what one that is read does: as in a fill, or, as
     far as as much is read beside it, as in a copy. Each line comes before it is written, and goes back later."""
     dram = p.machine.dram
@@ -94,7 +95,7 @@ def waiting_cycles(mach: Machine, cache: Cache | None) -> float:
     return costs.restart * max(0.0, min(latency, MOST_LATENCY_CYCLES) - costs.hidden_cycles)
 
 
-def _begun_cycles(p: Problem, tensor: AccessFootprint, stretch: int, cache: Cache | None) -> float:
+def _begun_cycles(p: Workload[Any], tensor: AccessFootprint, stretch: int, cache: Cache | None) -> float:
     """What each stretch of a tensor waits where it begins. Rows that columns are joined of side by side begin at once,
     and wait for memory at once: for all of its latency, since no other stretch goes on meanwhile."""
     mach, costs = p.machine, p.machine.costs.memory
@@ -106,7 +107,7 @@ def _begun_cycles(p: Problem, tensor: AccessFootprint, stretch: int, cache: Cach
     return waiting_cycles(mach, cache)
 
 
-def _overrun_bytes(p: Problem, tensor: AccessFootprint, block: Tile) -> float:
+def _overrun_bytes(p: Workload[Any], tensor: AccessFootprint, block: Tile) -> float:
     """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches."""
     stretch = tensor.stretch_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
@@ -146,12 +147,12 @@ def streaming_share(rows: int, row_bytes: int) -> float:
     return -(-rows // period) / rows
 
 
-def streamed_s(p: Problem, tensor: AccessFootprint, grid: int) -> float:
+def streamed_s(p: Workload[Any], tensor: AccessFootprint, grid: int) -> float:
     """The same of results that go past the caches: to memory, wherever the rest is found."""
     return tensor.moved_bytes(p.extents) * _byte_seconds(p.machine, None, grid) / p.machine.dram.streamed_write_gain
 
 
-def met_stores(p: Problem, block: Tile) -> float:
+def met_stores(p: Workload[Any], block: Tile) -> float:
     """How often a read waits for a result on its way past the caches: a core takes a load for one that needs a store
     which it still holds where both lie at the same place of a page. Rows of whole pages, or of an even part of one,
     meet so where tasks walk pieces of them, each of fewer lines than stores are held: with the row before."""

@@ -91,7 +91,9 @@ class MicroKernel:
         loads = self._over_columns(Compute(ROW_B, (column,), self.b(column)))
         sums = self._over_tile(self._multiply_add(column))
         nodes = (loads, *self._left(column), sums)
-        room = Storage(ROW_B, self._operand_dtype, (self.columns,), Scope.REGISTER, nodes, pinned=self._pins())
+        room = Storage(
+            ROW_B, self._operand_dtype, (self.columns,), Scope.REGISTER, nodes, no_rematerialize=self._pins()
+        )
         return (*self.beside, room)
 
     @property

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from roller_svc.analysis.lookup_tables import Tables, is_product
 from roller_svc.analysis.online_reduction import JointKind, joints
-from roller_svc.families.common.cpu.column_reduction import lanes_along, walks_columns
+from roller_svc.families.common.cpu.column_reduction import (
+    lanes_along,
+    walks_columns,
+)
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.program import Combine, StatementKind, operators
+from roller_svc.perf.cpu_costs import LoopCosts
+from roller_svc.perf.machine import Machine
+from roller_svc.perf.workload import Workload
 
+F = TypeVar("F")
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
 _EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
 _QUOTIENTS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
@@ -87,6 +95,11 @@ def spared(group: KernelGroup, lanes: int) -> int:
     return sum(s.points * _spared(tables.product(s.body), tables) for s in group.statements)
 
 
+def without_folded(group: KernelGroup, p: Workload[F]) -> Workload[F]:
+    """Return the workload without the operations that lookup tables replace."""
+    return replace(p, operations=p.operations - spared(group, p.machine.unit.shape[-1]))
+
+
 def _tables(group: KernelGroup, lanes: int) -> Tables:
     """With what is the same for all columns where these are walked row by row: made once for a row of them."""
     return Tables(lanes, lanes_along(group.space) if walks_columns(group.space) else frozenset())
@@ -147,3 +160,18 @@ def _cost(expr: Expr, along: Set[str], inner: Set[str]) -> Counts:
             return Counts(simple=int(arg.dtype.compute is not expr.dtype.compute))
         case _:
             return Counts()
+
+
+def work_cycles(mach: Machine, counts: Counts) -> float:
+    """Operations on one vector: the divider works beside all other units."""
+    return max(alu_cycles(mach.costs.loops, counts), mach.quotient_cycles * counts.quotients)
+
+
+def alu_cycles(costs: LoopCosts, counts: Counts) -> float:
+    return (
+        costs.operation_cycles * counts.simple
+        + costs.lookup_cycles * counts.lookups
+        + costs.extreme_cycles * counts.extremes
+        + costs.exponential_cycles * counts.exponentials
+        + costs.function_cycles * counts.functions
+    )

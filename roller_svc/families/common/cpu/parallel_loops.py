@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, less_equal, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, le, mul, num, ref, sub
 from roller_svc.ir.program import Axis
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
@@ -47,7 +47,7 @@ def _neighbours(at: Point, together: Together, nodes_at: Callable[[Point, int], 
     if not tail:
         return nodes
     rest = nodes_at(at, tail)
-    inside = less_equal(add(start, num(width)), num(axis.extent))
+    inside = le(add(start, num(width)), num(axis.extent))
     return (Branch(inside, nodes, rest),) if nodes else rest
 
 

@@ -49,8 +49,8 @@ def hints_pay(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
     """Whether hints run ahead of the group's streams: beside stores past the caches they do in a map, in rows only
     where plain reading is faster with them (on Zen 4 rows of 4 KiB take a third longer with hints)."""
     shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
-    held = next((level for level in shared if level.capacity_bytes >= group.space.touched_bytes), hw.dram)
-    return (program.streamed and program.lanes == 1) or held.hinted_gain >= 1.0
+    held = next((level for level in shared if level.capacity_bytes >= group.space.compulsory_bytes), hw.dram)
+    return (program.nontemporal and program.reduce_threads == 1) or held.hinted_gain >= 1.0
 
 
 def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
@@ -62,7 +62,11 @@ def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str
     for statement in group.statements:
         mine = []
         for tensor, index, for_write in _accesses(statement):
-            if tensor in known or tensor not in types or not hw.is_far(types[tensor].bytes, group.space.touched_bytes):
+            if (
+                tensor in known
+                or tensor not in types
+                or not hw.exceeds_caches(types[tensor].bytes, group.space.compulsory_bytes)
+            ):
                 continue
             if for_write and _run(statement, program) * types[tensor].dtype.bytes < HINTED_RUN_BYTES:
                 continue
@@ -85,7 +89,7 @@ def _run(statement: TensorExpr, program: RProgram) -> int:
 
 
 def _accesses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], bool]]:
-    reads = [(load.tensor, load.index, False) for load in statement.reads if not any(load.checked)]
+    reads = [(load.tensor, load.index, False) for load in statement.reads if not any(load.bounds_checked)]
     return [*reads, (statement.output, statement.index, True)]
 
 

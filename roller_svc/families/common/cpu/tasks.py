@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.rules import Base, axis_names, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import Look, Stage
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 TASK_SECONDS = 10e-6  # of one core: work that is worth a task of its own
 MOST_PER_CORE = 16  # tasks: what one of them takes longer than the others is then a sixteenth of a core's time
 
 
-def task_counts(p: Problem) -> tuple[int, int]:
+def task_counts(p: Workload[Any]) -> tuple[int, int]:
     """The fewest and the most: some for each core, none too small to be worth it.
 
     Work is the floor in one core's time, far below what it takes. Where it is less than two tasks' worth, but a
@@ -36,12 +37,12 @@ def task_counts(p: Problem) -> tuple[int, int]:
 class TaskRules(ABC):
     """A block is a task; the steps of its extents are found axis by axis, and any tile is large enough."""
 
-    problem: Problem
+    workload: Workload[Any]
     fewest_tasks: int
     most_tasks: int
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         return Stage(
             level=p.machine.hw.block_level.name,
             names=axis_names(p),
@@ -53,7 +54,7 @@ class TaskRules(ABC):
 
     def look(self, block: Tile, base: Base) -> Look:
         """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
-        tasks, cores = spatial_grid(self.problem, block), self.problem.machine.cores
+        tasks, cores = spatial_grid(self.workload, block), self.workload.machine.cores
         if tasks < self.fewest_tasks:
             return self._measured(block, "parallelism")
         if tasks > self.most_tasks and not self._is_banded(block):
@@ -67,7 +68,7 @@ class TaskRules(ABC):
 
     def _block_rank(self) -> Tile:
         """The outermost axes grow last."""
-        count = len(self.problem.extents)
+        count = len(self.workload.extents)
         return tuple([count - i for i in range(count)])
 
     def _is_banded(self, block: Tile) -> bool:
@@ -76,6 +77,6 @@ class TaskRules(ABC):
 
     def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> Look:
         """Of a tile its footprint and what it moves for each point that it computes."""
-        footprint_bytes, moved = self.problem.touched.measure(tile)
-        points = math.prod([tile[i] for i in self.problem.spatial])
+        footprint_bytes, moved = self.workload.touched.measure(tile)
+        points = math.prod([tile[i] for i in self.workload.spatial])
         return Look(footprint_bytes, moved / points, too_large, misaligned)

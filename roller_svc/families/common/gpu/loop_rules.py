@@ -6,19 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
 from roller_svc.construct.scale_up import Look, Stage
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class NestRules(ABC):
     """Stages whose steps are found axis by axis. Every thread tile is large enough; a block is with ENOUGH_THREADS."""
 
-    problem: Problem
+    workload: Workload[Any]
 
     ENOUGH_THREADS: ClassVar[int] = 64  # of a block: fewer leave most of a core's threads unused
 
@@ -27,9 +27,9 @@ class NestRules(ABC):
 
     def thread_stage(self, lanes: int) -> Stage:
         return Stage(
-            level=self.problem.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
-            steps=tuple([self._thread_steps(i) for i in range(len(self.problem.extents))]),
+            level=self.workload.machine.hw.thread_level.name,
+            names=axis_names(self.workload),
+            steps=tuple([self._thread_steps(i) for i in range(len(self.workload.extents))]),
             rank=self._rank(),
             look=lambda tile: self._thread_look(tile, lanes),
             saturates=lambda _tile: True,
@@ -37,9 +37,9 @@ class NestRules(ABC):
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
         return Stage(
-            level=self.problem.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.problem.extents))]),
+            level=self.workload.machine.hw.block_level.name,
+            names=axis_names(self.workload),
+            steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.workload.extents))]),
             rank=self._rank(),
             look=lambda tile: self.look(tile, base),
             saturates=lambda tile: self._threads(tile, base) >= self.ENOUGH_THREADS,
@@ -68,8 +68,8 @@ class NestRules(ABC):
         """The axes that grow first, in that order; the others follow from the inside out."""
 
     def _rank(self) -> Tile:
-        count, first = len(self.problem.extents), self._first
+        count, first = len(self.workload.extents), self._first
         return tuple([first.index(i) - len(first) if i in first else count - i for i in range(count)])
 
     def _threads(self, block: Tile, base: Base) -> int:
-        return base.lanes * math.prod([block[i] // base.thread[i] for i in self.problem.spatial])
+        return base.lanes * math.prod([block[i] // base.thread[i] for i in self.workload.spatial])

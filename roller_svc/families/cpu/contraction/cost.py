@@ -7,8 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from roller_svc.construct.rules import at
 from roller_svc.families.common.cpu.memory import PAGE_BYTES, PANEL_OF_L1, bandwidth_held_at, waiting_cycles
+from roller_svc.families.common.cpu.micro_kernel_cost import (
+    _fma_ports,
+    _load_cycles,
+    kernel_cycles,
+    source,
+    source_bandwidth,
+)
 from roller_svc.families.cpu.contraction.workload import (
     L1_WAYS,
     Lie,
@@ -20,10 +29,9 @@ from roller_svc.families.cpu.contraction.workload import (
 )
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import LOAD_PORTS, Cache, Machine
-from roller_svc.perf.workload import Operand, Problem
+from roller_svc.perf.machine import Machine
+from roller_svc.perf.workload import Operand, Workload
 
-FMA_LATENCY_CYCLES = 4.0
 LOOP_OPERATIONS = 3  # of one k: a pointer, a counter, a branch
 SHORTEST_RUN_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
 # Whose prefetchers into the first cache follow a panel: on Zen 4 one that passes by at two thirds of the second cache's
@@ -44,7 +52,7 @@ class _Sizes:
     steps: int
 
 
-def cpu_contraction(p: Problem, launch: Launch) -> Costs:
+def cpu_contraction(p: Workload[Any], launch: Launch) -> Costs:
     """Micro-kernel ports + call and C update + packing + edges, for the core with the most tasks."""
     mach, costs = p.machine, p.machine.costs.contraction
     sizes = _sizes(p, launch)
@@ -70,12 +78,12 @@ def cpu_contraction(p: Problem, launch: Launch) -> Costs:
     )
 
 
-def _sizes(p: Problem, launch: Launch) -> _Sizes:
-    mc, nc, kc = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
+def _sizes(p: Workload[Any], launch: Launch) -> _Sizes:
+    mc, nc, kc = (at(launch.block, axis) for axis in (p.m, p.n, p.k))
     depth = -(-p.extent(p.k) // launch.split_k)
     return _Sizes(
-        rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=_at(launch.thread, p.m),
-        nr=_at(launch.thread, p.n), kc=p.words(min(kc, depth)), depth=p.words(depth), steps=-(-depth // kc),
+        rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=at(launch.thread, p.m),
+        nr=at(launch.thread, p.n), kc=p.words(min(kc, depth)), depth=p.words(depth), steps=-(-depth // kc),
     )  # fmt: skip
 
 
@@ -85,7 +93,7 @@ def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
     return tuple((size, count) for size, count in ((tile, whole), (tail, 1)) if size and count)
 
 
-def _kernel(p: Problem, s: _Sizes) -> float:
+def _kernel(p: Workload[Any], s: _Sizes) -> float:
     """Calls and what they multiply, with panels from where they lie: of B once for a step and block of A, or, where L2
     holds them, of A once for a step."""
     mach, costs = p.machine, p.machine.costs.contraction
@@ -107,7 +115,7 @@ def _kernel(p: Problem, s: _Sizes) -> float:
     return cycles + costs.exposed * arrival
 
 
-def _returning_cycles(p: Problem, s: _Sizes, at_once: int) -> float:
+def _returning_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
     """B's block from the last cache, as far as L2 lost it to other rows of A, which pass through it while they are
     packed and lie in it then."""
     if straight(p, s.columns, (s.mr, s.nr, s.kc)):
@@ -118,7 +126,7 @@ def _returning_cycles(p: Problem, s: _Sizes, at_once: int) -> float:
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
-def _packs_beside(p: Problem, s: _Sizes) -> bool:
+def _packs_beside(p: Workload[Any], s: _Sizes) -> bool:
     """Whether the first panel of A that meets a panel of B packs it."""
     plain = p.k is not None and _members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
     if s.steps > 1 or not plain or p.b.constant or lie(p, p.b, p.n) is not Lie.ALONG_PANEL:
@@ -128,15 +136,17 @@ def _packs_beside(p: Problem, s: _Sizes) -> bool:
     return packs_beside(panels, of_a, of_b, p.b.total_bytes, p.machine.hw)
 
 
-def _along_rows(p: Problem, s: _Sizes) -> bool:
+def _along_rows(p: Workload[Any], s: _Sizes) -> bool:
     return few_columns(-(-s.columns // s.nr) * s.nr, s.kc, p.elem_bytes, _l2_bytes(p))
 
 
-def _l2_bytes(p: Problem) -> int:
+def _l2_bytes(p: Workload[Any]) -> int:
     return p.machine.hw.block_level.capacity_bytes
 
 
-def tiles_cycles(p: Problem, extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1) -> float:
+def tiles_cycles(
+    p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1
+) -> float:
     """Calls of the micro-kernel for rows x columns of C in register tiles, less high and wide ones at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     cycles, step = 0.0, -(-depth // steps)
@@ -182,7 +192,7 @@ def _next_tiles_cycles(mach: Machine, height: int, vectors: int, depth: int) -> 
     return latency * min(ahead, depth / 2) * free
 
 
-def _near_bytes(p: Problem, extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
+def _near_bytes(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
     """What each k of a register tile takes from the second cache. One operand's panel is kept while those of the other
     pass by, which the first cache holds only where all of them are small; beside long ones it does not keep the panel
     either."""
@@ -195,14 +205,14 @@ def _near_bytes(p: Problem, extents: tuple[int, int], tile: tuple[int, int], ste
     return (again * kept + anew * passing) * p.elem_bytes
 
 
-def _beyond_l1(p: Problem, walked_bytes: int) -> float:
+def _beyond_l1(p: Workload[Any], walked_bytes: int) -> float:
     """Which share of what is walked through again and again comes from the second cache: more and more from where the
     first has no room for it."""
     held = PANEL_OF_L1 * p.machine.caches[-1].bytes_per_core
     return min(1.0, max(0.0, walked_bytes / held - 1.0))
 
 
-def _update(p: Problem, s: _Sizes) -> float:
+def _update(p: Workload[Any], s: _Sizes) -> float:
     """C, from the first cache to memory, a line's old contents coming first, most of it beside the micro-kernel;
     between steps to the cache that holds the task's tile and back."""
     mach, costs = p.machine, p.machine.costs.contraction
@@ -215,21 +225,21 @@ def _update(p: Problem, s: _Sizes) -> float:
     return s.steps * (vectors + costs.exposed * 2 * tile_bytes / (bandwidth_held_at(mach, between) / mach.clock_hz))
 
 
-def _packing(p: Problem, launch: Launch, s: _Sizes) -> float:
+def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
     """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
     micro-kernel: a core's own prefetchers follow the rows."""
     costs = p.machine.costs.contraction
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + _put_away_cycles(p, s)
     if _packs_beside(p, s):
         b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
-    if straight(p, _at(launch.block, p.n), (s.mr, s.nr, s.kc)):
+    if straight(p, at(launch.block, p.n), (s.mr, s.nr, s.kc)):
         slower = costs.conflict if rows_collide(p, s.mr) else 1.0
         begun = _beginning_cycles(p, p.a, launch.block, launch.block) / s.mr  # side by side
         return b + costs.exposed * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
-def _put_away_cycles(p: Problem, s: _Sizes) -> float:
+def _put_away_cycles(p: Workload[Any], s: _Sizes) -> float:
     """Packed panels of B to the last cache, as far as L2 has no room for them beside what they are packed from; and
     back, where they are taken to be in L2."""
     if p.b.constant or _packs_beside(p, s):
@@ -241,7 +251,7 @@ def _put_away_cycles(p: Problem, s: _Sizes) -> float:
     return lost * (kept + 2 * to_memory)  # a line of memory comes before it is written
 
 
-def _away_cycles_per_byte(p: Problem, s: _Sizes) -> tuple[float, float]:
+def _away_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
     """Of panels of B that L2 has no room for: in the last cache, as far as it holds them beside what they are packed
     from and what the task writes, and the rest in memory."""
     mach, walked = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
@@ -250,22 +260,22 @@ def _away_cycles_per_byte(p: Problem, s: _Sizes) -> tuple[float, float]:
     return kept / last.bytes_per_s * cycles, (1 - kept) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
-def straight(p: Problem, columns: int, tile: tuple[int, int, int]) -> bool:
+def straight(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
     """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
-    along_k = lie(p, p.a, p.m) is Lie.ALONG_K and p.machine.unit.group == 1
+    along_k = lie(p, p.a, p.m) is Lie.ALONG_K and p.machine.unit.k_group == 1
     return along_k and not p.a.constant and reads_a_straight(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
 
 
-def rows_collide(p: Problem, mr: int) -> bool:
+def rows_collide(p: Workload[Any], mr: int) -> bool:
     """Whether rows of A that are read side by side push each other out of the first cache: one page apart, one set."""
     return rows_in_a_set(mr, _row_bytes(p)) > L1_WAYS
 
 
-def _row_bytes(p: Problem) -> int:
+def _row_bytes(p: Workload[Any]) -> int:
     return p.a.tensors[0].access.dims[-1].size * p.elem_bytes
 
 
-def _store(p: Problem, s: _Sizes) -> float:
+def _store(p: Workload[Any], s: _Sizes) -> float:
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     each = 2.0 * -(-s.columns // lanes)
     if _members(p, p.n) > 1:
@@ -278,30 +288,14 @@ def _store(p: Problem, s: _Sizes) -> float:
     return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
-def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency); within 3 % for 11
-    kernels of single k."""
-    return max(mr * vectors / _fma_ports(mach), _load_cycles(mach, mr, vectors), FMA_LATENCY_CYCLES)
-
-
-def _fma_ports(mach: Machine) -> float:
-    return mach.fma_per_cycle / mach.unit.group / mach.unit.shape[-1]
-
-
-def _load_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Of the load ports for one k: rows of B are whole vectors, which some cores read one of a cycle; elements of A,
-    which all lanes share, are none."""
-    return mr / LOAD_PORTS + vectors / mach.load_ports
-
-
-def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
+def packing_cycles(p: Workload[Any], operand: Operand, block: Tile, panel_axis: int | None, size: int) -> float:
     """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element. Panels
     of a constant are there, and only come from memory."""
     costs = p.machine.costs.contraction
     if operand.constant:
         return costs.exposed * operand.moved_bytes(block) / _source_bandwidth_of(p, operand)
     lanes = p.machine.unit.shape[-1]
-    along, deep = _at(block, panel_axis), _at(block, p.k)
+    along, deep = at(block, panel_axis), at(block, p.k)
     panels = -(-along // size)
     cycles = 0.0
     for tensor in operand.tensors:
@@ -325,7 +319,7 @@ def packing_cycles(p: Problem, operand: Operand, block: Tile, panel_axis: int | 
     return cycles + _arrival_cycles(p, operand, block, walked) + _beginning_cycles(p, operand, block, walked)
 
 
-def _walked(p: Problem, operand: Operand, block: Tile, panel: tuple[int | None, int]) -> Tile:
+def _walked(p: Workload[Any], operand: Operand, block: Tile, panel: tuple[int | None, int]) -> Tile:
     """What of an operand is read row by row: all of its block, or, of fused axes, one panel after the other: pieces of
     rows that no prefetcher follows. What a cache holds comes as fast without one."""
     axis, size = panel
@@ -339,7 +333,7 @@ def _vectors(size: int, lanes: int) -> int:
     return size // lanes + (size % lanes).bit_count()
 
 
-def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
+def _across_rows(p: Workload[Any], panel_axis: int | None, size: int) -> float:
     """Which share of an axis' panels meets more than one row of the innermost of several fused axes."""
     members = () if panel_axis is None else p.space.axes[panel_axis].members
     if not members or members[-1].extent < size:
@@ -347,7 +341,7 @@ def _across_rows(p: Problem, panel_axis: int | None, size: int) -> float:
     return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
-def _arrival_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> float:
+def _arrival_cycles(p: Workload[Any], operand: Operand, block: Tile, walked: Tile) -> float:
     """One block of an operand from memory, or from the cache that holds all of it, run by run of what is `walked` at
     once; gaps of less than a few lines do not end one."""
     moved = sum(tensor.moved_bytes(block) for tensor in operand.tensors)
@@ -356,7 +350,7 @@ def _arrival_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> 
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
 
 
-def _beginning_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -> float:
+def _beginning_cycles(p: Workload[Any], operand: Operand, block: Tile, walked: Tile) -> float:
     """What runs wait more where they begin in memory, or in a far cache: a page and more as long as prefetchers need to
     follow them, short ones less, for others are under way beside them (64 rows of 6 KB in place of one of 800: a tenth
     longer on Zen 4)."""
@@ -365,36 +359,21 @@ def _beginning_cycles(p: Problem, operand: Operand, block: Tile, walked: Tile) -
     return alone * waiting_cycles(p.machine, source(p.machine, operand.total_bytes))
 
 
-def _source_bandwidth_of(p: Problem, operand: Operand) -> float:
+def _source_bandwidth_of(p: Workload[Any], operand: Operand) -> float:
     """Bytes a cycle for one core of what holds all of the operand."""
     return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz
 
 
-def lie(p: Problem, operand: Operand, panel_axis: int | None) -> Lie:
+def lie(p: Workload[Any], operand: Operand, panel_axis: int | None) -> Lie:
     """How the operand's panels lie in memory, as far as the strides of its tensors tell."""
     strides = [tensor.strides for tensor in operand.tensors]
     if panel_axis is None or _members(p, panel_axis) > 1 or len(strides) != 1:
         return Lie.APART
     if strides[0].get(panel_axis) == 1:
         return Lie.ALONG_PANEL
-    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes * p.machine.unit.group == p.elem_bytes
+    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes * p.machine.unit.k_group == p.elem_bytes
     return Lie.ALONG_K if single and p.k is not None and strides[0].get(p.k) == 1 else Lie.APART
 
 
-def source_bandwidth(mach: Machine, total_bytes: int) -> float:
-    """Bandwidth of the smallest cache that holds that much; DRAM's where none does."""
-    cache = source(mach, total_bytes)
-    return mach.dram.bandwidth_bytes_per_s if cache is None else cache.bytes_per_s
-
-
-def source(mach: Machine, total_bytes: int) -> Cache | None:
-    """The smallest cache that holds that much; None is DRAM."""
-    return next((cache for cache in reversed(mach.caches) if total_bytes <= cache.total_bytes // 2), None)
-
-
-def _members(p: Problem, axis: int | None) -> int:
+def _members(p: Workload[Any], axis: int | None) -> int:
     return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])
-
-
-def _at(tile: Tile, axis: int | None) -> int:
-    return 1 if axis is None else tile[axis]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.common.cpu.prefetch import AHEAD_BYTES
 from roller_svc.families.common.view import decoded, member_values
@@ -16,7 +17,7 @@ from roller_svc.families.cpu.contraction.workload import CpuOperand, Lie
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, ceil_div, div, least, less, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, le, lt, min_, mod, mul, num, ref, sub
 from roller_svc.ir.schedule import (
     Branch,
     Compute,
@@ -33,7 +34,6 @@ from roller_svc.ir.schedule import (
 from roller_svc.schedule.guards import without_guards_inside
 
 K_ROW, K_COUNT, K_FIRST = "k.row", "k.count", "k.first"
-LINE_BYTES = 64  # of the caches
 PAGE_BYTES = 4096  # what a core's own prefetchers stay within
 K_CHUNK, PANEL_ROW = "k.chunk", ".panel.row"
 _VECTOR, _PLACES = ".vector", "place.of"
@@ -76,7 +76,7 @@ class Panels:
 
     def begun(self, first: Expr, left: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes where panels begin at number `first` of their axis, as many as fit of those that are `left`."""
-        nodes = (Let(f"{self.role}.panels", least(num(self.count), left), nodes),)
+        nodes = (Let(f"{self.role}.panels", min_(num(self.count), left), nodes),)
         return (Let(f"{self.role}.first", mul(first, num(self.size)), nodes),)
 
     def loop(self, nodes: tuple[Node, ...], limit: Expr | None = None) -> Node:
@@ -92,7 +92,7 @@ class Panels:
             return whole
         if self.axis.extent < self.size:
             return edge
-        return (Branch(less_equal(add(self.place, num(self.size)), num(self.axis.extent)), whole, edge),)
+        return (Branch(le(add(self.place, num(self.size)), num(self.axis.extent)), whole, edge),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Packing:
         ))  # fmt: skip
         rows = (
             panels.loop(self._row(panels, along, panels.size), ref(f"{panels.role}.whole")),
-            Branch(less(ref(f"{panels.role}.whole"), ref(f"{panels.role}.panels")), (last,)),
+            Branch(lt(ref(f"{panels.role}.whole"), ref(f"{panels.role}.panels")), (last,)),
         )
         return (Let(f"{panels.role}.whole", whole, (self._rows(rows),)),)
 
@@ -227,7 +227,7 @@ class Packing:
         """Rows whose elements lie anywhere, each at a place of its own from where the row's k begins: one table instead
         of one per member leaves a third of the compiler's work. None for what is no plain load of a sum of axes."""
         source, strides = self.factor, self.operand.member_strides
-        if not isinstance(source, Load) or any(source.checked) or not strides:
+        if not isinstance(source, Load) or any(source.bounds_checked) or not strides:
             return None
         members = panels.axis.members
         *outer, last = (substitute(i, {member.name: num(0) for member in members}) for i in source.index)
@@ -276,7 +276,7 @@ def beside_or(
     if count < size or len(axis.members) == 1 or innermost.extent < size:
         return nodes
     along = {innermost.name: add(ref(innermost.name), ref(LANE))}
-    inside_row = less_equal(mod(panels.place, innermost.extent), num(innermost.extent - size))
+    inside_row = le(mod(panels.place, innermost.extent), num(innermost.extent - size))
     return (Branch(inside_row, decoded(axis, panels.place, lanes(along, size)), nodes),)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import (
@@ -19,11 +20,12 @@ from roller_svc.construct.rules import (
     steps_along,
 )
 from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.common.cpu.tasks import TASK_SECONDS
-from roller_svc.families.cpu.contraction.cost import kernel_cycles, rows_collide, straight, tiles_cycles
+from roller_svc.families.cpu.contraction.cost import rows_collide, straight, tiles_cycles
 from roller_svc.families.cpu.contraction.workload import COLUMNS_OF_L2
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
 VECTOR_STEPS = (1, 2, 3, 4, 6)
@@ -40,21 +42,21 @@ NEAR_OF_L3 = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CpuContraction:
-    problem: Problem
+    workload: Workload[Any]
 
     def lane_choices(self) -> tuple[int, ...]:
         return (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
+        p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
         steps = {axis: s for axis, s in ((p.m, rows), (p.n, wide)) if axis is not None}
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
-            steps=steps_along(self.problem, steps),
+            names=axis_names(self.workload),
+            steps=steps_along(self.workload, steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: Look(
                 self._registers(t) * width * p.elem_bytes,
@@ -69,7 +71,7 @@ class CpuContraction:
         return sorted(grown.large or grown.border, key=self._kernel_time)[:MAX_BASES]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         axes = {} if p.k is None else {p.k: self._k_steps(base)}
         depth = min(axes[p.k]) if p.k is not None else 1
         if p.m is not None:
@@ -82,15 +84,15 @@ class CpuContraction:
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=steps_along(self.problem, axes),
+            names=axis_names(self.workload),
+            steps=steps_along(self.workload, axes),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self.look(t, base),
             saturates=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
         )
 
     def look(self, block: Tile, base: Base) -> Look:
-        p = self.problem
+        p = self.workload
         too_large = self._capacity_rule(block, base)
         moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
         return Look(
@@ -101,7 +103,7 @@ class CpuContraction:
         )
 
     def _capacity_rule(self, block: Tile, base: Base) -> str:
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         last = mach.caches[0]
         if at(base.thread, p.n) * p.words(at(block, p.k)) * p.elem_bytes > self._panel_bytes():
             return f"{mach.hw.block_level.name} panel"
@@ -113,25 +115,25 @@ class CpuContraction:
 
     def _streams_a(self, block: Tile, base: Base) -> bool:
         """Whether A is read where it lies."""
-        p = self.problem
+        p = self.workload
         return straight(p, at(block, p.n), (at(base.thread, p.m), at(base.thread, p.n), at(block, p.k)))
 
     def _panel_bytes(self) -> float:
-        return PANEL_OF_L2 * self.problem.machine.hw.block_level.capacity_bytes
+        return PANEL_OF_L2 * self.workload.machine.hw.block_level.capacity_bytes
 
     def _block_of_b_bytes(self) -> float:
-        mach = self.problem.machine
+        mach = self.workload.machine
         return BLOCK_OF_L3 * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
     def _balance_rule(self, block: Tile) -> str:
         """Whole waves of tasks: otherwise cores wait for the last one. Little work is one task's."""
-        cores = self.problem.machine.cores
-        tasks = spatial_grid(self.problem, block)
-        small = self.problem.floor_s * cores < TASK_SECONDS
+        cores = self.workload.machine.cores
+        tasks = spatial_grid(self.workload, block)
+        small = self.workload.floor_s * cores < TASK_SECONDS
         return "" if small or fills_waves(tasks, cores) else "execution unit"
 
     def _shares_evenly(self, block: Tile) -> bool:
-        cores, tasks = self.problem.machine.cores, spatial_grid(self.problem, block)
+        cores, tasks = self.workload.machine.cores, spatial_grid(self.workload, block)
         return tasks % cores == 0 or tasks >= 4 * cores
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
@@ -139,29 +141,29 @@ class CpuContraction:
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One row, one vector, the shortest step along k."""
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
-        thread, group = replaced(one, p.n, p.machine.unit.shape[-1]), p.machine.unit.group
+        thread, group = replaced(one, p.n, p.machine.unit.shape[-1]), p.machine.unit.k_group
         depths = [min(p.extent(p.k), depth * group) for depth in (K_STEPS[0], 8, 1)]
         return [(replaced(thread, p.k, depth), Base(thread)) for depth in depths]
 
     def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
+        fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
         return "" if fits else "vector registers"
 
     def _registers(self, thread: Tile) -> int:
         """Accumulators, one row of B, one broadcast of A."""
-        vectors = -(-at(thread, self.problem.n) // self.problem.machine.unit.shape[-1])
-        return at(thread, self.problem.m) * vectors + vectors + 1
+        vectors = -(-at(thread, self.workload.n) // self.workload.machine.unit.shape[-1])
+        return at(thread, self.workload.m) * vectors + vectors + 1
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Neither loads nor the latency of a multiply-add hold the unit up."""
-        mach = self.problem.machine
-        m, vectors = at(thread, self.problem.m), at(thread, self.problem.n) // mach.unit.shape[-1]
+        mach = self.workload.machine
+        m, vectors = at(thread, self.workload.m), at(thread, self.workload.n) // mach.unit.shape[-1]
         return kernel_cycles(mach, m, vectors) <= m * vectors / (mach.fma_per_cycle / mach.unit.shape[-1]) * 1.01
 
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
-        p = self.problem
+        p = self.workload
         m, n = at(thread, p.m), at(thread, p.n)
         cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.words(p.extent(p.k)))
         collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
@@ -169,32 +171,32 @@ class CpuContraction:
 
     def _cuts(self) -> set[int]:
         """In how many blocks an axis is cut: for all cores, or for some of them, the others along another axis."""
-        cores = self.problem.machine.cores
+        cores = self.workload.machine.cores
         return {1, math.isqrt(cores), cores, 2 * cores} if cores > 1 else {1}
 
     def _near_rooms(self) -> tuple[float, float]:
         """Bytes of a block of B that L2 keeps while rows of A go by, and of one that the last cache keeps."""
-        mach = self.problem.machine
+        mach = self.workload.machine
         return COLUMNS_OF_L2 * mach.hw.block_level.capacity_bytes, NEAR_OF_L3 * mach.caches[0].bytes_per_core
 
     def _cuts_to_fit(self, room_bytes: float, depth: int, base: Base) -> int:
         """The fewest blocks of columns such that there is room for one."""
-        p = self.problem
+        p = self.workload
         columns, unit = int(room_bytes / (p.words(depth) * p.elem_bytes)), at(base.thread, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
     def _blocks(self, axis: int, base: Base, cuts: Iterable[int]) -> Tile:
         """The axis in that many about equal blocks of whole register tiles."""
-        extent, unit = self.problem.extents[axis], base.thread[axis]
+        extent, unit = self.workload.extents[axis], base.thread[axis]
         return tuple(sorted({padded(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 
     def _k_steps(self, base: Base) -> Tile:
         """Whole words but for the last of all."""
-        extent, group = self.problem.extent(self.problem.k), self.problem.machine.unit.group
+        extent, group = self.workload.extent(self.workload.k), self.workload.machine.unit.k_group
         return tuple(min(extent, words * group) for words in self._word_steps(base))
 
     def _word_steps(self, base: Base) -> Tile:
-        p = self.problem
+        p = self.workload
         depth = p.words(p.extent(p.k))
         room = int(self._panel_bytes() / (at(base.thread, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
@@ -207,13 +209,13 @@ class CpuContraction:
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
-        return at(block, axis) * self.problem.words(at(block, self.problem.k)) * self.problem.elem_bytes
+        return at(block, axis) * self.workload.words(at(block, self.workload.k)) * self.workload.elem_bytes
 
     def _tile_bytes(self, block: Tile) -> int:
-        return at(block, self.problem.m) * at(block, self.problem.n) * self.problem.elem_bytes
+        return at(block, self.workload.m) * at(block, self.workload.n) * self.workload.elem_bytes
 
     def _packing_share(self, block: Tile) -> float:
         """Elements packed for each multiply-add, in units of what the core does in that time."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         m, n = at(block, p.m), at(block, p.n)
         return (1 / m + 1 / n) * mach.fma_per_cycle

@@ -29,9 +29,10 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.dot import WORD, DotOperands, dot_operands
+from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, MicroKernel, Steps, Tile
 from roller_svc.families.common.view import View, decoded
-from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, LINE_BYTES, Packing, Panels, in_panel
+from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, in_panel
 from roller_svc.families.cpu.contraction.vnni_packing import WordPacking
 from roller_svc.families.cpu.contraction.workload import (
     CpuOperand,
@@ -46,7 +47,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, equal, least, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, eq, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -77,15 +78,15 @@ class OperandAhead:
 
     def beside(self) -> tuple[Node, ...]:
         """For one step along k."""
-        is_far = self.hw.is_far(self.lies.tensor_bytes, self.view.group.space.touched_bytes)
+        is_far = self.hw.exceeds_caches(self.lies.tensor_bytes, self.view.group.space.compulsory_bytes)
         if not is_far or not self.height:
             return ()
         line = LINE_BYTES // self.view.dtype.bytes  # steps of k in which each row is asked for once
         every = 1 << max(1, line // self.height).bit_length() - 1  # a power of two: the test must cost little
         at_once = ceil_div(self.height, line)
         row = mul(div(mod(ref(K_ROW), line), every), num(at_once))
-        hints = tuple(self._hint(least(add(row, num(i)), num(self.height - 1)), line) for i in range(at_once))
-        return hints if every == 1 else (Branch(equal(mod(ref(K_ROW), every), num(0)), hints),)
+        hints = tuple(self._hint(min_(add(row, num(i)), num(self.height - 1)), line) for i in range(at_once))
+        return hints if every == 1 else (Branch(eq(mod(ref(K_ROW), every), num(0)), hints),)
 
     def _hint(self, row: Expr, line: int) -> Node:
         """The line at hand of a row of the next tile."""
@@ -94,7 +95,7 @@ class OperandAhead:
         load = substitute(a, {m: add(ref("m.place"), ref(PREFETCH_ROW)), k: along})
         if not isinstance(load, Load):
             raise InvariantError("A is read where it lies, but is no plain load")
-        hint = Prefetch(load.tensor, load.index, self.height * self.lies.panel_stride, to_second=True)
+        hint = Prefetch(load.tensor, load.index, self.height * self.lies.panel_stride, to_l2=True)
         return Let(PREFETCH_ROW, row, (hint,))
 
 
@@ -122,8 +123,8 @@ class ResultsAhead:
         every = 1 << max(1, steps // self.height).bit_length() - 1  # a power of two: the test must cost little
         at_once = ceil_div(self.height, steps)
         row = mul(div(ref(K_ROW), every), num(at_once))
-        rows = tuple(Let(ROW, least(add(row, num(i)), num(self.height - 1)), self._row()) for i in range(at_once))
-        return rows if every == 1 else (Branch(equal(mod(ref(K_ROW), every), num(0)), rows),)
+        rows = tuple(Let(ROW, min_(add(row, num(i)), num(self.height - 1)), self._row()) for i in range(at_once))
+        return rows if every == 1 else (Branch(eq(mod(ref(K_ROW), every), num(0)), rows),)
 
     @property
     def _is_small(self) -> bool:
@@ -141,7 +142,7 @@ class ResultsAhead:
 def _lines_of(view: View, statement: TensorExpr, width: int) -> Loop | None:
     """Of rows that are neighbours in memory."""
     innermost = view.n.members[-1].name
-    if statement.output in view.group.locals or statement.index[-1] != AxisRef(innermost) or not width:
+    if statement.output in view.group.register_tensors or statement.index[-1] != AxisRef(innermost) or not width:
         return None
     each = LINE_BYTES // statement.type.dtype.bytes
     place = {innermost: add(ref(innermost), mul(ref(LINE), num(each)))}
@@ -156,8 +157,9 @@ STEP, BLOCK = "k.step", "m.block"
 ROWS_AHEAD = 8  # of B, fetched while one is multiplied: between 4 and 16 nothing changes
 
 
-def lower_contraction_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, each a blocked contraction."""
+    group = replace(group, space=program.space)
     dot = dot_operands(program.unit, group)
     lies = cpu_operands(group, None if dot is None else (dot.a, dot.b))
     return (ScheduleTree(group.name, _Blocked(View.of(group, program), program, lies, hw, dot).tasks()),)
@@ -259,7 +261,7 @@ class _Blocked:
         """Whether the sums are the output, rows of it neighbours in memory: then they need no tile of their own."""
         group, view = self.view.group, self.view
         first = group.statements[0]
-        if len(group.statements) > 1 or first.type.dtype is not view.dtype or first.output in group.locals:
+        if len(group.statements) > 1 or first.type.dtype is not view.dtype or first.output in group.register_tensors:
             return False
         n = view.n.members[-1].name
         return len(view.m.members) == len(view.n.members) == 1 and first.index[-1] == AxisRef(n)
@@ -267,7 +269,7 @@ class _Blocked:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
-        k_left = least(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
+        k_left = min_(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
         step: tuple[Node, ...] = (*self._packed_b(), *self._over_blocks())
         step = (Let(K_COUNT, k_left if self.depth % self.kc else num(self.kc), step),)
         step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
@@ -348,7 +350,7 @@ class _Blocked:
         blocks = div(add(ref("m.all"), num(rows.count - 1)), rows.count)
         nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
         left = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
-        return (Let("m.all", least(num(of_task), left), nodes),)
+        return (Let("m.all", min_(num(of_task), left), nodes),)
 
     @property
     def _packing_of_a(self) -> Packing:
@@ -378,7 +380,7 @@ class _Blocked:
     @property
     def _first(self) -> Expr:
         """Whether this is the task's first panel of A."""
-        return equal(add(ref(BLOCK), ref("m.panel")), num(0))
+        return eq(add(ref(BLOCK), ref("m.panel")), num(0))
 
     def _begins_with(self, height: int) -> bool:
         """Whether a task's first panel may have so many rows."""
@@ -387,14 +389,14 @@ class _Blocked:
 
     def _tile(self, height: int, width: int) -> tuple[Node, ...]:
         """height x width of C at (m.place, n.place)."""
-        fresh = equal(ref(STEP), num(0))
+        fresh = eq(ref(STEP), num(0))
         if not self.in_place:
             tile = Tile(TILE_C, lambda row, column: (*self._tile_panel(), row, column))
             finish = (Routine("store", self._finish(height, width)),)
             if self.steps == 1:
                 return (*self._sums(height, width, tile), *finish)
             nodes = self._sums(height, width, tile, fresh)
-            return (*nodes, Branch(equal(ref(STEP), num(self.steps - 1)), finish))
+            return (*nodes, Branch(eq(ref(STEP), num(self.steps - 1)), finish))
         if width % self.lanes == 0:
             tile = Tile(self.view.group.statements[0].output, self._output)
             return self._sums(height, width, tile, fresh if self.steps > 1 else None)

@@ -16,7 +16,7 @@ from roller_svc.families.common.view import member_values
 from roller_svc.families.cpu.contraction.packing import K_CHUNK, K_COUNT, K_FIRST, K_ROW, PANEL_ROW, Packing, Panels
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, substitute
-from roller_svc.ir.index import add, div, least, less, mul, num, ref, sub
+from roller_svc.ir.index import add, div, lt, min_, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
 from roller_svc.schedule.guards import without_guards_inside
 
@@ -63,7 +63,7 @@ class WordPacking(Packing):
             return nodes(self.group)
         if not self._whole:
             return nodes(self._left)
-        return (Branch(less(add(ref(K_FIRST), row), num(self._whole)), nodes(self.group), nodes(self._left)),)
+        return (Branch(lt(add(ref(K_FIRST), row), num(self._whole)), nodes(self.group), nodes(self._left)),)
 
     def _word(self, at: dict[str, Expr], row: Expr, elements: int) -> Expr:
         first = mul(add(ref(K_FIRST), row), num(self.group))
@@ -81,7 +81,7 @@ class WordPacking(Packing):
         blocks = tuple(
             self._block(panels, first, min(self.lanes, count - first)) for first in range(0, count, self.lanes)
         )
-        whole = least(ref(K_COUNT), sub(num(self._whole), ref(K_FIRST))) if self._left else ref(K_COUNT)
+        whole = min_(ref(K_COUNT), sub(num(self._whole), ref(K_FIRST))) if self._left else ref(K_COUNT)
         done = mul(ref(_CHUNKS), num(self.lanes))
         turned = Loop(K_CHUNK, self.kc // self.lanes, LoopKind.SERIAL, blocks, ref(_CHUNKS))
         return (Let(_CHUNKS, div(whole, self.lanes), (turned, self._single(panels, count, done, self.lanes))), *nodes)

@@ -14,6 +14,7 @@ from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
+from roller_svc.perf.workload import Workload
 
 # Panels of B up to which rows of A are read where they lie: a copy would be used too seldom.
 STRAIGHT_PANELS = 2
@@ -141,3 +142,8 @@ def reads_a_straight(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_b
 def rows_in_a_set(rows: int, row_bytes: int) -> int:
     """How many of so many rows have their lines in one set of the first cache."""
     return math.ceil(rows * math.gcd(row_bytes, SET_PERIOD) / SET_PERIOD)
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[None] | None:
+    """Prepare a contraction on a CPU; None for any other group or device."""
+    return base if not base.machine.simt and base.is_contraction else None

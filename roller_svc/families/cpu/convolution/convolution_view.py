@@ -28,11 +28,11 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
     One factor, the image, must be a function of group, channels and, for each of its spatial axes, one coordinate
     stride * pixel + dilation * tap. A plain product of matrices is none: it has one spatial axis and no tap.
     """
-    if group.kind is not GroupKind.CONTRACTION or group.factors is None or group.row_reduction is not None:
+    if group.kind is not GroupKind.CONTRACTION or group.operands is None or group.row_reduction is not None:
         return ()
     space = group.space
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    for factor, pixels, filters in ((group.factors.b, n, m), (group.factors.a, m, n)):
+    for factor, pixels, filters in ((group.operands.b, n, m), (group.operands.a, m, n)):
         image = _image(factor, pixels, filters, k)
         if image is not None:
             found = tuple(_space(space, image, k, along_filters=way) for way in _ways(group, image))

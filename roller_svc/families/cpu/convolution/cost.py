@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.families.common.cpu.memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moved_from, moving_s
-from roller_svc.families.cpu.contraction.cost import kernel_cycles, source_bandwidth
+from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
 from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 PANELS_OF_L2 = 0.6  # what all panels may fill to be found there again
 
@@ -32,9 +33,9 @@ class _Sizes:
     tile: int
 
 
-def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
+def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, summed over what a task does."""
-    mach, costs = p.machine, p.machine.costs.convolution
+    mach, costs, image = p.machine, p.machine.costs.convolution, p.facts
     sizes = _sizes(p, image, launch)
     kernel = _kernel(p, image, sizes)
     staging = sizes.windows * sizes.steps * _staging(p, image, sizes)
@@ -60,7 +61,7 @@ def cpu_convolution(p: Problem, image: ImageSpace, launch: Launch) -> Costs:
     )
 
 
-def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
+def _sizes(p: Workload[Any], image: ImageSpace, launch: Launch) -> _Sizes:
     lanes = p.machine.unit.shape[-1]
     places = {axis.name: i for i, axis in enumerate(p.space.axes)}
     names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
@@ -84,7 +85,7 @@ def _sizes(p: Problem, image: ImageSpace, launch: Launch) -> _Sizes:
     )  # fmt: skip
 
 
-def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     """All calls of the micro-kernel."""
     mach, costs = p.machine, p.machine.costs.convolution
     depth = image.depth * image.taps
@@ -101,7 +102,7 @@ def _kernel(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
 
 
-def _streamed_bytes(p: Problem, image: ImageSpace, s: _Sizes) -> tuple[int, int]:
+def _streamed_bytes(p: Workload[Any], image: ImageSpace, s: _Sizes) -> tuple[int, int]:
     """What each step of the micro-kernel takes from the second cache, and from beyond: rows of a panel that L1 does not
     hold, and tiles that lie apart, which come by once for each panel."""
     caches, lanes = p.machine.caches, p.machine.unit.shape[-1]
@@ -113,7 +114,7 @@ def _streamed_bytes(p: Problem, image: ImageSpace, s: _Sizes) -> tuple[int, int]
     return (tile + row, 0) if panel * s.panels <= PANELS_OF_L2 * caches[-2].bytes_per_core else (tile, row)
 
 
-def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     """Sums to and from their room, once a step."""
     mach, lanes = p.machine, p.machine.unit.shape[-1]
     vectors = s.windows * s.panels * s.calls * s.rows * s.vectors
@@ -124,7 +125,7 @@ def _update(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     return s.steps * (2.0 * moving + 2 * held / (bandwidth_held_at(mach, held) / mach.clock_hz))
 
 
-def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     costs = p.machine.costs.convolution
     last, pixels = image.slides[-1], s.window[-1]
     rows = math.prod(slide.reach(n) for slide, n in zip(image.slides[:-1], s.window[:-1], strict=True))
@@ -137,7 +138,7 @@ def _staging(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
 
 
-def _row_cycles(p: Problem, image: ImageSpace, s: _Sizes, length: int) -> float:
+def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> float:
     """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
     overlaps the one before it."""
     costs = p.machine.costs.convolution
@@ -151,7 +152,7 @@ def _row_cycles(p: Problem, image: ImageSpace, s: _Sizes, length: int) -> float:
     return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
 
 
-def _quotients(p: Problem, image: ImageSpace) -> int:
+def _quotients(p: Workload[Any], image: ImageSpace) -> int:
     """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
     element's being found anew; a contraction packs all k of a panel with those found once."""
     pixel = image.slides[-1].pixel.name
@@ -159,16 +160,16 @@ def _quotients(p: Problem, image: ImageSpace) -> int:
     return sum(dim.opaque and pixel in dict(dim.coeffs) for dim in dims)
 
 
-def _run_cycles(p: Problem, length: int, each: float) -> float:
+def _run_cycles(p: Workload[Any], length: int, each: float) -> float:
     lanes = p.machine.unit.shape[-1]
     return each * (length // lanes) + p.machine.costs.convolution.element_cycles * min(length % lanes, 6)
 
 
-def _image_bytes(p: Problem) -> int:
+def _image_bytes(p: Workload[Any]) -> int:
     return max(p.a.total_bytes, p.b.total_bytes)
 
 
-def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
     filters = s.vectors * lanes if image.along_filters else s.rows
     each = costs.gather_cycles
@@ -183,7 +184,7 @@ def _packing(p: Problem, image: ImageSpace, s: _Sizes) -> float:
     return count * (each + p.elem_bytes / source)
 
 
-def _results(p: Problem, image: ImageSpace, s: _Sizes) -> float:
+def _results(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     """One window and panel: rows of neighbouring results, turned where vectors are of filters and results are not."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
     statements = max(1, len(p.rest.tensors))

@@ -12,7 +12,7 @@ from roller_svc.families.common.view import decoded, member_values
 from roller_svc.families.cpu.convolution.workload import ImageSpace, Slide
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
-from roller_svc.ir.index import add, both, ceil_div, conjuncts, div, equal, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, conjuncts, div, eq, logical_and, mod, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
 from roller_svc.schedule.guards import without_guards_inside
 
@@ -249,7 +249,7 @@ class ImageWindow:
         rest = axis.extent % self.channels
         nodes = channels(self.channels)
         if rest:
-            nodes = (Branch(equal(ref(".channels"), num(rest)), channels(rest), nodes),)
+            nodes = (Branch(eq(ref(".channels"), num(rest)), channels(rest), nodes),)
         return (self._coordinate_loop(slide, self.pixels[-1], nodes),)
 
 
@@ -277,7 +277,7 @@ def by_length(slide: Slide, pixels: int, nodes: Callable[[int], tuple[Node, ...]
     rest = slide.pixel.extent % pixels
     if slide.pixel.extent < pixels or not rest:
         return nodes(rest or pixels)
-    return (Branch(equal(pixels_left(slide), num(rest)), nodes(rest), nodes(pixels)),)
+    return (Branch(eq(pixels_left(slide), num(rest)), nodes(rest), nodes(pixels)),)
 
 
 def run(first: int, last: int, lanes: int, node: Callable[[Expr], Node]) -> tuple[Node, ...]:
@@ -324,7 +324,7 @@ def _guarded(value: Expr) -> _Guarded:
 def _all(terms: list[Expr]) -> Expr:
     joined: Expr | None = None
     for term in terms:
-        joined = both(joined, term)
+        joined = logical_and(joined, term)
     return num(1) if joined is None else joined
 
 

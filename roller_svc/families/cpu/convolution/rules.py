@@ -6,15 +6,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.families.cpu.contraction.cost import kernel_cycles
+from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 VECTORS = (1, 2, 3, 4)
 MOST_ROWS = 28
@@ -28,7 +29,7 @@ TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class CpuConvolution:
-    problem: Problem
+    workload: Workload[Any]
     image: ImageSpace
 
     def lane_choices(self) -> tuple[int, ...]:
@@ -39,8 +40,8 @@ class CpuConvolution:
         """One vector and one row: what tiles there are is a short list, which `preferred` ranks."""
         one = self._smallest
         return Stage(
-            level=self.problem.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
+            level=self.workload.machine.hw.thread_level.name,
+            names=axis_names(self.workload),
             steps=tuple((extent,) for extent in one),
             rank=tuple(range(len(one))),
             look=lambda t: Look(self._registers(t), 1.0, self._register_rule(t)),
@@ -53,7 +54,7 @@ class CpuConvolution:
 
     def register_tiles(self) -> list[Tile]:
         """All that registers hold."""
-        p, image = self.problem, self.image
+        p, image = self.workload, self.image
         width = p.machine.unit.shape[-1]
         last, extent = self._pixels[-1], p.extents[self._pixels[-1]]
         second = self._pixels[-2] if len(self._pixels) > 1 else None
@@ -73,17 +74,17 @@ class CpuConvolution:
     @property
     def _pixels(self) -> tuple[int, ...]:
         """Positions of the axes of pixels."""
-        return tuple(i for i, a in enumerate(self.problem.space.axes) if a.role is AxisRole.PIXEL)
+        return tuple(i for i, a in enumerate(self.workload.space.axes) if a.role is AxisRole.PIXEL)
 
     @property
     def _smallest(self) -> Tile:
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
         return replaced(one, p.n if self.image.along_filters else self._pixels[-1], p.machine.unit.shape[-1])
 
     def _shape(self, thread: Tile) -> tuple[int, int]:
         """(rows, vectors) of a register tile."""
-        p = self.problem
+        p = self.workload
         pixels, filters = math.prod(thread[i] for i in self._pixels), at(thread, p.n)
         rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
         return rows, -(-columns // p.machine.unit.shape[-1])
@@ -94,11 +95,11 @@ class CpuConvolution:
         return rows * vectors + vectors + 1
 
     def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.problem.machine.hw.limits.max_registers_per_thread
+        fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
         return "" if fits and self._shape(thread)[0] <= MOST_ROWS else "vector registers"
 
     def _kernel_time(self, thread: Tile) -> tuple[float, int]:
-        p = self.problem
+        p = self.workload
         rows, vectors = self._shape(thread)
         each, costs = kernel_cycles(p.machine, rows, vectors), p.machine.costs.convolution
         calls = math.prod(-(-p.extents[i] // thread[i]) for i in (*self._pixels, *(() if p.n is None else (p.n,))))
@@ -107,7 +108,7 @@ class CpuConvolution:
 
     # tasks ----------------------------------------------------------------------------------------------------------
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         steps: list[Tile] = [(extent,) if i in p.reduced else (1,) for i, extent in enumerate(p.extents)]
         if p.k is not None:
             steps[p.k] = self._channel_steps(base)
@@ -120,7 +121,7 @@ class CpuConvolution:
             steps[last] = (padded(p.extents[last], base.thread[last]),)
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
+            names=axis_names(self.workload),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self.look(t, base),
@@ -128,14 +129,14 @@ class CpuConvolution:
         )
 
     def look(self, block: Tile, base: Base) -> Look:
-        p = self.problem
+        p = self.workload
         too_large = self._capacity_rule(block, base)
         moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
         points = math.prod(min(b, e) for b, e in zip(block, p.extents, strict=True))
         return Look(p.touched.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
 
     def _capacity_rule(self, block: Tile, base: Base) -> str:
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         depth = at(block, p.k) * self.image.taps
         panels = at(block, p.n) > at(base.thread, p.n)
         if panels and at(block, p.n) * depth * p.elem_bytes > WEIGHTS_OF_L2 * mach.hw.block_level.capacity_bytes:
@@ -149,13 +150,13 @@ class CpuConvolution:
 
     def _balance_rule(self, block: Tile) -> str:
         """Whole waves of tasks: otherwise cores wait for the last one."""
-        cores = self.problem.machine.cores
-        tasks = spatial_grid(self.problem, block)
+        cores = self.workload.machine.cores
+        tasks = spatial_grid(self.workload, block)
         return "" if fills_waves(tasks, cores) else "execution unit"
 
     def _channel_steps(self, base: Base) -> Tile:
         """All channels, and as many as keep a panel in the first cache, or all panels in the second."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         depth, row = p.extent(p.k), self.image.taps * p.elem_bytes
         panel = PANEL_OF_L1 * mach.caches[-1].bytes_per_core / (row * at(base.thread, p.n))
         filters = padded(p.extent(p.n), at(base.thread, p.n))
@@ -164,7 +165,7 @@ class CpuConvolution:
 
     def _cuts(self, axis: int, base: Base, most: int) -> Tile:
         """The axis whole, or in a few equal parts for the cores."""
-        p = self.problem
+        p = self.workload
         extent, unit = p.extents[axis], base.thread[axis]
         parts = {1} if p.machine.cores == 1 else set()
         parts |= {n * p.machine.cores for n in TASKS_PER_CORE} | {1, 2, 4}
@@ -176,7 +177,7 @@ class CpuConvolution:
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One row, one vector, one filter panel, one pixel, a channel at a time."""
-        p = self.problem
+        p = self.workload
         thread = self._smallest
         block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
         return [(block, Base(thread))]

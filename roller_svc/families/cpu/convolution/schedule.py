@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
+from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, MicroKernel, Steps, Tile
 from roller_svc.families.common.view import View, decoded, member_values
-from roller_svc.families.cpu.contraction.packing import LINE_BYTES
 from roller_svc.families.cpu.convolution.input_patch import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
 from roller_svc.families.cpu.convolution.workload import ImageSpace, Slide, image_space
 from roller_svc.ir.affine import affine
@@ -23,7 +23,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, div, equal, least, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, eq, le, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Axis, TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -79,7 +79,7 @@ class PackedWeights:
         rest = filters.extent % wide
         nodes = self._rows(place, rest or wide)
         if rest and filters.extent > wide:
-            inside = less_equal(add(place, num(wide)), num(filters.extent))
+            inside = le(add(place, num(wide)), num(filters.extent))
             nodes = (Branch(inside, self._whole(place), nodes),)
         elif not rest:
             nodes = self._whole(place)
@@ -101,7 +101,7 @@ class PackedWeights:
         if channels is not None and channels.extent % self.channels:
             rows_left = mul(ref(".channels"), num(taps))
             rows, limit = rows_left, div(add(rows_left, num(lanes - 1)), lanes)
-        first = least(mul(ref(".block"), num(lanes)), sub(rows, num(lanes)))
+        first = min_(mul(ref(".block"), num(lanes)), sub(rows, num(lanes)))
         at: dict[str, Expr] = {axis.name: num(0) for axis in self._taps}
         at[filters.members[0].name] = add(place, mul(ref(".vector"), num(lanes)))
         if self._taps:
@@ -120,7 +120,12 @@ class PackedWeights:
         """The weights, where a panel's rows are neighbours in memory for each filter, and fill at least a block."""
         image, load = self.image, self.factor
         channels = image.channels
-        if not image.along_filters or not isinstance(load, Load) or load.dtype is not self.dtype or any(load.checked):
+        if (
+            not image.along_filters
+            or not isinstance(load, Load)
+            or load.dtype is not self.dtype
+            or any(load.bounds_checked)
+        ):
             return None
         if len(image.filters.members) > 1 or (channels is not None and len(channels.members) > 1):
             return None
@@ -184,10 +189,10 @@ def _zero(dtype: DType) -> Const:
 SUMS, TURNED = ".sums", ".turned"
 
 
-def lower_convolution_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks over groups, pixels and filters."""
     image = image_space(program.space)
-    factors = group.factors
+    factors = group.operands
     if image is None or factors is None:
         raise InvariantError(f"{group.name} is no convolution")
     space = group.space
@@ -235,7 +240,7 @@ class _Tasks:
     @property
     def is_large(self) -> bool:
         """Whether a core's own cache does not hold all that the group touches."""
-        return self.view.group.space.touched_bytes > self.hw.block_level.capacity_bytes
+        return self.view.group.space.compulsory_bytes > self.hw.block_level.capacity_bytes
 
     def _task(self, slide: Slide) -> int:
         return self.program.block[slide.pixel.name]
@@ -252,14 +257,14 @@ class _Tasks:
         depth, kc = self.image.depth, self.window.channels
         left = sub(num(depth), mul(ref(".step"), num(kc)))
         nodes: tuple[Node, ...] = (*self.weights.pack(), *self._windows())
-        nodes = (Let(".channels", least(num(kc), left) if depth % kc else num(kc), nodes),)
+        nodes = (Let(".channels", min_(num(kc), left) if depth % kc else num(kc), nodes),)
         nodes = (Loop(".step", self.steps, LoopKind.SERIAL, nodes),)
         for storage in self._storages():
             nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
         left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
-        nodes = (Let(".filters.panels", least(num(panels), left), nodes),)
+        nodes = (Let(".filters.panels", min_(num(panels), left), nodes),)
         nodes = (Let(".filters.first", mul(ref(".filters.task"), num(block)), nodes),)
         for slide, _ in reversed(self.slides):
             name = slide.pixel.name
@@ -298,7 +303,7 @@ class _Tasks:
         for (slide, pixels), parts in reversed([*zip(self.slides, self._parts, strict=True)]):
             name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
             at = add(first, mul(ref(f"{name}.window"), num(pixels)))
-            left = least(num(pixels), sub(num(slide.pixel.extent), at))
+            left = min_(num(pixels), sub(num(slide.pixel.extent), at))
             count = num(min(pixels, slide.pixel.extent)) if _whole(slide, pixels) else left
             limit: Expr | None = None
             if parts > 1 and slide.pixel.extent % self._task(slide):
@@ -318,7 +323,7 @@ class _Tasks:
             nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
         finish: tuple[Node, ...] = (Routine("store", self._finish()),)
-        nodes += (Branch(equal(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
+        nodes += (Branch(eq(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
         place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
         nodes = (Let(".filters.place", place, nodes),)
         return Loop(".filters.panel", self.weights.panels, LoopKind.SERIAL, nodes, ref(".filters.panels"))
@@ -333,7 +338,7 @@ class _Tasks:
         last, size = self.slides[-1][0].pixel, self._tile(self.slides[-1][0])
         nodes: list[Node] = []
         for statement in self.view.group.statements:
-            if statement.output in self.view.group.locals:
+            if statement.output in self.view.group.register_tensors:
                 continue
             for first in range(0, size, LINE_BYTES // statement.type.dtype.bytes):
                 at: dict[str, Expr] = {}
@@ -371,7 +376,7 @@ class _Tasks:
             registers=self.hw.limits.max_registers_per_thread,
         )
         tile = Tile(SUMS, self._sum_at)
-        return kernel.nodes(tile, equal(ref(".step"), num(0)) if self.steps > 1 else None)
+        return kernel.nodes(tile, eq(ref(".step"), num(0)) if self.steps > 1 else None)
 
     def _weight(self, filter_: Expr) -> Expr:
         return Load(PACKED, (ref(".filters.panel"), self.weights.row, filter_), self.view.dtype)
@@ -474,7 +479,7 @@ class _Tasks:
             return stores(wide)
         if filters.extent < wide:
             return stores(rest)
-        inside = less_equal(add(ref(".filters.place"), num(wide)), num(filters.extent))
+        inside = le(add(ref(".filters.place"), num(wide)), num(filters.extent))
         return (Branch(inside, stores(wide), stores(rest)),)
 
     def _pixel_runs(self) -> tuple[Node, ...]:

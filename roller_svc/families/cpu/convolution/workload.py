@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis
+from roller_svc.perf.workload import Workload
 
 # Of a core's second cache: a window of the image, and the sums of a panel over it, beside which their results are to
 # find room. Sums of 1.7, 0.4 and 0.2 MiB: 68, 63 and 54 ms for 32 filters of 5 x 20 on 32 images (Skylake-SP, 1 MiB).
@@ -167,3 +168,11 @@ def _runs_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
     last = [dict(dims[-1].coeffs) for dims in wide]
     return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and not dims[-1].opaque
                for coeffs, dims in zip(last, wide, strict=True))  # fmt: skip
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ImageSpace] | None:
+    """Prepare a contraction whose space is that of a convolution on a CPU; None for any other group or device."""
+    if base.machine.simt or not base.is_contraction:
+        return None
+    image = image_space(base.space)
+    return None if image is None else base.with_facts(image)

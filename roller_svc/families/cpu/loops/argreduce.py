@@ -10,8 +10,8 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, given, num
-from roller_svc.ir.program import JOINS, Axis, Combine, identity
-from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node
+from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, identity
+from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node
 from roller_svc.schedule.nest_statements import acc_name
 
 Index = tuple[Expr, ...]
@@ -71,7 +71,7 @@ class Placing:
             value = Cast(value, dtype, implicit=True)
         better = Op(OpKind.GT if combine is Combine.MAX else OpKind.LT, (value, old), DType.INT8)
         if not (in_order and join is Combine.MIN):
-            kept = Select(_equal(value, old), Op(JOINS[join], (kept, place), self.dtype), kept, self.dtype)
+            kept = Select(_equal(value, old), Op(COMBINE_OPS[join], (kept, place), self.dtype), kept, self.dtype)
         chosen = Select(better, place, kept, self.dtype)
         return (Compute(found + part, index, chosen), Compute(name + part, index, value, combine))
 
@@ -85,11 +85,11 @@ class Placing:
             there = (*row, add(lane, num(lanes)))
             body = self.update((*row, lane), Load(name, there, dtype), Load(found, there, self.dtype))
             nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, body))
-        nodes.append(JoinLanes(f"{name}.total", row, Load(name, (*row, num(0)), dtype), lanes, combine))
+        nodes.append(HorizontalReduce(f"{name}.total", row, Load(name, (*row, num(0)), dtype), lanes, combine))
         is_it = _equal(Load(name, (*row, lane), dtype), Load(f"{name}.total", row, dtype))
         here = Select(is_it, Load(found, (*row, lane), self.dtype), self.idle, self.dtype)
         nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, (Compute(found, (*row, lane), here),)))
-        nodes.append(JoinLanes(f"{found}.total", row, Load(found, (*row, num(0)), self.dtype), lanes, join))
+        nodes.append(HorizontalReduce(f"{found}.total", row, Load(found, (*row, num(0)), self.dtype), lanes, join))
         return nodes
 
     def end(self, index: Index) -> tuple[Node, ...]:

@@ -19,9 +19,9 @@ from roller_svc.ir.expr import (
     OpKind,
     axes_of,
     children,
+    iter_subexpressions,
     rewrite,
     substitute,
-    walk,
 )
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import ref
@@ -66,7 +66,7 @@ def kept_values(group: KernelGroup) -> dict[str, Kept]:
 
 def _has_room(map_: TensorExpr, group: KernelGroup) -> bool:
     """Whether it writes an element of its own, in the type of its values, for each inner point of a row."""
-    plain = map_.kind is StatementKind.MAP and map_.output not in group.locals
+    plain = map_.kind is StatementKind.MAP and map_.output not in group.register_tensors
     narrow = map_.type.dtype.is_narrow_float or not map_.type.dtype.is_float
     return plain and not narrow and bool(inner_axes(map_, group.outer))
 
@@ -78,7 +78,7 @@ def _kept(reduction: TensorExpr, map_: TensorExpr, group: KernelGroup) -> Kept |
     names: dict[str, Expr] = {a.name: ref(b.name) for a, b in zip(mine, theirs, strict=True)}
     back: dict[str, Expr] = {b.name: ref(a.name) for a, b in zip(mine, theirs, strict=True)}
     inner = {a.name for a in mine if a.extent > 1}
-    parts = set(walk(map_.body))
+    parts = set(iter_subexpressions(map_.body))
     for value in _outermost(reduction.body):
         there = substitute(value, names)
         if value.dtype is map_.type.dtype and inner <= axes_of(value) and there in parts and _is_costly(value):
@@ -104,4 +104,6 @@ def _outermost(expr: Expr) -> Iterator[Expr]:
 
 
 def _is_costly(value: Expr) -> bool:
-    return any(isinstance(node, Op) and node.kind not in _CHEAP and node.dtype.is_float for node in walk(value))
+    return any(
+        isinstance(node, Op) and node.kind not in _CHEAP and node.dtype.is_float for node in iter_subexpressions(value)
+    )

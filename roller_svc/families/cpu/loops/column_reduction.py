@@ -22,7 +22,7 @@ from roller_svc.families.common.cpu.parallel_loops import Point, Together, outer
 from roller_svc.ir.expr import Cast, Expr, Load, Op, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, mul, num, ref
-from roller_svc.ir.program import JOINS, Axis, Combine, TensorExpr, identity
+from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.schedule.guards import without_guards_inside
@@ -101,7 +101,7 @@ class _Columns:
         if statement.output in reads.rows:
             nodes.append(Compute(local_name(statement.output), (ref(COLUMN),), value))
             value = Load(local_name(statement.output), (ref(COLUMN),), statement.type.dtype)
-        if statement.output not in self.group.locals:
+        if statement.output not in self.group.register_tensors:
             index = tuple(reads.apply(i) for i in statement.index)
             nodes.append(Compute(statement.output, index, value))
         return tuple(nodes)
@@ -191,7 +191,7 @@ def _placed(nodes: tuple[Node, ...], column: Expr, lanes: int, kind: LoopKind) -
 
 def _in_turn(terms: list[Expr], combine: Combine) -> Expr:
     """The terms of one row, few of them: each product is added as it is formed."""
-    return reduce(lambda a, b: Op(JOINS[combine], (a, b), a.dtype), terms)
+    return reduce(lambda a, b: Op(COMBINE_OPS[combine], (a, b), a.dtype), terms)
 
 
 def _in_pairs(parts: list[Expr], combine: Combine) -> Expr:

@@ -21,14 +21,15 @@ from roller_svc.families.common.cpu.memory import (
     streamed_s,
     streaming_share,
 )
-from roller_svc.families.common.cpu.op_counts import Counts, Pass
+from roller_svc.families.common.cpu.op_counts import Counts, Pass, alu_cycles, work_cycles
+from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
-from roller_svc.perf.cpu_costs import NestCosts
+from roller_svc.perf.cpu_costs import LoopCosts
 from roller_svc.perf.footprint import AccessFootprint, Tile
-from roller_svc.perf.machine import HELD, Machine
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.machine import HELD
+from roller_svc.perf.workload import Workload
 
 LINES_FOLLOWED = 48.0  # in flight, up to which prefetchers are ahead of a core
 LINES_COPIED = 128.0  # in flight in a copy: a load, a store and a part of its loop's step for each
@@ -38,10 +39,10 @@ JUMPS = 64  # steps from which a strided walk is more than a window
 _EXTREME_JOINS = frozenset({Combine.MAX, Combine.MIN})
 
 
-def cpu_nest(p: Problem, launch: Launch) -> Costs:
+def cpu_nest(p: Workload[LoopFacts], launch: Launch) -> Costs:
     """Operations, loads and tasks of the core with the most of them, overlapped with what memory moves."""
-    mach, costs = p.machine, p.machine.costs.nest
-    walked = p.passes or (Pass(p.outer_points * p.inner_points, _plain_counts(p), None, frozenset()),)
+    mach, costs = p.machine, p.machine.costs.loops
+    walked = p.facts.passes or (Pass(p.outer_points * p.inner_points, _plain_counts(p), None, frozenset()),)
     waves = -(-launch.grid // mach.cores)
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, walked)
@@ -77,7 +78,7 @@ class _Step:
     apart_s: float
 
 
-def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
+def _steps(p: Workload[LoopFacts], launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
     each = _again_cycles_per_byte(p, launch)
     moving = _moving_s(p, launch, beside=True)
     moving_apart = _moving_s(p, launch, beside=False) if launch.streamed else moving
@@ -96,34 +97,34 @@ def _steps(p: Problem, launch: Launch, walked: tuple[Pass, ...]) -> list[_Step]:
     return steps
 
 
-def _beside(costs: NestCosts, core_s: float, memory_s: float) -> float:
+def _beside(costs: LoopCosts, core_s: float, memory_s: float) -> float:
     """A core's work and what memory moves for it meanwhile."""
     return max(core_s, memory_s) + costs.overlap_leak * min(core_s, memory_s)
 
 
-def _ahead(p: Problem, launch: Launch) -> float:
+def _ahead(p: Workload[LoopFacts], launch: Launch) -> float:
     """Which share of a row memory moves while the core still works on the row before: where several statements walk a
     row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
     walked side by side the last one's end alone lies before rows that are new; so it is of columns. Never all of it:
     each walk needs what the one before has joined."""
-    if _walks(p) < 2 or not p.space.walks_rows:
+    if _walks(p) < 2 or not p.space.reduces_rows:
         return 1.0
-    costs = p.machine.costs.nest
+    costs = p.machine.costs.loops
     return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
 
 
-def _walks(p: Problem) -> int:
+def _walks(p: Workload[LoopFacts]) -> int:
     """Statements that walk rows; others have one value of each, as a mean that divides a sum has."""
-    return sum(one.points > p.outer_points for one in p.passes)
+    return sum(one.points > p.outer_points for one in p.facts.passes)
 
 
-def _row_bytes(p: Problem, launch: Launch) -> int:
+def _row_bytes(p: Workload[LoopFacts], launch: Launch) -> int:
     """Of the rows that all statements walk before the next ones, side by side as they are."""
     rows = _at_hand(p, launch)
     return max((t.bytes(rows) for t in p.touched.reads if t.walks_reduced), default=0)
 
 
-def _at_hand(p: Problem, launch: Launch) -> Tile:
+def _at_hand(p: Workload[LoopFacts], launch: Launch) -> Tile:
     """The part of the space that all statements walk before the next: rows side by side, or pieces of columns."""
     tile = [p.extents[i] if a.role is AxisRole.INNER else launch.thread[i] for i, a in enumerate(p.space.axes)]
     if p.vector is not None and walks_columns(p.space):
@@ -131,23 +132,23 @@ def _at_hand(p: Problem, launch: Launch) -> Tile:
     return tuple(tile)
 
 
-def _columns_at_once(p: Problem, launch: Launch) -> int:
+def _columns_at_once(p: Workload[LoopFacts], launch: Launch) -> int:
     """Columns whose values wait in a cache: a reduction's accumulator, and where it is read what it became."""
-    reductions = sum(one.joins is not None for one in p.passes)
-    held = p.elem_bytes * max(1, reductions) * (2 if len(p.passes) > 1 else 1)
+    reductions = sum(one.joins is not None for one in p.facts.passes)
+    held = p.elem_bytes * max(1, reductions) * (2 if len(p.facts.passes) > 1 else 1)
     place = p.vector or 0
     return min(p.extents[place], columns_at_once(launch.block[place], launch.thread[place], held, held_room(p.space)))
 
 
-def _plain_counts(p: Problem) -> Counts:
+def _plain_counts(p: Workload[LoopFacts]) -> Counts:
     """Of a space whose statements are not known."""
     return Counts(simple=round(p.space.flops / (p.outer_points * p.inner_points)))
 
 
-def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
+def _pass_cycles(p: Workload[LoopFacts], launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """One statement at all its points: operations, or the latency of joins where too few go side by side; loops; lanes
     joined, and what is left of a row joined one by one."""
-    costs = p.machine.costs.nest
+    costs = p.machine.costs.loops
     busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
     rows, width = p.outer_points, _width(p, launch)
     is_row = each.points > rows
@@ -161,26 +162,26 @@ def _pass_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     return cycles
 
 
-def _horizontal_cycles(p: Problem, launch: Launch, each: Pass) -> float:
+def _horizontal_cycles(p: Workload[LoopFacts], launch: Launch, each: Pass) -> float:
     """A row's lanes joined: a chain that the row's next walk waits for, beside those of the rows at hand; where nothing
     walks the row again, the next row's loads and joins go on meanwhile, and what it takes is its operations."""
-    costs, halvings = p.machine.costs.nest, math.log2(launch.lanes)
+    costs, halvings = p.machine.costs.loops, math.log2(launch.lanes)
     if _walks(p) > 1:
         return costs.horizontal_cycles * halvings / math.prod(launch.thread)
     joined = costs.extreme_cycles if each.joins in _EXTREME_JOINS else costs.operation_cycles
     return (costs.operation_cycles + joined) * halvings  # a shuffle, and what joins
 
 
-def _at_once(p: Problem, each: Pass) -> Joined:
+def _at_once(p: Workload[LoopFacts], each: Pass) -> Joined:
     """Of rows of columns, what a statement walks side by side: what a reduction joins before it stores."""
     is_reduction = each.joins is not None and each.points > p.outer_points
     return joined(p.space) if is_reduction and walks_columns(p.space) else Joined(1, 1)
 
 
-def _vector_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> tuple[float, float]:
+def _vector_cycles(p: Workload[LoopFacts], launch: Launch, each: Pass, *, in_turn: bool) -> tuple[float, float]:
     """One statement on one vector: its operations and its loop, and, of joins, the latency of each after the one before
     it, beside which all that is done."""
-    costs, counts = p.machine.costs.nest, each.counts
+    costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
     rows_at_once = 1 if launch.lanes > 1 and in_turn else math.prod(launch.thread)
     side_by_side = max(1, launch.lanes * rows_at_once // width)
@@ -198,7 +199,7 @@ def _vector_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> 
     return busy, alone * latency / side_by_side
 
 
-def _first_lines_cycles(p: Problem, launch: Launch, each: Pass, first: frozenset[str]) -> float:
+def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: Pass, first: frozenset[str]) -> float:
     """What turns over rows of columns wait where they begin, for the last of their rows' first lines: a turn works on
     all of its rows at once, and no core looks as far ahead as the next. Rows that come from memory are on other pages;
     on those that it was on before prefetchers have gone ahead."""
@@ -211,43 +212,28 @@ def _first_lines_cycles(p: Problem, launch: Launch, each: Pass, first: frozenset
     return each.points / (columns * at_once.terms) * waits * costs.elsewhere * p.machine.dram_latency_cycles
 
 
-def _in_turn(p: Problem, each: Pass, first: frozenset[str]) -> bool:
+def _in_turn(p: Workload[LoopFacts], each: Pass, first: frozenset[str]) -> bool:
     """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, each element
     once, where they come from beyond a core's own caches (`families/cpu/loops/schedule.py`)."""
     wide = {i for i, extent in enumerate(p.extents) if extent > 1}
     mine = [t.bytes(p.extents) for t in p.touched.reads if t.access.tensor in first and wide <= set(t.axes)]
-    return each.joins is not None and any(p.machine.hw.is_far(b, p.compulsory_bytes) for b in mine)
+    return each.joins is not None and any(p.machine.hw.exceeds_caches(b, p.compulsory_bytes) for b in mine)
 
 
-def work_cycles(mach: Machine, counts: Counts) -> float:
-    """Operations on one vector: the divider works beside all other units."""
-    return max(_others_cycles(mach.costs.nest, counts), mach.quotient_cycles * counts.quotients)
-
-
-def _others_cycles(costs: NestCosts, counts: Counts) -> float:
-    return (
-        costs.operation_cycles * counts.simple
-        + costs.lookup_cycles * counts.lookups
-        + costs.extreme_cycles * counts.extremes
-        + costs.exponential_cycles * counts.exponentials
-        + costs.function_cycles * counts.functions
-    )
-
-
-def _waiting_only(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
+def _waiting_only(p: Workload[LoopFacts], launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """Cycles in which a statement has nothing but its divider at work, or waits for joins: loads and stores hide
     there."""
-    alone = work_cycles(p.machine, each.counts) - _others_cycles(p.machine.costs.nest, each.counts)
+    alone = work_cycles(p.machine, each.counts) - alu_cycles(p.machine.costs.loops, each.counts)
     busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
     return each.points * _overhang(p, launch) / _width(p, launch) * (alone + max(0.0, waiting - busy))
 
 
-def _width(p: Problem, launch: Launch) -> int:
+def _width(p: Workload[LoopFacts], launch: Launch) -> int:
     """Points of one vector, at most those of a register."""
     return min(p.machine.unit.shape[-1], launch.lanes if launch.lanes > 1 else math.prod(launch.thread))
 
 
-def _overhang(p: Problem, launch: Launch) -> float:
+def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
     """Points that are computed for each that there is: vectors overhang the axis they run along."""
     if launch.lanes > 1 or p.vector is None:
         return 1.0
@@ -255,7 +241,7 @@ def _overhang(p: Problem, launch: Launch) -> float:
     return -(-extent // width) * width / extent
 
 
-def _load_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> float:
+def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: Pass, *, in_turn: bool) -> float:
     """One statement's loads and stores at all its points, as if all were in L1. What is joined at once of a row in
     columns is loaded once, and so is what rows have in common that are walked side by side."""
     vectors = each.points * _overhang(p, launch) / _width(p, launch)
@@ -267,9 +253,9 @@ def _load_cycles(p: Problem, launch: Launch, each: Pass, *, in_turn: bool) -> fl
     return sum(_access_cycles(p, t, launch, vectors / n) for t, n in zip(found, common, strict=True))
 
 
-def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
+def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
     """One tensor between L1 and registers: whole vectors, one element for all lanes, or element by element."""
-    costs, width = p.machine.costs.nest, _width(p, launch)
+    costs, width = p.machine.costs.loops, _width(p, launch)
     if p.inner_points > 1 and not tensor.walks_reduced:  # once for each outer point
         vectors = p.outer_points / (1 if launch.lanes > 1 else width)
     if width == 1 or p.vector is None or p.vector not in tensor.axes:
@@ -283,14 +269,14 @@ def _access_cycles(p: Problem, tensor: AccessFootprint, launch: Launch, vectors:
     return vectors * width * (costs.place_cycles if stride is None else costs.gather_cycles)
 
 
-def _again_cycles_per_byte(p: Problem, launch: Launch) -> float:
+def _again_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
     """Of what statements after the first read and write of a row, from the cache that holds the rows at hand."""
-    if not p.space.walks_rows:
+    if not p.space.reduces_rows:
         return 0.0
     return own_byte_seconds(p.machine, p.touched.bytes(_at_hand(p, launch))) * p.machine.clock_hz
 
 
-def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
+def _jump_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch) -> float:
     """A walk over an inner axis that jumps further than prefetchers follow waits for memory at every step."""
     if not p.reduced or launch.lanes > 1 or not tensor.walks_reduced or p.inner_points < JUMPS:
         return 0.0
@@ -304,10 +290,10 @@ def _jump_cycles(p: Problem, tensor: AccessFootprint, launch: Launch) -> float:
         if tensor.bytes(p.extents) <= cache.total_bytes // 2:
             latency = cache.latency_cycles
     vectors = p.outer_points * p.inner_points / _width(p, launch)
-    return vectors * latency / p.machine.costs.nest.jumps_in_flight
+    return vectors * latency / p.machine.costs.loops.jumps_in_flight
 
 
-def _moving_s(p: Problem, launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
+def _moving_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
     """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data; of results past
     the caches what is not hidden `beside` reads."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.touched.extents, strict=True)])
@@ -329,30 +315,30 @@ def _moving_s(p: Problem, launch: Launch, *, beside: bool) -> list[tuple[str, fl
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]
 
 
-def _begun_anew(p: Problem, launch: Launch) -> float:
+def _begun_anew(p: Workload[LoopFacts], launch: Launch) -> float:
     """What rows that lanes walk along take more to read, in parts of what one at a time takes. Of rows that later
     statements walk again each of those side by side begins anew, for reading pauses there. Where nothing comes between
     they are read in the order of memory, however many are at hand."""
     again = _walks(p) > 1
-    return again * p.machine.costs.nest.rows_more * math.log2(math.prod(launch.thread))
+    return again * p.machine.costs.loops.rows_more * math.log2(math.prod(launch.thread))
 
 
-def _run_ahead(p: Problem, launch: Launch) -> float:
+def _run_ahead(p: Workload[LoopFacts], launch: Launch) -> float:
     """What rows that are joined as they come take more to read than calibration's copies, or less, by how far the core
     runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
     prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.46 ms on Zen 4 with four
     accumulators, 9.31 with two and 8.92 with one, whose loop has more operations for each line; of rows of 484 bytes
     8.25 with four rows at hand and four accumulators, whose ends are joined together, and 8.12 to 8.18 a row at a time
     or with one accumulator."""
-    joining = [one for one in p.passes if one.joins is not None and one.points > p.outer_points]
+    joining = [one for one in p.facts.passes if one.joins is not None and one.points > p.outer_points]
     if len(joining) != 1 or _walks(p) > 1:
         return 0.0
     lines = max(LINES_FOLLOWED, _lines_in_flight(p, launch, joining[0]))
     in_memory = memory_share(p.machine, p.compulsory_bytes)
-    return in_memory * p.machine.costs.nest.run_ahead_more * math.log2(lines / LINES_COPIED)
+    return in_memory * p.machine.costs.loops.run_ahead_more * math.log2(lines / LINES_COPIED)
 
 
-def _lines_in_flight(p: Problem, launch: Launch, each: Pass) -> float:
+def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: Pass) -> float:
     """Of a row that lanes join, how many lines' loads a core holds at once: as many as it has room for what is done
     with each, the ends of rows included."""
     width, counts, rows = _width(p, launch), each.counts, math.prod(launch.thread)
@@ -367,16 +353,18 @@ def _lines_in_flight(p: Problem, launch: Launch, each: Pass) -> float:
     return vectors * width * p.elem_bytes / LINE_BYTES
 
 
-def _turned(p: Problem, launch: Launch) -> float:
+def _turned(p: Workload[LoopFacts], launch: Launch) -> float:
     """What results of rows that several statements walk take more to write, in parts of what a map's take: memory reads
     while the first statement walks, and is written while the last one does, and turns from one to the other the less
     fully the longer each takes, but for as much as is in flight at once."""
-    costs = p.machine.costs.nest
+    costs = p.machine.costs.loops
     at_once = _row_bytes(p, launch) / costs.ahead_bytes
     return costs.rows_written_more * math.log2(max(1.0, at_once)) if _walks(p) > 1 else 0.0
 
 
-def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]) -> float:
+def _streamed_s(
+    p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]
+) -> float:
     """Results past the caches, as far as vectors are aligned. `others`: what reads take from caches and from memory,
     and these results like any others."""
     caches_s, memory_s, plain_s = others
@@ -385,7 +373,7 @@ def _streamed_s(p: Problem, tensor: AccessFootprint, launch: Launch, others: tup
     return share * past_s + (1 - share) * plain_s
 
 
-def _streaming_share(p: Problem, tensor: AccessFootprint) -> float:
+def _streaming_share(p: Workload[LoopFacts], tensor: AccessFootprint) -> float:
     if p.vector is None or tensor.strides.get(p.vector) != 1:
         return 1.0
     row = p.extents[p.vector]

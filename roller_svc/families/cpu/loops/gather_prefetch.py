@@ -18,7 +18,7 @@ from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, least, num, ref
+from roller_svc.ir.index import add, ceil_div, min_, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Storage
 
@@ -35,13 +35,14 @@ class _Place:
     index: Expr
 
     def is_of(self, load: Load) -> bool:
-        is_checked = any(load.checked) and load.checked[self.d]
+        is_checked = any(load.bounds_checked) and load.bounds_checked[self.d]
         return is_checked and load.tensor == self.tensor and load.index[self.d] == self.index
 
     def known_as(self, name: str, load: Load) -> Load:
         """The load where that index is known by a name."""
         index = (*load.index[: self.d], ref(name), *load.index[self.d + 1 :])
-        return replace(load, index=index, checked=(*load.checked[: self.d], False, *load.checked[self.d + 1 :]))
+        checked = (*load.bounds_checked[: self.d], False, *load.bounds_checked[self.d + 1 :])
+        return replace(load, index=index, bounds_checked=checked)
 
 
 def gathered_rows(tree: ScheduleTree, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> ScheduleTree:
@@ -85,7 +86,7 @@ class _Gathers:
         else:
             ahead = _Ahead(f"{name}.later", self.hw.dram.transaction_bytes)
             body = (Let(ahead.name, later, _placed(body, place, name, ahead)),)
-        return (Let(name, place.index, self._below(body, bound | {name}), checked=(place.tensor, place.d)),)
+        return (Let(name, place.index, self._below(body, bound | {name}), bounds_check=(place.tensor, place.d)),)
 
     def _is_given(self, place: _Place) -> bool:
         inputs = dict(self.group.inputs)
@@ -96,13 +97,13 @@ class _Gathers:
         own caches, or are no rows."""
         axis = next((a for a in reversed(self.group.outer) if a.name in axes_of(place.index)), None)
         table_bytes = dict(self.group.inputs)[place.tensor].bytes
-        is_far = self.hw.is_far(table_bytes, self.group.space.touched_bytes)
+        is_far = self.hw.exceeds_caches(table_bytes, self.group.space.compulsory_bytes)
         if axis is None or not is_far or self.group.space.reduced:
             return None
         rows = max(_LEAST_ROWS_AHEAD, ceil_div(AHEAD_BYTES, self._piece_bytes(place)))
         if rows >= axis.extent:
             return None
-        return substitute(place.index, {axis.name: least(add(ref(axis.name), num(rows)), num(axis.extent - 1))})
+        return substitute(place.index, {axis.name: min_(add(ref(axis.name), num(rows)), num(axis.extent - 1))})
 
     def _piece_bytes(self, place: _Place) -> int:
         """What one task reads of a row before the next one."""
@@ -170,7 +171,7 @@ def _wanted(nodes: tuple[Node, ...]) -> dict[_Place, None]:
         match node:
             case Compute(value=value):
                 for load in _surely_read(value):
-                    places = [_Place(load.tensor, d, load.index[d]) for d, c in enumerate(load.checked) if c]
+                    places = [_Place(load.tensor, d, load.index[d]) for d, c in enumerate(load.bounds_checked) if c]
                     found |= dict.fromkeys(places)
             case Loop(body=body) | Let(body=body) | Storage(body=body):
                 found |= _wanted(body)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, loads_of
-from roller_svc.ir.index import both, less_equal
+from roller_svc.ir.index import le, logical_and
 
 # Least normal numbers: 2 to the power of these.
 _LEAST_EXPONENT = {DType.FLOAT32: -126, DType.FLOAT64: -1022}
@@ -36,7 +36,7 @@ class RowQuotient:
     def is_safe(self) -> Expr:
         least = 2.0 ** _LEAST_EXPONENT[self.dtype]
         size = Op(OpKind.ABS, (self.divisor,), self.dtype)
-        return both(less_equal(Const(least, self.dtype), size), less_equal(size, Const(1 / least, self.dtype)))
+        return logical_and(le(Const(least, self.dtype), size), le(size, Const(1 / least, self.dtype)))
 
 
 def row_quotient(body: Expr, inner: frozenset[str], reciprocal: str) -> RowQuotient | None:

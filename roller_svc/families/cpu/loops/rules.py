@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
@@ -11,7 +12,7 @@ from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.families.common.cpu.tasks import TaskRules, task_counts
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 VECTOR_STEPS = (1, 2, 4)
 # rows whose reductions go side by side: as many streams from memory, and one load of what they share
@@ -25,7 +26,7 @@ class CpuNest(TaskRules):
 
     def lane_choices(self) -> tuple[int, ...]:
         """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
-        p = self.problem
+        p = self.workload
         width = p.machine.unit.shape[-1]
         if self.serial or p.inner_points < 2:
             return (1,)
@@ -37,18 +38,18 @@ class CpuNest(TaskRules):
         return tuple([width * v for v in VECTOR_STEPS if width * v <= innermost]) or (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
+        p = self.workload
         width = p.machine.unit.shape[-1]
         steps: list[Tile] = [(1,)] * len(p.extents)
         if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
             whole = padded(p.extents[p.vector], width)
             steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
         rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_AT_ONCE), None)
-        if lanes > 1 and rows is not None and p.space.walks_rows:
+        if lanes > 1 and rows is not None and p.space.reduces_rows:
             steps[rows] = (1, ROWS_AT_ONCE)
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
+            names=axis_names(self.workload),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=self._measured,
@@ -60,7 +61,7 @@ class CpuNest(TaskRules):
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Past the caches too, where the results of a map, or of rows, are more than the last one holds."""
-        p = self.problem
+        p = self.workload
         last = p.machine.last_cache
         large = last is None or p.compulsory_bytes > last.total_bytes // 2
         is_map = not p.reduced and p.vector in p.spatial
@@ -70,20 +71,20 @@ class CpuNest(TaskRules):
 
     def _writes_rows(self, base: Base) -> bool:
         """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
-        p = self.problem
-        dear = any(one.joins and one.counts.is_dear for one in p.passes)
+        p = self.workload
+        dear = any(one.joins and one.counts.is_dear for one in p.facts.passes)
         if base.lanes == 1 or dear or p.vector is None or p.vector not in p.reduced:
             return False
         return any(t.walks_reduced and t.strides.get(p.vector) == 1 for t in p.touched.writes)
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """Everything in one task, one point at a time."""
-        p = self.problem
+        p = self.workload
         return [(p.extents, Base(tuple([1] * len(p.extents))))]
 
     def _block_steps(self, axis: int, base: Base) -> Tile:
         """Whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
-        p = self.problem
+        p = self.workload
         extent, unit = p.extents[axis], base.thread[axis]
         if axis not in p.spatial:
             return (extent,)
@@ -96,15 +97,15 @@ class CpuNest(TaskRules):
 
     def _block_rank(self) -> Tile:
         """Vectors first."""
-        count = len(self.problem.extents)
-        return tuple([-1 if i == self.problem.vector else count - i for i in range(count)])
+        count = len(self.workload.extents)
+        return tuple([-1 if i == self.workload.vector else count - i for i in range(count)])
 
     def _cuts(self) -> tuple[int, ...]:
-        cores = self.problem.machine.cores
+        cores = self.workload.machine.cores
         return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
 
 
-def cpu_nest(p: Problem, *, serial: bool) -> CpuNest:
+def cpu_nest(p: Workload[Any], *, serial: bool) -> CpuNest:
     """The rules of one nest."""
     fewest, most = (1, 1) if serial else task_counts(p)
     return CpuNest(p, fewest, most, serial)

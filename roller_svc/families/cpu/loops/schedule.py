@@ -12,6 +12,7 @@ from roller_svc.analysis.online_reduction import Joint
 from roller_svc.families.common.cpu.column_reduction import walks_columns
 from roller_svc.families.common.cpu.parallel_loops import Together, outer_loops
 from roller_svc.families.common.cpu.prefetch import Stream, hints_pay, streams
+from roller_svc.families.common.scatter import lower_scatter
 from roller_svc.families.cpu.loops.argreduce import Placing, placed_joints
 from roller_svc.families.cpu.loops.cached_intermediates import Kept, kept_values
 from roller_svc.families.cpu.loops.column_reduction import column_walk
@@ -19,7 +20,7 @@ from roller_svc.families.cpu.loops.gather_prefetch import gathered_rows
 from roller_svc.families.cpu.loops.reciprocal_division import row_quotient
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, loads_of, rewrite, substitute
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, Combine, TensorExpr, identity
@@ -27,7 +28,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
     Branch,
     Compute,
-    JoinLanes,
+    HorizontalReduce,
     Let,
     Loop,
     LoopKind,
@@ -35,7 +36,7 @@ from roller_svc.ir.schedule import (
     Prefetch,
     ScheduleTree,
     Storage,
-    descend,
+    iter_nodes,
 )
 from roller_svc.schedule.guards import without_guards_inside
 from roller_svc.schedule.nest_statements import (
@@ -57,13 +58,21 @@ LANE = ".lane"
 ROW = ".row"
 
 
-def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    """A scatter is lowered in order; stores of other loop nests may be non-temporal."""
+    if group.kind is GroupKind.SCATTER:
+        return lower_scatter(group, hw.family)
+    trees = lower_nest(group, program, hw)
+    return tuple(past_caches(tree, group) for tree in trees) if program.nontemporal else trees
+
+
+def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
     side_by_side = _side_by_side(group, program)
-    is_vector = side_by_side is not None and program.lanes == 1
+    is_vector = side_by_side is not None and program.reduce_threads == 1
     if is_vector and side_by_side is not None and walks_columns(group.space):
         return (ScheduleTree(group.name, column_walk(group, program, side_by_side)),)
-    native = min(program.lanes, program.unit.shape[-1])
+    native = min(program.reduce_threads, program.unit.shape[-1])
     along_memory = not is_vector or side_by_side == _last_wide(group)
     walked = streams(group, program, hw) if along_memory else {}
     kept = kept_values(group) if along_memory else {}
@@ -73,7 +82,9 @@ def lower_nest_cpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> t
         if not is_vector and width == 1:  # one row alone, in no loop over rows
             at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
         hint_bytes = hw.dram.transaction_bytes if hints_pay(group, program, hw) else None
-        return _Rows(group, at, is_vector, width, program.lanes, native, walked, kept, placed, hint_bytes).nodes()
+        return _Rows(
+            group, at, is_vector, width, program.reduce_threads, native, walked, kept, placed, hint_bytes
+        ).nodes()
 
     together = None
     if side_by_side is not None:
@@ -139,7 +150,7 @@ class _Rows:
             shape = self._shape if lanes == 1 else (*self._shape, lanes)
             dtype = self._accumulator(statement)
             acc = register(acc_name(statement.output), dtype, *shape)
-            found.append(replace(acc, in_order=self.width > 1 and self._in_turn(statement)))
+            found.append(replace(acc, ordered=self.width > 1 and self._in_turn(statement)))
             if lanes > 1:
                 found.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
         if in_row:
@@ -187,7 +198,7 @@ class _Rows:
         if in_row:
             nodes += self._across(Compute(local_name(statement.output), self._row_index, value))
             value = Load(local_name(statement.output), self._row_index, statement.type.dtype)
-        if statement.output not in self.group.locals:
+        if statement.output not in self.group.register_tensors:
             index = tuple(reads.apply(i) for i in statement.index)
             nodes += self._across(Compute(statement.output, index, value))
             if self.is_vector:
@@ -292,7 +303,7 @@ class _Rows:
             other = Load(acc, (*row, add(ref(LANE), num(lanes))), dtype)
             nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (*row, ref(LANE)), other, combine),)))
         first = Load(acc, (*row, num(0)), dtype)
-        return [*nodes, JoinLanes(f"{acc}.total", row, first, lanes, combine)]
+        return [*nodes, HorizontalReduce(f"{acc}.total", row, first, lanes, combine)]
 
     def _pieces(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
         """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
@@ -366,7 +377,7 @@ def _alone(*nodes: Node) -> tuple[Node, ...]:
 def past_caches(tree: ScheduleTree, group: KernelGroup) -> ScheduleTree:
     """For results that nobody reads soon: those of the group that no node reads, be it what waits there of a row."""
     read = {t for s in group.statements for t in s.reads_tensors}
-    read |= {x.tensor for n in descend(tree.body) if isinstance(n, Compute) for x in loads_of(n.value)}
+    read |= {x.tensor for n in iter_nodes(tree.body) if isinstance(n, Compute) for x in loads_of(n.value)}
     results = frozenset(name for name, _ in group.stored) - read
     return replace(tree, body=_streamed(tree.body, results))
 
@@ -390,4 +401,4 @@ def _streamed(nodes: tuple[Node, ...], results: frozenset[str]) -> tuple[Node, .
 
 def _stored(node: Node, results: frozenset[str]) -> Node:
     is_result = isinstance(node, Compute) and node.tensor in results and node.combine is None
-    return replace(node, streamed=True) if is_result and isinstance(node, Compute) else node
+    return replace(node, nontemporal=True) if is_result and isinstance(node, Compute) else node

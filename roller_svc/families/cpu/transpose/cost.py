@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from roller_svc.families.common.cpu.memory import (
     LINE_BYTES,
@@ -19,16 +20,16 @@ from roller_svc.families.common.cpu.memory import (
 from roller_svc.families.cpu.transpose.workload import LayoutSpace, Turn
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import AccessFootprint, Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 BEST_WRITTEN_BYTES = 256  # rows of a tile that are written
 STREAMED_BYTES = 128  # rows that stream well
 NEAR_ROOM_BYTES = 1024  # what is read again before it has left a core's queue of stores
 
 
-def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
+def cpu_layout(p: Workload[LayoutSpace], launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
-    mach, costs = p.machine, p.machine.costs.layout
+    mach, costs, layout = p.machine, p.machine.costs.transpose, p.facts
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)
     shuffles = math.log2(layout.lanes) if layout.turn is Turn.SQUARE else layout.short - 1.0
@@ -63,7 +64,7 @@ def cpu_layout(p: Problem, layout: LayoutSpace, launch: Launch) -> Costs:
     )  # fmt: skip
 
 
-def _overlap(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+def _overlap(p: Workload[Any], layout: LayoutSpace, launch: Launch) -> float:
     """Elements turned for each element of a tile: blocks are whole, so that the last may overlap the one before it."""
     if layout.turn is not Turn.SQUARE:
         return 1.0
@@ -72,10 +73,10 @@ def _overlap(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     return math.prod(-(-side // lanes) * lanes / side for side in sides)
 
 
-def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+def _memory_s(p: Workload[Any], layout: LayoutSpace, launch: Launch) -> float:
     """Reads and results, each from where it is found and slower for the length of its rows; results that stream go to
     memory, wherever the rest is found, while a cache delivers what it has."""
-    mach, costs, row = p.machine, p.machine.costs.layout, layout.row
+    mach, costs, row = p.machine, p.machine.costs.transpose, layout.row
     streams = _streaming_share(p, layout) if launch.streamed else 0.0
     walked = kept_bytes(p, streams)
     each = byte_seconds(mach, walked, launch.grid)
@@ -97,39 +98,39 @@ def _memory_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
     return reads + (1 - streams) * writes + streams * beside_reads(mach, streamed, from_caches, reads - from_caches)
 
 
-def _plain_more(p: Problem, layout: LayoutSpace, written: int) -> float:
+def _plain_more(p: Workload[Any], layout: LayoutSpace, written: int) -> float:
     """What rows of results that go through the caches, `written` bytes of each at once, take more than their bytes."""
-    costs, more = p.machine.costs.layout, 0.0
+    costs, more = p.machine.costs.transpose, 0.0
     if layout.turn is Turn.SQUARE:  # results of others are dealt, or woven, in order of memory
         more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITTEN_BYTES))
     return more + costs.written_back_more * memory_share(p.machine, p.compulsory_bytes)
 
 
-def _met_again_s(p: Problem, layout: LayoutSpace, launch: Launch) -> float:
+def _met_again_s(p: Workload[Any], layout: LayoutSpace, launch: Launch) -> float:
     """Tiles that cut a row within a line: the next one along the row finds the line in the second cache. Where rows
     begin with a line, tiles of whole vectors do."""
     mach, row = p.machine, p.extents[layout.row]
     if layout.turn is not Turn.SQUARE:  # tiles that follow each other in memory
         return 0.0
     cuts = (p.outer_points // row) * (-(-row // launch.thread[layout.row]) - 1)
-    cycles = mach.costs.layout.met_again * mach.caches[-2].latency_cycles * cuts
+    cycles = mach.costs.transpose.met_again * mach.caches[-2].latency_cycles * cuts
     return mach.seconds(cycles * (1 - _streaming_share(p, layout))) / min(launch.grid, mach.cores)
 
 
-def _streamed_more(p: Problem, layout: LayoutSpace, written: int) -> float:
+def _streamed_more(p: Workload[Any], layout: LayoutSpace, written: int) -> float:
     """The same of rows that stream: lines that are written in parts go to memory in parts."""
-    costs, row_bytes = p.machine.costs.layout, _row_bytes(p, layout)
+    costs, row_bytes = p.machine.costs.transpose, _row_bytes(p, layout)
     more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
     if row_bytes % LINE_BYTES:
         more += costs.streamed_cut_more * min(1.0, 2 * LINE_BYTES / row_bytes)
     return more
 
 
-def _streaming_share(p: Problem, layout: LayoutSpace) -> float:
+def _streaming_share(p: Workload[Any], layout: LayoutSpace) -> float:
     return streaming_share(p.outer_points // p.extents[layout.row], _row_bytes(p, layout))
 
 
-def _row_bytes(p: Problem, layout: LayoutSpace) -> int:
+def _row_bytes(p: Workload[Any], layout: LayoutSpace) -> int:
     return p.extents[layout.row] * layout.turned[0].dtype.bytes
 
 

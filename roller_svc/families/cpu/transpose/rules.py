@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.rules import Base, Pipeline, axis_names, replaced
 from roller_svc.construct.scale_up import Grown, Stage
 from roller_svc.families.common.cpu.tasks import TaskRules, task_counts
 from roller_svc.families.cpu.transpose.workload import LayoutSpace, Turn
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
 ROOM_BYTES = 20 << 10  # of a tile between its two sides: about half of L1, what it becomes takes the rest
@@ -42,7 +43,7 @@ class CpuLayout(TaskRules):
         return [tile for tile in itertools.product(*stage.steps) if not self._thread_rule(tile)]
 
     def _stage(self, side_bytes: Sequence[int]) -> Stage:
-        p, layout = self.problem, self.layout
+        p, layout = self.workload, self.layout
         steps: list[Tile] = [(1,)] * len(p.extents)
         inner = math.prod(p.extents[c] for c in layout.columns[1:])
         for column in layout.columns:
@@ -54,7 +55,7 @@ class CpuLayout(TaskRules):
             steps[layout.column] = self._sides(p.extents[layout.column], inner, side_bytes)
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
+            names=axis_names(self.workload),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=lambda t: self._measured(t, self._thread_rule(t)),
@@ -67,15 +68,15 @@ class CpuLayout(TaskRules):
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Past the caches too, where they would not hold what is written."""
-        last = self.problem.machine.last_cache
-        held = last is not None and self.problem.compulsory_bytes <= last.total_bytes // 2
+        last = self.workload.machine.last_cache
+        held = last is not None and self.workload.compulsory_bytes <= last.total_bytes // 2
         if self.layout.turn is Turn.WOVEN or held:
             return (Pipeline(),)
         return (Pipeline(), Pipeline(streamed=True))
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """The whole of every axis of a tile, in one task."""
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
         for i in (self.layout.row, *self.layout.columns):
             one = replaced(one, i, p.extents[i])
@@ -101,16 +102,16 @@ class CpuLayout(TaskRules):
         return "room" if room > ROOM_BYTES and points > 4 * least else ""
 
     def _block_steps(self, axis: int, base: Base) -> Tile:
-        extent, unit = self.problem.extents[axis], base.thread[axis]
+        extent, unit = self.workload.extents[axis], base.thread[axis]
         tiles = -(-extent // unit)
-        cores = self.problem.machine.cores
+        cores = self.workload.machine.cores
         if self.most_tasks == 1:
             return (tiles * unit,)
         cuts = {cut for c in CUTS for cut in (c, c * cores)}
         return tuple(sorted({-(-tiles // cut) * unit for cut in cuts if cut <= tiles}))
 
 
-def cpu_layout(p: Problem, layout: LayoutSpace) -> CpuLayout:
+def cpu_layout(p: Workload[Any], layout: LayoutSpace) -> CpuLayout:
     """The rules of one group. One core has one task: cuts gain it nothing."""
     fewest, most = (1, 1) if p.machine.cores == 1 else task_counts(p)
     return CpuLayout(p, fewest, most, layout)

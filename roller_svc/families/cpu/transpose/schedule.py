@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.parallel_loops import Together, steps
 from roller_svc.families.common.cpu.prefetch import AHEAD_BYTES
-from roller_svc.families.cpu.transpose.workload import LayoutSpace, Turn
+from roller_svc.families.cpu.transpose.workload import LayoutSpace, Turn, layout_space
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, least, less_equal, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, le, min_, mul, num, ref
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -55,12 +56,13 @@ SHORT_PIECE_BYTES, SHORT_IN_MEMORY_BYTES = 128, 256
 Point = dict[str, Expr]
 
 
-def lower_layout_cpu(
-    group: KernelGroup, program: RProgram, layout: LayoutSpace, hw: HardwareSpec
-) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks, the tiles of each. Those that share lines of the results follow each other, where much
     lies beyond a core's cache those that share lines of what is read: 331 x 331 x 3 reversed takes 7 % less time the
     first way, 4096 x 4096 a third less the second (Skylake-SP)."""
+    layout = layout_space(group, hw)
+    if layout is None:
+        raise InvariantError(f"{group.name} is not a layout change")
     return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
 
 
@@ -109,7 +111,7 @@ class _Layout:
         whole, rest = nodes_at(self._whole(axis)), axis.extent % tile
         if not rest or axis.extent < tile:
             return whole
-        inside = less_equal(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
+        inside = le(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
         return (Branch(inside, whole, nodes_at(rest)),)
 
     # tiles ----------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class _Layout:
         """Room for a whole tile, row by row of the result, or column by column of short rows."""
         width, count = self._whole(self.row), self._whole(self.columns[0])
         if self.layout.turn is Turn.WOVEN:
-            (statement,) = [s for s in self.group.statements if s.output not in self.group.locals]
+            (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
             return [Storage(WOVEN, statement.type.dtype, (self.layout.short, count), Scope.STACK, ())]
         shape = (self._fused(count), width)
         return [Storage(self._room(load), load.dtype, shape, Scope.STACK, ()) for load in self.layout.turned]
@@ -178,7 +180,7 @@ class _Layout:
             if s.output in locals_:
                 nodes.append(_lanes(width, Compute(local_name(s.output), (ref(LANE),), value)))
                 value = Load(local_name(s.output), (ref(LANE),), row_dtype(s))
-            if s.output not in self.group.locals:
+            if s.output not in self.group.register_tensors:
                 nodes.append(_lanes(width, self._store(s, tuple(reads.apply(i) for i in s.index), value)))
         rooms = [
             register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_
@@ -188,13 +190,13 @@ class _Layout:
     def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
         if self.layout.turn is Turn.WOVEN:
             return Compute(WOVEN, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, converted(value, statement), streamed=self.program.streamed)
+        return Compute(statement.output, index, converted(value, statement), nontemporal=self.program.nontemporal)
 
     def _read_next(self, width: int, count: int) -> tuple[Node, ...]:
         """Hints for the lines of the next tile along the columns, where a tile reads short pieces of many rows: too few
         lines of each follow each other for the core to see that they do."""
         size = self.layout.turned[0].dtype.bytes
-        in_memory = self.group.space.touched_bytes > self.hw.levels[1].capacity_bytes
+        in_memory = self.group.space.compulsory_bytes > self.hw.levels[1].capacity_bytes
         short = SHORT_IN_MEMORY_BYTES if in_memory else SHORT_PIECE_BYTES
         if not self._is_large or count * size > short or self.layout.turn is not Turn.SQUARE:
             return ()
@@ -211,11 +213,11 @@ class _Layout:
 
     def _ahead(self, width: int) -> tuple[Node, ...]:
         """Hints for the lines that the tile's results fill, while it is staged: few of those follow each other."""
-        if self.program.streamed or not self._is_large:
+        if self.program.nontemporal or not self._is_large:
             return ()
         hints: list[Node] = []
         for s in self.group.statements:
-            if s.output not in self.group.locals:
+            if s.output not in self.group.register_tensors:
                 step = self.hw.dram.transaction_bytes // s.type.dtype.bytes
                 for first in range(0, width, step):
                     at = self._at(num(first))
@@ -225,7 +227,7 @@ class _Layout:
     @property
     def _is_large(self) -> bool:
         """Whether a core's own cache holds but little of what the group touches."""
-        return self.group.space.touched_bytes > HINTED * self.hw.block_level.capacity_bytes
+        return self.group.space.compulsory_bytes > HINTED * self.hw.block_level.capacity_bytes
 
     def _at(self, lane: Expr) -> Point:
         """Where a neighbour along the row stands, in loops over the columns."""
@@ -246,7 +248,7 @@ class _Layout:
     def _woven(self, count: int) -> tuple[Node, ...]:
         """The map first, along the columns, one short row's element after the other; then all woven together."""
         short, lanes, (column,) = self.layout.short, self.layout.lanes, self.columns
-        (statement,) = [s for s in self.group.statements if s.output not in self.group.locals]
+        (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
         at: Point = {self.row.name: ref(f"{self.row.name}.short")}
         at[column.name] = add(ref(f"{column.name}.first"), ref(LANE))
         nodes = self._map(at, count, {s.output: s.body for s in self.group.statements})
@@ -256,7 +258,9 @@ class _Layout:
         index = tuple(substitute(i, here) for i in statement.index)
         source = Load(WOVEN, (num(0), block), statement.type.dtype)
         pitch = self._whole(column)
-        woven = Transpose(statement.output, index, short, source, pitch, rows=short, lanes=lanes, along=len(index) - 2)
+        woven = Transpose(
+            statement.output, index, short, source, pitch, rows=short, lanes=lanes, column_dim=len(index) - 2
+        )
         hints = self._ahead_of(statement, index) if self._is_large else ()
         blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven, *hints))
         return (mapped, blocks)
@@ -275,7 +279,7 @@ class _Layout:
 def _block(number: Expr, lanes: int, extent: int) -> Expr:
     """Where a block starts, the last one so that it ends with the tile."""
     start = mul(number, num(lanes))
-    return start if extent % lanes == 0 else least(start, num(extent - lanes))
+    return start if extent % lanes == 0 else min_(start, num(extent - lanes))
 
 
 def _lanes(width: int, node: Compute) -> Node:

@@ -9,12 +9,14 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from roller_svc.families.common.cpu.op_counts import without_folded
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorType
+from roller_svc.perf.workload import Workload
 
 FEWEST_LANES = 4
 LONGEST_SHORT = 4  # elements of a row that vectors are dealt from, or woven into: n (n - 1) shuffles for n vectors
@@ -57,7 +59,7 @@ def layout_space(group: KernelGroup, hw: HardwareSpec) -> LayoutSpace | None:
         s.kind is not StatementKind.MAP or {a.name for a in s.axes} != set(names) for s in group.statements
     ):
         return None
-    stored = [s for s in group.statements if s.output not in group.locals]
+    stored = [s for s in group.statements if s.output not in group.register_tensors]
     rows = {_run(_strides(s.index, dict(group.stored)[s.output]), group) for s in stored}
     row = rows.pop() if len(rows) == 1 else None
     if row is None:
@@ -109,7 +111,7 @@ class _Reading:
         """A load's elements between neighbours along each axis, where it moves with the row but lies along another
         axis, and every element that a tile meets exists."""
         type_ = dict(self.group.inputs).get(load.tensor)
-        if type_ is None or any(load.checked):
+        if type_ is None or any(load.bounds_checked):
             return None
         strides = _strides(load.index, type_)
         if strides is None or strides.get(self.row, 0) < 2 or _run(strides, self.group) is None:
@@ -144,7 +146,9 @@ class _Reading:
         types = {**dict(self.group.inputs), **{s.output: s.type for s in self.group.statements}}
         for load in (load for s in self.group.statements for load in s.reads):
             strides = _strides(load.index, types[load.tensor])
-            if load.tensor not in self.group.locals and (strides is None or strides.get(column, 0) not in (0, 1)):
+            if load.tensor not in self.group.register_tensors and (
+                strides is None or strides.get(column, 0) not in (0, 1)
+            ):
                 return False
         return True
 
@@ -174,3 +178,11 @@ def _run(strides: dict[str, int] | None, group: KernelGroup) -> str | None:
     """The axis whose next point is the next element."""
     wide = {a.name for a in group.outer if a.extent > 1}
     return next((name for name, c in (strides or {}).items() if c == 1 and name in wide), None)
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[LayoutSpace] | None:
+    """Prepare a layout change on a CPU; None for any other group or device."""
+    if base.machine.simt or base.is_contraction:
+        return None
+    layout = layout_space(group, base.machine.hw)
+    return None if layout is None else without_folded(group, base.with_facts(layout))

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.memory import LINE_BYTES, moved_from, moving_s, own_byte_seconds, repeated
-from roller_svc.families.cpu.loops.cost import work_cycles
+from roller_svc.families.common.cpu.op_counts import work_cycles
 from roller_svc.families.cpu.window.workload import Dimension, Layout, PlaneSpace, Tile, WindowedSum, layout
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS, Machine
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 
-def cpu_window(p: Problem, launch: Launch) -> Costs:
+def cpu_window(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
-    mach, space = p.machine, p.planes
+    mach, space = p.machine, p.facts
     costs = mach.costs.window
-    if space is None:
-        raise InvariantError("the program has no windows")
     planes = math.prod(_mean(a.extent, b) for a, b in zip(space.leading, launch.block, strict=False))
     cycles = [0.0, 0.0, 0.0, 0.0]
     again = 0.0
@@ -50,7 +48,7 @@ def cpu_window(p: Problem, launch: Launch) -> Costs:
     )  # fmt: skip
 
 
-def _memory_s(p: Problem, launch: Launch) -> float:
+def _memory_s(p: Workload[Any], launch: Launch) -> float:
     """Everything once; and, from the cache that held the task before, lines that neighbouring tasks share."""
     mach, reads = p.machine, p.touched.reads
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
@@ -154,7 +152,7 @@ def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
     return total
 
 
-def vector_registers(p: Problem, space: PlaneSpace, thread: Tile) -> int:
+def vector_registers(p: Workload[Any], space: PlaneSpace, thread: Tile) -> int:
     """Totals, the staged vectors at hand, and the weights of one column of taps where there is room."""
     last = space.first + len(space.axes) - 1
     rows = thread[last - 1] if len(space.axes) > 1 else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.construct.align import padded
 from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names, replaced
@@ -12,7 +13,7 @@ from roller_svc.families.common.cpu.tasks import MOST_PER_CORE, TaskRules, task_
 from roller_svc.families.cpu.window.cost import staged_bytes, tap_cycles, vector_registers
 from roller_svc.families.cpu.window.workload import PlaneSpace, layout
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 ROWS = (1, 2, 3, 4)  # lines that share what they read
 VECTORS = (1, 2, 3, 4)  # neighbours along the run that share weights
@@ -33,7 +34,7 @@ class CpuWindow(TaskRules):
         return (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
+        p = self.workload
         width = p.machine.unit.shape[-1]
         steps: list[Tile] = [(1,)] * len(p.extents)
         steps[self._last] = tuple([width * v for v in VECTORS])
@@ -41,7 +42,7 @@ class CpuWindow(TaskRules):
             steps[self._last - 1] = tuple([r for r in ROWS if r <= p.extents[self._last - 1]])
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
+            names=axis_names(self.workload),
             steps=tuple(steps),
             rank=tuple(range(len(p.extents))),
             look=self._thread_look,
@@ -50,7 +51,7 @@ class CpuWindow(TaskRules):
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Those whose taps take the fewest cycles for a whole plane."""
-        mach, extents = self.problem.machine, self.problem.extents
+        mach, extents = self.workload.machine, self.workload.extents
 
         def cycles(thread: Tile) -> float:
             return sum(tap_cycles(mach, s, layout(self.planes, s, extents, thread)) for s in self.planes.sums)
@@ -59,7 +60,7 @@ class CpuWindow(TaskRules):
 
     def look(self, block: Tile, base: Base) -> Look:
         """Staged planes stay in a private cache, and a task leaves work for the other cores."""
-        private_bytes = self.problem.machine.hw.limits.shared_bytes_per_core
+        private_bytes = self.workload.machine.hw.limits.shared_bytes_per_core
         if staged_bytes(self.planes, block, base.thread) * STAGED_SHARE > private_bytes:
             return self._measured(block, "private cache")
         return TaskRules.look(self, block, base)
@@ -69,7 +70,7 @@ class CpuWindow(TaskRules):
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """A line a task, a vector of it at a time; for outputs too wide for any cache, parts of lines."""
-        p, width = self.problem, self.problem.machine.unit.shape[-1]
+        p, width = self.workload, self.workload.machine.unit.shape[-1]
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = replaced(tuple([1] * len(p.extents)), self._last, width)
         whole = padded(p.extents[self._last], width)
@@ -80,15 +81,15 @@ class CpuWindow(TaskRules):
         return any(block[self.planes.first + i] < a.extent for i, a in enumerate(self.planes.axes))
 
     def _thread_look(self, thread: Tile) -> Look:
-        fits = vector_registers(self.problem, self.planes, thread) <= self._registers
+        fits = vector_registers(self.workload, self.planes, thread) <= self._registers
         return self._measured(thread, "" if fits else "registers per thread")
 
     @property
     def _registers(self) -> int:
-        return self.problem.machine.hw.limits.max_registers_per_thread
+        return self.workload.machine.hw.limits.max_registers_per_thread
 
     def _block_steps(self, axis: int, base: Base) -> Tile:
-        p = self.problem
+        p = self.workload
         extent, unit = p.extents[axis], base.thread[axis]
         if axis not in p.spatial:
             return (extent,)
@@ -103,7 +104,7 @@ class CpuWindow(TaskRules):
         return tuple(sorted({whole} | bands))
 
 
-def cpu_window(p: Problem, planes: PlaneSpace) -> CpuWindow:
+def cpu_window(p: Workload[Any], planes: PlaneSpace) -> CpuWindow:
     """The rules of one group."""
     fewest, most = task_counts(p)
     return CpuWindow(p, fewest, most, planes)

@@ -10,14 +10,24 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
-from roller_svc.families.cpu.contraction.packing import LINE_BYTES
-from roller_svc.families.cpu.window.workload import LINE, Dimension, Layout, Plane, PlaneSpace, WindowedSum, layout
+from roller_svc.families.cpu.window.workload import (
+    LINE,
+    Dimension,
+    Layout,
+    Plane,
+    PlaneSpace,
+    WindowedSum,
+    layout,
+    plane_space,
+)
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Const, Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, both, ceil_div, div, greatest, least, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, le, logical_and, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine, TensorType, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -135,7 +145,7 @@ class StagedSum:
         if limit is None:
             return tuple(self._phases(plane, low, count))
         start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
-        whole = both(less_equal(num(inside[0]), start), less_equal(add(start, num(dim.places)), num(inside[1])))
+        whole = logical_and(le(num(inside[0]), start), le(add(start, num(dim.places)), num(inside[1])))
         if whole is None or inside[1] - inside[0] < dim.places:
             return one_by_one
         return (Branch(whole, tuple(self._phases(plane, num(0), dim.places)), one_by_one),)
@@ -190,7 +200,9 @@ class StagedSum:
         rooms = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
         for plane in self.sum.planes:
             rooms.append(
-                Storage(f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), pinned=self._pins())
+                Storage(
+                    f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), no_rematerialize=self._pins()
+                )
             )
         return (Loop(STEP, self.layout.run_steps, LoopKind.SERIAL, wrapped(rooms, nodes)),)
 
@@ -285,8 +297,8 @@ def _range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | N
     if dim.block >= slide.extent:
         return num(inside[0]), inside[1] - inside[0], None
     start = mul(ref(f"{slide.axis}.first"), num(slide.stride))
-    low = greatest(num(0), sub(num(inside[0]), start)) if inside[0] > 0 else num(0)
-    high = least(num(whole), sub(num(inside[1]), start))
+    low = max_(num(0), sub(num(inside[0]), start)) if inside[0] > 0 else num(0)
+    high = min_(num(whole), sub(num(inside[1]), start))
     return low, whole, sub(high, low)
 
 
@@ -317,10 +329,11 @@ def _at(node: Compute, values: dict[str, Expr]) -> Compute:
 SHORTEST_VECTOR = 4
 
 
-def lower_window_cpu(
-    group: KernelGroup, program: RProgram, space: PlaneSpace, hw: HardwareSpec
-) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks over blocks of planes and bands of them; staging, sums, results plane by plane."""
+    space = plane_space(group)
+    if space is None:
+        raise InvariantError(f"{group.name} has no windows over planes")
     return (ScheduleTree(group.name, _Windows(group, program, space, hw).tasks()),)
 
 
@@ -409,7 +422,7 @@ class _Windows:
         nodes = self._line(sums, width.block)
         if tail:
             start = ref(f"{width.slide.axis}.first")
-            whole = less_equal(add(start, num(width.block)), num(width.slide.extent))
+            whole = le(add(start, num(width.block)), num(width.slide.extent))
             nodes = (Branch(whole, nodes, self._line(sums, tail)),)
         for one in sums:
             nodes = one.at_line(nodes)
@@ -442,7 +455,7 @@ class _Windows:
             if statement.output in rows:
                 yield Compute(local_name(statement.output), (ref(LANE),), value)
                 value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
-            if statement.output not in self.group.locals:
+            if statement.output not in self.group.register_tensors:
                 yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
 
     def _rows(self) -> frozenset[str]:

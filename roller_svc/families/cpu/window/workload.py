@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roller_svc.families.common.cpu.op_counts import Counts, work_of
+from roller_svc.families.common.cpu.op_counts import Counts, without_folded, work_of
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -27,13 +27,14 @@ from roller_svc.ir.expr import (
     Select,
     axes_of,
     children,
+    iter_subexpressions,
     rewrite,
-    walk,
     with_children,
 )
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
+from roller_svc.perf.workload import Workload
 
 PLACE = ".place"  # what names of variables that are places end in
 
@@ -138,7 +139,9 @@ def plane_space(group: KernelGroup) -> PlaneSpace | None:
     for statement in group.statements:
         is_sum = statement.kind is StatementKind.REDUCE
         inner = {a.name: a.extent for a in statement.axes if a.name not in outer}
-        wild = any(any(load.checked) for load in statement.reads) or (is_sum and written & set(statement.reads_tensors))
+        wild = any(any(load.bounds_checked) for load in statement.reads) or (
+            is_sum and written & set(statement.reads_tensors)
+        )
         if is_sum != bool(inner) or wild or not statement.index or statement.index[-1] != last:
             return None
         if is_sum:
@@ -246,7 +249,7 @@ def _plane(name: str, value: Expr, slides: tuple[Slide, ...]) -> Plane:
     dtype = value.dtype.compute
     whole = tuple((0, s.reach(s.extent)) for s in slides)
     zero = Const(0.0 if dtype.is_float else 0, dtype)
-    conds = {node.cond for node in walk(value) if isinstance(node, Select)}
+    conds = {node.cond for node in iter_subexpressions(value) if isinstance(node, Select)}
     if len(conds) == 1:
         box = _box(conds.pop(), {s.place: i for i, s in enumerate(slides)}, whole)
         margin = _constant(rewrite(value, lambda e: e.otherwise if isinstance(e, Select) else e), dtype)
@@ -418,3 +421,11 @@ def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Lay
         wanted = min(block[first + i], slide.extent)
         dims.append(Dimension(slide, -(-wanted // rows) * rows if i == last - 1 else wanted, rows))
     return Layout(tuple(dims), thread[first + last])
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[PlaneSpace] | None:
+    """Prepare a windowed reduction over planes on a CPU; None for any other group or device."""
+    if base.machine.simt or base.is_contraction:
+        return None
+    planes = plane_space(group)
+    return None if planes is None else without_folded(group, base.with_facts(planes))

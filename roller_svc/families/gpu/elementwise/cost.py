@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Problem
+from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 BARRIER_CYCLES = 30.0
@@ -32,10 +31,8 @@ class MapTile:
     staged: tuple[MapAccess, ...]
 
     @classmethod
-    def of(cls, p: Problem, block: Tile, thread: Tile) -> MapTile:
-        if p.map is None:
-            raise InvariantError("the program is no map")
-        return cls(p.map, block, thread, p.map.vector(thread), p.map.staged(block))
+    def of(cls, p: Workload[MapSpace], block: Tile, thread: Tile) -> MapTile:
+        return cls(p.facts, block, thread, p.facts.vector(thread), p.facts.staged(block))
 
     @property
     def direct(self) -> tuple[MapAccess, ...]:
@@ -63,7 +60,7 @@ class MapTile:
         return total
 
 
-def map_registers(p: Problem, tile: MapTile, limits: Limits) -> int:
+def map_registers(p: Workload[MapSpace], tile: MapTile, limits: Limits) -> int:
     """Registers of a thread: addresses, everything that it loads before it uses any, one vector of values."""
     loaded = sum([tile.elements(a) * a.bytes for a in tile.direct if not a.access.is_output])
     if tile.staged:
@@ -73,7 +70,7 @@ def map_registers(p: Problem, tile: MapTile, limits: Limits) -> int:
     return overhead_registers(limits) + -(-loaded // REGISTER_BYTES) + values
 
 
-def simt_map(p: Problem, launch: Launch) -> Costs:
+def simt_map(p: Workload[MapSpace], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds."""
     mach, hw = p.machine, p.machine.hw
     tile = MapTile.of(p, launch.block, launch.thread)
@@ -115,14 +112,14 @@ def _loaded_bytes(tile: MapTile, threads: int) -> int:
     return sum([tile.staged_bytes(a) if a in tile.staged else tile.elements(a) * a.bytes * threads for a in reads])
 
 
-def _dram_bytes(p: Problem, moved: float) -> float:
+def _dram_bytes(p: Workload[MapSpace], moved: float) -> float:
     """Blocks that run one after another find some of what they share, or of what their edges cut, in the last cache."""
     whole = p.touched.moved_bytes(p.extents)
     again = max(0.0, moved - whole)
     return resident_bytes(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
 
 
-def _thread_work(p: Problem, tile: MapTile, threads: int) -> tuple[float, float]:
+def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[float, float]:
     """Instructions of a thread, and cycles that a warp's accesses hold the core's cache and shared memory."""
     points = math.prod(tile.thread)
     instructions, cycles = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * points, 0.0

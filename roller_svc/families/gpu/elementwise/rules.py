@@ -34,7 +34,7 @@ class SimtMap(NestRules):
         return sorted(grown.large, key=math.prod)[:MAX_BASES]
 
     def look(self, block: Tile, base: Base) -> Look:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
         if threads > min(MAX_THREADS, limits.max_threads_per_block):
             return self._measured(block, "threads per block")
@@ -51,12 +51,12 @@ class SimtMap(NestRules):
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the row."""
-        one = tuple([1] * len(self.problem.extents))
-        return [(replaced(one, self.map.row, self.problem.machine.hw.limits.warp_size), Base(one)), (one, Base(one))]
+        one = tuple([1] * len(self.workload.extents))
+        return [(replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), Base(one)), (one, Base(one))]
 
     def _thread_steps(self, axis: int) -> Tile:
         """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
-        p, m = self.problem, self.map
+        p, m = self.workload, self.map
         if axis == m.row:
             least = math.gcd(m.width, 1 << (self._fair.bit_length() - 1))
             narrowest = min([a.bytes for a in m.accesses])
@@ -70,8 +70,8 @@ class SimtMap(NestRules):
     @property
     def _fair(self) -> int:
         """Points of each thread when every scheduler of the device has one warp."""
-        machine = self.problem.machine
-        return max(1, self.problem.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
+        machine = self.workload.machine
+        return max(1, self.workload.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
         row, epsilon = self.map.row, max(epsilon, FREE_PADDING)
@@ -84,18 +84,18 @@ class SimtMap(NestRules):
 
     def _line_steps(self, axis: int, unit: int, epsilon: float) -> Tile:
         """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
-        extent = self.problem.extents[axis]
+        extent = self.workload.extents[axis]
         fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
         lying = self.map.accesses if axis == self.map.row else self.map.crossing
         along = [a.bytes for a in lying if a.run == axis]
         if not along:
             return fitting
-        warp = self.problem.machine.hw.limits.warp_size
+        warp = self.workload.machine.hw.limits.warp_size
         line = LINE_BYTES // min(along) if self.map.crossing else warp * unit
         return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
 
     def _thread_rule(self, thread: Tile) -> str:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         points = math.prod(thread)
         if points > max(self._fair, math.gcd(thread[self.map.row], self.map.width)):
             return "parallelism"
@@ -105,7 +105,7 @@ class SimtMap(NestRules):
         return "" if fits or points == 1 else "registers per thread"
 
     def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
+        footprint_bytes, moved = self.workload.touched.measure(tile)
         return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
 
     def _thread_look(self, thread: Tile, lanes: int) -> Look:

@@ -14,7 +14,8 @@ from functools import cached_property
 from roller_svc.families.common.gpu.elementwise_space import LANES_ALONG, MapAccess, MapSpace, map_space
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, div, less, less_equal, mod, mul, num, ref
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.index import add, ceil_div, div, le, lt, mod, mul, num, ref
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -39,7 +40,7 @@ def is_map_group(group: KernelGroup) -> bool:
     )
 
 
-def lower_map_gpu(group: KernelGroup, program: RProgram) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree. A thread takes vectors of neighbours along the row; its next vector lies one round of threads on."""
     return (ScheduleTree(group.name, _Map(group, program).blocks()),)
 
@@ -119,7 +120,7 @@ class _Map:
         nodes = wrapped(rooms, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
-                nodes = (Branch(less(ref(f"{axis.name}.at"), num(axis.extent)), nodes),)
+                nodes = (Branch(lt(ref(f"{axis.name}.at"), num(axis.extent)), nodes),)
         for axis in sorted(self.group.outer, key=lambda a: a.name != row):
             step = width if axis.name == row else 1
             nodes = self._elements(axis.name, step, "first" if axis.name == row else "at", nodes)
@@ -146,16 +147,16 @@ class _Map:
         extent = self._extent(axis)
         if width == 1:
             nodes = body(None)
-            return nodes if extent % self.block[axis] == 0 else (Branch(less(first, num(extent)), nodes),)
+            return nodes if extent % self.block[axis] == 0 else (Branch(lt(first, num(extent)), nodes),)
         lane = ref(f"{axis}.lane")
         whole = (Loop(lane.name, width, LoopKind.VECTOR, body(lane)),)
         if extent % self.block[axis] == 0:
             return whole
         if extent % width == 0:
-            return (Branch(less(first, num(extent)), whole),)
-        each = (Branch(less(add(first, lane), num(extent)), body(lane)),)
+            return (Branch(lt(first, num(extent)), whole),)
+        each = (Branch(lt(add(first, lane), num(extent)), body(lane)),)
         rest = (Loop(lane.name, width, LoopKind.UNROLL, each),)
-        return (Branch(less_equal(add(first, num(width)), num(extent)), whole, rest),)
+        return (Branch(le(add(first, num(width)), num(extent)), whole, rest),)
 
     def _extent(self, axis: str) -> int:
         return next(a.extent for a in self.group.outer if a.name == axis)
@@ -169,7 +170,7 @@ class _Map:
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), reads.index, value))
                 value = Load(local_name(statement.output), reads.index, row_dtype(statement))
-            if statement.output not in self.group.locals:
+            if statement.output not in self.group.register_tensors:
                 nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
         return tuple(nodes)
 
@@ -207,7 +208,7 @@ class _Map:
         nodes = self._neighbours(axis, at[axis], width, element)
         for name in others:
             if self._extent(name) % self.block[name]:
-                nodes = (Branch(less(at[name], num(self._extent(name))), nodes),)
+                nodes = (Branch(lt(at[name], num(self._extent(name))), nodes),)
         rest = div(ref(ITEM), along)
         for name in reversed(others):
             nodes = (Let(f"{name}.staged", mod(rest, self.block[name]), nodes),)
@@ -220,7 +221,7 @@ class _Map:
         """The items, one after the other to each thread."""
         threads = self.program.threads
         if items % threads:
-            nodes = (Branch(less(ref(ITEM), num(items)), nodes),)
+            nodes = (Branch(lt(ref(ITEM), num(items)), nodes),)
         nodes = (Let(ITEM, add(mul(ref(".round"), num(threads)), ref(THREAD)), nodes),)
         return (Loop(".round", ceil_div(items, threads), LoopKind.UNROLL, nodes),)
 
@@ -239,7 +240,7 @@ class _Map:
 
     def _is_of(self, load: Load, staged: MapAccess) -> bool:
         """Whether this is the way in which the tensor is staged."""
-        if load.tensor != staged.access.tensor or any(load.checked):
+        if load.tensor != staged.access.tensor or any(load.bounds_checked):
             return False
         if not all(isinstance(i, AxisRef | Const) for i in load.index):
             return False

@@ -6,72 +6,52 @@ function units that compute exponentials may bound it (FlashAttention-3: Shah et
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from roller_svc.families.common.gpu.attention.mask import seen_keys
+from roller_svc.construct.rules import at
+from roller_svc.families.common.gpu.attention.terms import (
+    EXPONENTIALS_PER_CYCLE,
+    attended_bytes,
+    share_seen,
+    weighing_slots,
+)
 from roller_svc.families.common.gpu.attention.tile import (
     Attended,
     AttentionTile,
-    Room,
-    TiledAttention,
-    attended,
     thread_registers,
     tile_of,
 )
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
+    MMA_LATENCY_CYCLES,
     STEP_OPS,
     Step,
-    at,
     core_share,
     epilogue_memory_cycles,
     epilogue_slots,
     fill,
     last_cache_share,
     shared_latency_cycles,
-    tile_count,
 )
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
-from roller_svc.families.gpu.mma_contraction.cost import MMA_LATENCY_CYCLES
-from roller_svc.families.gpu.wgmma_attention.workload import grouped_attention
-from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
-from roller_svc.perf.common import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves
-from roller_svc.perf.footprint import Footprints, Tile
+from roller_svc.ir.group import AxisRole
+from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
-from roller_svc.perf.workload import Problem, problem
+from roller_svc.perf.workload import Workload
 
-WEIGHT_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
-ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
-EXPONENTIALS_PER_CYCLE = 16.0  # of a core (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
 # Assumed: of one load of fragments to the warp that waits for it. Its four matrices of 128 bytes take shared memory
 # four cycles (128 bytes a cycle), and its address and latency as many again where a few of them are under way at once.
 FRAGMENT_CYCLES = 8.0
-SAMPLED_BLOCKS = 64  # of a mask's blocks of rows, evenly: how many keys they see
 
 
-def attention_problem(
-    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, footprints: Footprints | None = None
-) -> Problem:
-    """What the model knows of a group of kind ATTENTION on a unit before any tile is chosen."""
-    found = attended(group, unit, hw.arch)
-    p = problem(group.space, hw, unit, None, footprints)
-    ((features,),) = (group.space.role(AxisRole.INNER),)
-    rows = p.outer_points // p.extent(p.n)
-    grouped = grouped_attention(group, unit, hw.arch) if unit.kind is UnitKind.WGMMA else None
-    p = replace(p, attention=found, attention_groups=grouped)
-    seen = share_seen(p, found, 1)
-    both = features.extent + p.extent(p.n)
-    return replace(p, operations=round(2 * rows * p.extent(p.k) * both * seen))
-
-
-def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
+def mma_attention(p: Workload[Attended], launch: Launch) -> Costs:
     """Waves of blocks, each a chain of steps over the keys that its rows see."""
-    mach, hw = p.machine, p.machine.hw
+    mach, hw, found = p.machine, p.machine.hw, p.facts
     tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
     needs = BlockNeeds(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -107,25 +87,13 @@ def mma_attention(p: Problem, found: Attended, launch: Launch) -> Costs:
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def attention_block(p: Problem, found: Attended, block: Tile, warp: Tile, pipeline: tuple[int, int]) -> AttentionTile:
+def attention_block(
+    p: Workload[Any], found: Attended, block: Tile, warp: Tile, pipeline: tuple[int, int]
+) -> AttentionTile:
     """The tile of those extents; `pipeline`: stages, and blocks that share the keys."""
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
     extents = (at(block, p.m), at(block, p.n), at(block, p.k), block[features])
     return tile_of(extents, (at(warp, p.m), at(warp, p.k)), *pipeline, found)
-
-
-def share_seen(p: Problem, found: Attended, rows: int) -> float:
-    """Of all steps over keys, those that blocks of so many rows make under the mask."""
-    if not found.bounds.uppers and not found.bounds.lowers:
-        return 1.0
-    keys, axis = p.extent(p.k), p.space.role(AxisRole.M)[0]
-    count = -(-axis.extent // rows)
-    sampled = sorted({i * (count - 1) // max(1, SAMPLED_BLOCKS - 1) for i in range(SAMPLED_BLOCKS)})
-    total = 0
-    for i in sampled:
-        begin, end = seen_keys(found.bounds, axis, keys, i * rows, min(axis.extent, (i + 1) * rows) - 1)
-        total += end - begin
-    return total / (keys * len(sampled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +105,7 @@ class _Cost:
     exponentials: float
 
 
-def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cost:
+def _step(p: Workload[Any], found: Attended, tile: AttentionTile, block: Tile) -> _Cost:
     mach = p.machine
     k = fill(found.k, tile.keys * tile.features, p.b, mach)
     v = fill(found.v, tile.keys * tile.n, p.b, mach)
@@ -169,23 +137,7 @@ def _step(p: Problem, found: Attended, tile: AttentionTile, block: Tile) -> _Cos
     return _Cost(step, issue, exponentials)
 
 
-def weighing_slots(tile: TiledAttention[Room], found: Attended) -> float:
-    """Of a warp, from products to weights, and for the results so far."""
-    scores = tile.row_fragments * tile.key_fragments * 4
-    results = tile.row_fragments * tile.fragments * 4
-    return scores * (WEIGHT_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
-
-
-def attended_bytes(p: Problem, launch: Launch, at_once: int) -> float:
-    """Keys and values once for every wave of blocks that share them, less what the last cache still holds."""
-    grid_m = -(-p.extent(p.m) // at(launch.block, p.m))
-    batches = max(1, tile_count(p, launch.block) // (grid_m * -(-p.extent(p.n) // at(launch.block, p.n))))
-    shared = p.b.total_bytes // batches
-    times = math.ceil(grid_m * launch.split_k / at_once)
-    return p.a.total_bytes + batches * resident_bytes(p.machine, shared, times)
-
-
-def _epilogue_cycles(p: Problem, launch: Launch, tile: AttentionTile) -> float:
+def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: AttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
     through = 0.0 if tile.pieces > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES

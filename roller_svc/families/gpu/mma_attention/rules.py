@@ -11,52 +11,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers
-from roller_svc.construct.rules import Base, at, axis_names, replaced, spatial_grid
+from roller_svc.construct.rules import (
+    MIN_MATRIX_STAGES,
+    Base,
+    Enumerated,
+    Pipeline,
+    Shape,
+    at,
+    axis_names,
+    replaced,
+    spatial_grid,
+)
 from roller_svc.construct.scale_up import Log, Look, Stage, scale_up
+from roller_svc.families.common.gpu.attention.shapes import MOST_COLUMNS, MOST_STAGES, fitting, whole
 from roller_svc.families.common.gpu.attention.tile import Attended, AttentionTile, thread_registers
-from roller_svc.families.common.gpu.matrix.terms import LEAST_STAGES
 from roller_svc.families.common.gpu.matrix.tile import ROWS, WORD_BYTES
 from roller_svc.families.gpu.mma_attention.cost import attention_block
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
-GRANULE = 16  # keys, features and columns of the result that whole instructions take
 WARP_ROWS = (ROWS, 2 * ROWS)
 WARP_KEYS = (16, 32, 64, 128)
-MOST_COLUMNS = 256  # of the result that a warp has in registers: more are computed apart, with scores of their own
 MAX_WARPS = 8
-MOST_STAGES = 3
 MOST_PARTS = 64  # blocks that share the keys
 MIN_STEPS = 2  # that each of them keeps
 SPILL_SLACK = 3  # registers short of the limit, by the model of them, up to which no kernel spilled
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The tiles of an rProgram before they have names."""
+class MmaAttention(Enumerated):
+    workload: Workload[Attended]
 
-    block: Tile
-    base: Base
-    parts: int
-    stages: int
-    blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MmaAttention:
-    problem: Problem
-    found: Attended
-
-    def shapes(self, log: Log, most_visits: int, limit: int) -> tuple[AttentionShape, ...]:
+    def shapes(self, log: Log, budget: int, limit: int) -> tuple[Shape, ...]:
         """Scale-up of warps, of blocks, then scale-out along the keys; at most `limit`, those with most reuse first."""
-        found: dict[AttentionShape, None] = {}
-        grown = scale_up(self._warp_stage(), log, most_visits)
+        found: dict[Shape, None] = {}
+        grown = scale_up(self._warp_stage(), log, budget)
         for warp in (*grown.large, *grown.border):
             for lanes in (1, 2, 4):
-                base = Base(warp, lanes * self.problem.machine.hw.limits.warp_size)
-                blocks = scale_up(self._block_stage(base, lanes), log, most_visits)
+                base = Base(warp, lanes * self.workload.machine.hw.limits.warp_size)
+                blocks = scale_up(self._block_stage(base, lanes), log, budget)
                 for block in (*blocks.large, *blocks.border):
                     found |= dict.fromkeys(self._pipelines(block, base))
         order = sorted(found, key=lambda s: self.look(s.block, s.base).traffic)
@@ -64,7 +59,7 @@ class MmaAttention:
 
     # register level -------------------------------------------------------------------------------------------------
     def _warp_stage(self) -> Stage:
-        p = self.problem
+        p = self.workload
         steps = self._steps({p.m: fitting(WARP_ROWS, p.extent(p.m)), p.k: fitting(WARP_KEYS, p.extent(p.k))})
         return Stage(
             level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
@@ -73,16 +68,17 @@ class MmaAttention:
 
     def _warp_look(self, warp: Tile) -> Look:
         """Bytes in registers where the most warps share what they bring, bytes of fragments for one multiply-add."""
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         block = replaced(warp, p.m, at(warp, p.m) * MAX_WARPS)
-        registers = thread_registers(attention_block(p, self.found, block, warp, (LEAST_STAGES, 1)), self.found)
+        tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
+        registers = thread_registers(tile, p.facts)
         rule = "registers per thread" if registers > limits.max_registers_per_thread - SPILL_SLACK else ""
         return Look(registers * WORD_BYTES * limits.warp_size, 1 / at(warp, p.m) + 1 / at(warp, p.k), rule)
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: Base, key_warps: int) -> Stage:
         """Warps share keys only where one of them has all rows."""
-        p = self.problem
+        p = self.workload
         rows, keys = at(base.thread, p.m), at(base.thread, p.k)
         most = 1 if key_warps > 1 else min(MAX_WARPS, -(-p.extent(p.m) // rows))
         steps = self._steps({p.m: tuple(rows * c for c in powers(most)), p.k: (keys * key_warps,)})
@@ -94,13 +90,13 @@ class MmaAttention:
 
     def look(self, block: Tile, base: Base) -> Look:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
-        p = self.problem
-        tile = attention_block(p, self.found, block, base.thread, (LEAST_STAGES, 1))
+        p = self.workload
+        tile = attention_block(p, self.workload.facts, block, base.thread, (MIN_MATRIX_STAGES, 1))
         traffic = (p.a.moved_bytes(block) / max(1, p.extent(p.k)) + p.b.moved_bytes(block) / tile.keys) / tile.m
         return Look(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
 
     def _too_large(self, tile: AttentionTile) -> str:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
         if tile.shared_bytes > limits.shared_bytes_per_block:
@@ -110,27 +106,27 @@ class MmaAttention:
 
     def _misaligned(self, tile: AttentionTile) -> str:
         """A thread brings less where more rows, and so more warps, share a step's keys."""
-        limits, registers = self.problem.machine.hw.limits, thread_registers(tile, self.found)
+        limits, registers = self.workload.machine.hw.limits, thread_registers(tile, self.workload.facts)
         if registers > limits.max_registers_per_thread - SPILL_SLACK:
             return "registers per thread"
         over = block_registers(tile.threads, registers, limits) > limits.registers_per_core
         return "registers per core" if over else ""
 
     # device level ---------------------------------------------------------------------------------------------------
-    def _pipelines(self, block: Tile, base: Base) -> Iterator[AttentionShape]:
+    def _pipelines(self, block: Tile, base: Base) -> Iterator[Shape]:
         """Stages that fit, and shares of the keys until every core has work."""
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         steps = -(-p.extent(p.k) // at(block, p.k))
         for parts in self._parts(block, steps):
-            most = max(LEAST_STAGES, min(MOST_STAGES, steps // parts))
-            for stages in range(LEAST_STAGES, most + 1):
-                tile = attention_block(p, self.found, block, base.thread, (stages, parts))
+            most = max(MIN_MATRIX_STAGES, min(MOST_STAGES, steps // parts))
+            for stages in range(MIN_MATRIX_STAGES, most + 1):
+                tile = attention_block(p, self.workload.facts, block, base.thread, (stages, parts))
                 if tile.shared_bytes <= limits.shared_bytes_per_block:
-                    yield AttentionShape(block, base, parts, stages)
+                    yield Shape(block, base, parts, Pipeline(stages))
 
     def _parts(self, block: Tile, steps: int) -> tuple[int, ...]:
         """Powers of two and whole waves, without empty parts."""
-        cores, grid = self.problem.machine.cores, spatial_grid(self.problem, block)
+        cores, grid = self.workload.machine.cores, spatial_grid(self.workload, block)
         if grid >= cores:
             return (1,)
         waves = {cores * n // grid for n in (1, 2, 4)}
@@ -140,27 +136,17 @@ class MmaAttention:
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        rest = {self.problem.n: self._columns(), self._features: (whole(self._extent(self._features)),)}
-        return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.problem.extents))])
+        rest = {self.workload.n: self._columns(), self._features: (whole(self._extent(self._features)),)}
+        return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.workload.extents))])
 
     def _columns(self) -> Tile:
         """All of a row's results, or as even parts of them as registers have room for."""
-        extent = self.problem.extent(self.problem.n)
+        extent = self.workload.extent(self.workload.n)
         return (whole(-(-extent // -(-extent // MOST_COLUMNS))),)
 
     @property
     def _features(self) -> int:
-        return next(i for i, axis in enumerate(self.problem.space.axes) if axis.role is AxisRole.INNER)
+        return next(i for i, axis in enumerate(self.workload.space.axes) if axis.role is AxisRole.INNER)
 
     def _extent(self, axis: int) -> int:
-        return self.problem.extents[axis]
-
-
-def whole(extent: int) -> int:
-    """The extent in whole instructions."""
-    return -(-extent // GRANULE) * GRANULE
-
-
-def fitting(sizes: Tile, extent: int) -> Tile:
-    """Those no larger than what the extent takes in whole instructions; the smallest in any case."""
-    return (sizes[0], *(size for size in sizes[1:] if size <= whole(extent)))
+        return self.workload.extents[axis]

@@ -49,16 +49,16 @@ from roller_svc.families.common.view import View, decoded
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
-from roller_svc.ir.group import AxisRole, Factors, KernelGroup
-from roller_svc.ir.hardware import Arch
-from roller_svc.ir.index import add, both, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
+from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.index import add, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    AwaitCopies,
     Barrier,
     Branch,
-    CommitCopies,
     Compute,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
     Let,
     LoadMatrix,
     Loop,
@@ -79,11 +79,11 @@ _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), ref("n.fragment"), word())
 
 
-def lower_attention_mma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m rows and block.n columns of the result, a warp thread.m of the rows."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
-    kernel = _Kernel.of(group, group.attention, program, arch)
+    kernel = _Kernel.of(group, group.attention, program, hw.arch)
     return (ScheduleTree(group.name, kernel.nodes()),)
 
 
@@ -130,7 +130,13 @@ class _Kernel:
         k = _KeyStaging(SHARED_B, found.k.operand, tile.k, found.k.load, keys, features, of_k, tile.threads)
         v = _RowStaging(VALUES, found.v.operand, tile.v, found.v.load, n, keys, of_v, tile.threads)
         view = View(
-            group, space.role(AxisRole.BATCH), m, n, keys, Factors(attention.q, attention.v), space.compute_dtype
+            group,
+            space.role(AxisRole.BATCH),
+            m,
+            n,
+            keys,
+            ContractionOperands(attention.q, attention.v),
+            space.compute_dtype,
         )
         steps = KeySteps(tile, m, keys, found.bounds)
         return cls(
@@ -161,10 +167,10 @@ class _Kernel:
         """Results, maxima and sums over all keys."""
         tile, steps = self.tile, self.steps
         load = self.q.copies(num(0), num(0)) if self.q.is_async else self.q.moves(num(0), num(0))
-        nodes: tuple[Node, ...] = (*load, CommitCopies())
+        nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup())
         counts = self.softmax.counts_beyond(steps.bounds.beyond or 0.0)
         nodes += steps.passes(counts, lambda seen, _: self._pass(seen))
-        nodes += (AwaitCopies(0),)  # of queries, where there was no key to be multiplied with
+        nodes += (CpAsyncWaitGroup(0),)  # of queries, where there was no key to be multiplied with
         kept = tile.feature_steps if tile.holds_queries else 1
         nodes = (Storage(A, DType.UINT32, (kept, tile.row_fragments, 4), Scope.REGISTER, nodes),)
         nodes = self.ring.rooms(nodes)
@@ -178,7 +184,7 @@ class _Kernel:
         """Queries into registers, once all of the block's are there."""
         if not self.tile.holds_queries:
             return ()
-        nodes: tuple[Node, ...] = (AwaitCopies(self.ring.ahead if self.ring.is_async else 0), Barrier())
+        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(self.ring.ahead if self.ring.is_async else 0), Barrier())
         for step in range(self.tile.feature_steps):
             nodes += self._queries(num(step), num(step))
         return nodes
@@ -260,16 +266,16 @@ class _Kernel:
         part: Expr = ref("k.warp")
         if self.tile.parts > 1:
             part = add(mul(ref(PART), num(self.tile.key_warps)), part)
-        total, rows = self.attention.total, self.view.m
+        total, rows = self.attention.row_sum, self.view.m
         ends = tuple(
             Compute(name, (part, *total.index), Load(room, ROW, _F32))
             for name, room in ((maxima, MAXIMUM), (totals, TOTAL))
         )
-        columns = equal(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
-        first = both(equal(mod(ref(LANE), QUAD), num(0)), columns)
+        columns = eq(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
+        first = logical_and(eq(mod(ref(LANE), QUAD), num(0)), columns)
         nodes: tuple[Node, ...] = (self._piece_of_row((results, part)), Branch(first, ends))
         if rows.extent % self.tile.m:
-            nodes = (Branch(less(ref("m.place"), num(rows.extent)), nodes),)
+            nodes = (Branch(lt(ref("m.place"), num(rows.extent)), nodes),)
         return (self.softmax.each_row(self.softmax.placed_row(nodes)),)
 
     def _piece_of_row(self, to: tuple[str, Expr]) -> Node:
@@ -286,7 +292,7 @@ class _Kernel:
             nodes = (Loop(".pair", 2, LoopKind.VECTOR, nodes),)
         nodes = decoded(n, ref("n.place"), nodes)
         if n.extent % tile.n:
-            nodes = (Branch(less(ref("n.place"), num(n.extent)), nodes),)
+            nodes = (Branch(lt(ref("n.place"), num(n.extent)), nodes),)
         nodes = (Let("n.place", column, nodes),)
         if not together:
             nodes = (Loop(".pair", 2, LoopKind.UNROLL, nodes),)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from roller_svc.errors import InvariantError
+from roller_svc.construct.rules import MIN_MATRIX_STAGES, at
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
-    LEAST_STAGES,
+    MMA_LATENCY_CYCLES,
     STEP_OPS,
     MmaBlock,
     Step,
     alone,
-    at,
     columns,
     core_share,
     epilogue_memory_cycles,
@@ -30,7 +29,8 @@ from roller_svc.families.common.gpu.matrix.terms import (
     shared_latency_cycles,
     tile_count,
 )
-from roller_svc.families.common.gpu.matrix.tile import Feed, MmaTile, fragment_of, staged, thread_registers
+from roller_svc.families.common.gpu.matrix.tile import MmaTile, fragment_of, staged, thread_registers
+from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
@@ -38,15 +38,12 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
-# A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
-# Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
-MMA_LATENCY_CYCLES = 33.0
 CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Programming Guide, throughput table)
 
 
-def mma_contraction(p: Problem, launch: Launch) -> Costs:
+def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     """Waves of blocks, each a chain of staged steps between the fill of its stages and its epilogue."""
     mach, hw = p.machine, p.machine.hw
     block = mma_block(p, launch.block, launch.thread)
@@ -79,26 +76,26 @@ def mma_contraction(p: Problem, launch: Launch) -> Costs:
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def mma_block(p: Problem, block: Tile, warp: Tile) -> MmaBlock:
+def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
     """What a block stages and its warps hold; remembered."""
-    known = p.mma_blocks.get((block, warp))
+    known = p.facts.blocks.get((block, warp))
     if known is None:
-        (a, b), fragment = _feeds(p), fragment_of(p.machine.unit)
+        (a, b), fragment = p.facts.feeds, fragment_of(p.machine.unit)
         m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
         tile = MmaTile(
-            m, n, k, at(warp, p.m), columns(p, warp), LEAST_STAGES,
+            m, n, k, at(warp, p.m), columns(p, warp), MIN_MATRIX_STAGES,
             staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
         )  # fmt: skip
-        known = p.mma_blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
+        known = p.facts.blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
     return known
 
 
-def steps_ahead(p: Problem, stages: int) -> int:
+def steps_ahead(p: Workload[MmaFacts], stages: int) -> int:
     """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
-    return stages - 1 if all(feed.is_async for feed in _feeds(p)) else 1
+    return stages - 1 if all(feed.is_async for feed in p.facts.feeds) else 1
 
 
-def block_steps(p: Problem, launch: Launch) -> int:
+def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
     """Staged steps of one block."""
     k = at(launch.block, p.k)
     if launch.stream_k:
@@ -106,18 +103,18 @@ def block_steps(p: Problem, launch: Launch) -> int:
     return -(-p.extent(p.k) // (launch.split_k * k))
 
 
-def block_step(p: Problem, block: Tile, warp: Tile) -> Step:
+def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> Step:
     """t_mma, t_smem, t_issue and t_l2 of one block, remembered; DRAM, which depends on how blocks follow each other,
     left out."""
-    known = p.mma_steps.get((block, warp))
+    known = p.facts.steps.get((block, warp))
     if known is None:
-        known = p.mma_steps[block, warp] = _block_step(p, block, mma_block(p, block, warp).tile)
+        known = p.facts.steps[block, warp] = _block_step(p, block, mma_block(p, block, warp).tile)
     return known
 
 
-def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
+def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> Step:
     mach = p.machine
-    a, b = _feeds(p)
+    a, b = p.facts.feeds
     fill_a = fill(a, tile.m * tile.k, p.a, mach)
     fill_b = fill(b, tile.n * tile.k, p.b, mach)
     fragments = math.prod(tile.fragments)
@@ -140,7 +137,7 @@ def _block_step(p: Problem, block: Tile, tile: MmaTile) -> Step:
     )
 
 
-def _fragment_slots(p: Problem, tile: MmaTile) -> float:
+def _fragment_slots(p: Workload[MmaFacts], tile: MmaTile) -> float:
     """Issue slots of all warps for one step: instructions of the unit, fragment loads, roundings to tf32."""
     m, n = tile.fragments
     unit, fragment = p.machine.unit, tile.fragment
@@ -148,24 +145,18 @@ def _fragment_slots(p: Problem, tile: MmaTile) -> float:
     slots = m * n * max(1.0, pieces) + STEP_OPS
     # ldmatrix brings four matrices; 4-byte elements that lie along m or n come word by word
     slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
-    a, b = _feeds(p)
+    a, b = p.facts.feeds
     if unit.kind is UnitKind.MFMA:  # takes float32 as it is
         return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
     return math.prod(tile.warps) * tile.k_steps * slots
 
 
-def _epilogue_cycles(p: Problem, launch: Launch, tile: MmaTile) -> float:
+def _epilogue_cycles(p: Workload[MmaFacts], launch: Launch, tile: MmaTile) -> float:
     """Sums through shared memory, then reads and writes of memory."""
     mach = p.machine
     points = tile.m * tile.n
     through = 2 * points * 4 / mach.staged_bytes_per_cycle
     through += 2 * BARRIER_CYCLES * (tile.fragments[0] // tile.epilogue_fragments)
-    issued = epilogue_slots(p, points // p.space.sums) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
+    issued = epilogue_slots(p, points // p.space.num_accumulators) / (mach.hw.limits.warp_size * mach.issue_per_cycle)
     return through + issued + epilogue_memory_cycles(p, launch)
-
-
-def _feeds(p: Problem) -> tuple[Feed, Feed]:
-    if p.feeds is None:
-        raise InvariantError("a matrix unit's problem was prepared without its factors")
-    return p.feeds

@@ -15,9 +15,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers
-from roller_svc.construct.rules import Base, Pipeline, at, axis_names, exceeds_grid, replaced, spatial_grid, steps_along
+from roller_svc.construct.rules import (
+    MIN_MATRIX_STAGES,
+    Base,
+    Pipeline,
+    at,
+    axis_names,
+    exceeds_grid,
+    replaced,
+    spatial_grid,
+    steps_along,
+)
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.families.common.gpu.matrix.terms import CORE_L2_BYTES_PER_CYCLE, LEAST_STAGES, columns
+from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
+from roller_svc.families.common.gpu.matrix.terms import (
+    CORE_L2_BYTES_PER_CYCLE,
+    MMA_LATENCY_CYCLES,
+    columns,
+    joining_cycles,
+)
 from roller_svc.families.common.gpu.matrix.tile import (
     CHUNK_BYTES,
     WORD_BYTES,
@@ -35,17 +51,17 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     sides,
     streams,
 )
-from roller_svc.families.gpu.mma_contraction.cost import MMA_LATENCY_CYCLES, block_step, mma_block, steps_ahead
-from roller_svc.perf.common import second_launch_s
+from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, steps_ahead
+from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 WARPS_AT_WORK = 16  # of a core: their sums and fragments take half of its registers and more
 
 
-def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int, traffic: float) -> float:
+def approx_cycles(p: Workload[MmaFacts], block: Tile, base: Base, split_k: int, traffic: float) -> float:
     """Of the core that has the most blocks; `traffic`: bytes loaded for a multiply-add."""
     mach = p.machine
     m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
@@ -60,18 +76,18 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int, traffic: 
     if split_k > 1:
         return rounds * (steps * step + edges) + joining_cycles(p, split_k * p.outer_points)
     whole = rounds * (steps * step + edges)
-    if p.space.sums > 1 or not streams(tasks, steps, mach.cores):
+    if p.space.num_accumulators > 1 or not streams(tasks, steps, mach.cores):
         return whole
     return min(whole, tasks * steps / mach.cores * step + edges + joining_cycles(p, 2 * mach.cores * m * n))
 
 
-def _step_cycles(p: Problem, block: Tile, base: Base, traffic: float, working: int, together: int) -> float:
+def _step_cycles(p: Workload[MmaFacts], block: Tile, base: Base, traffic: float, working: int, together: int) -> float:
     """Of a staged step while so many cores are at work, each on so many blocks: its slowest pipe, or the chain of
     instructions that each warp has."""
     mach = p.machine
     m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
     warp_m, warp_n = at(base.thread, p.m), columns(p, base.thread)
-    size = p.feeds[0].dtype.bytes if p.feeds else 1
+    size = p.facts.feeds[0].dtype.bytes
     warps = (m // warp_m) * (n // warp_n) * together
     bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
     pipes = (
@@ -84,12 +100,6 @@ def _step_cycles(p: Problem, block: Tile, base: Base, traffic: float, working: i
     each = fragment.rows * fragment.columns * fragment.step_bytes / size * SCHEDULERS / mach.fma_per_cycle
     chain = k * size / fragment.step_bytes * max(MMA_LATENCY_CYCLES, instructions * each)
     return max(m * n * k * max(pipes), chain / together)
-
-
-def joining_cycles(p: Problem, sums: int) -> float:
-    """Of the launch that joins so many partial sums."""
-    mach = p.machine
-    return mach.clock_hz * second_launch_s(mach, sums * p.elem_bytes)
 
 
 MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread than the widest tiles of warps need
@@ -107,18 +117,18 @@ UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 
 
 @dataclass(frozen=True, slots=True)
-class MmaContraction:
+class MmaContraction(TilePrefilter):
     """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
 
-    problem: Problem
+    workload: Workload[MmaFacts]
     varied: bool = False
 
     def lane_choices(self) -> tuple[int, ...]:
-        return (self.problem.machine.hw.limits.warp_size,)
+        return (self.workload.machine.hw.limits.warp_size,)
 
     def thread_stage(self, lanes: int) -> Stage:
         """A warp's tile, in whole instructions."""
-        p = self.problem
+        p = self.workload
         steps = steps_along(p, {
             p.m: multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
             p.n: multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
@@ -130,7 +140,7 @@ class MmaContraction:
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Of each size the tile that reads least; from the largest down to one size below what fills the device."""
-        p = self.problem
+        p = self.workload
         best: dict[int, Tile] = {}
         for tile in [*grown.large, *grown.border]:  # from the least traffic up
             best.setdefault((at(tile, p.m) * at(tile, p.n)).bit_length(), tile)
@@ -146,7 +156,7 @@ class MmaContraction:
         return [*chosen[:1], *chosen[1:][1 - MAX_BASES :]]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         axes = sides(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
         return Stage(
             level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
@@ -156,7 +166,7 @@ class MmaContraction:
 
     def look(self, block: Tile, base: Base) -> Look:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
-        p = self.problem
+        p = self.workload
         warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
         if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
             return Look(0, 0.0, "execution unit")
@@ -170,20 +180,20 @@ class MmaContraction:
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """The fewest stages that cover the latency of loads, with as many blocks a core as that leaves room for."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         tasks = spatial_grid(p, block) * split_k
         steps = -(-p.extent(p.k) // (at(block, p.k) * split_k))
         each = -(-tasks // mach.cores)
         ways = list(itertools.islice(self._stages(block, base, each, steps), WAYS))
         found = [Pipeline(stages, raster(p, block, resident * mach.cores)) for resident, stages in ways]
-        if split_k == 1 and p.space.sums == 1:
+        if split_k == 1 and p.space.num_accumulators == 1:
             resident, stages = ways[0]
             found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, resident * mach.cores)]
         return found
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One warp with one pair of instructions."""
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
         rows, columns = self._fragment.rows, self._fragment.columns
         warp = replaced(replaced(one, p.m, rows), p.n, columns)
@@ -191,9 +201,8 @@ class MmaContraction:
         block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > columns else columns), p.k, self._k_steps(base)[0])
         return [(block, base)]
 
-    def promised_cycles(self, block: Tile, base: Base, split_k: int) -> float:
-        """Roughly what the core with the most blocks takes."""
-        return promised_cycles(self.problem, block, base, split_k, self.look(block, base).traffic)
+    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+        return approx_cycles(self.workload, block, base, split_k, self.look(block, base).traffic)
 
     def granules(self) -> tuple[int, int]:
         """Of a warp's tile along m and n."""
@@ -202,7 +211,7 @@ class MmaContraction:
     # register level ---------------------------------------------------------------------------------------------
     def _warp_look(self, warp: Tile) -> Look:
         """Bytes in registers, with what its lanes bring at the least; bytes of fragments read for one multiply-add."""
-        p = self.problem
+        p = self.workload
         m, n = at(warp, p.m), columns(p, warp)
         k_bytes = self._k_steps(Base(warp))[0] * self._operand_bytes()
         fragment = self._fragment
@@ -215,15 +224,13 @@ class MmaContraction:
 
     def _least_brought(self, m: int, n: int) -> float:
         """Registers of a lane for a byte along k, where the most warps share what they read as evenly as they can."""
-        p = self.problem
-        if p.feeds is None:
-            return 0.0
-        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.feeds)
+        p = self.workload
+        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.feeds)
         return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
         """Multiply-adds take as long as reading their fragments."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         m, n = at(warp, p.m), columns(p, warp)
         fragments = (m + n) * self._operand_bytes()
         return m * n / mach.fma_per_cycle >= fragments / mach.staged_bytes_per_cycle
@@ -232,7 +239,7 @@ class MmaContraction:
     def _k_steps(self, base: Base) -> Tile:
         """Of 32, 64 and 128 bytes the shortest in which a warp has enough to do between two barriers; shorter ones too
         where loads are many or go through registers, of which they take fewer."""
-        p, size = self.problem, self._operand_bytes()
+        p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
         fragments = (at(base.thread, p.m) // self._fragment.rows) * (columns(p, base.thread) // self._fragment.columns)
@@ -242,7 +249,7 @@ class MmaContraction:
         return tuple([b // size for b in fitting if (b < longest and shorter) or b == longest])
 
     def _capacity_rule(self, threads: int, shared_bytes: int, fragments: tuple[int, int]) -> str:
-        limits = self.problem.machine.hw.limits
+        limits = self.workload.machine.hw.limits
         if threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
         fewest = math.ceil(warp_registers(self._fragment, *fragments))
@@ -252,7 +259,7 @@ class MmaContraction:
 
     def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
         """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         if columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
             return "fragment pairs"
         if registers > self._most_registers():
@@ -264,7 +271,7 @@ class MmaContraction:
     def _covers_its_loads(self, block: Tile, base: Base) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from the last cache;
         or so few blocks that the estimate must say which tile fills the device best."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         if fills_few_waves(p, block):
             shorter = p.m if m < n else p.n
@@ -273,17 +280,17 @@ class MmaContraction:
             return False
         bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
         moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
-        return 2.0 * m * n * k * p.space.sums / mach.unit.flops_per_s >= moved / bandwidth
+        return 2.0 * m * n * k * p.space.num_accumulators / mach.unit.flops_per_s >= moved / bandwidth
 
     # stages and order -------------------------------------------------------------------------------------------
     def _stages(self, block: Tile, base: Base, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
         """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages, and for one
         more: latencies vary."""
-        hw = self.problem.machine.hw
+        hw = self.workload.machine.hw
         limits = hw.limits
-        staged = mma_block(self.problem, block, base.thread)
-        step = block_step(self.problem, block, base.thread)
-        each = staged.tile.pipeline_bytes // LEAST_STAGES
+        staged = mma_block(self.workload, block, base.thread)
+        step = block_step(self.workload, block, base.thread)
+        each = staged.tile.pipeline_bytes // MIN_MATRIX_STAGES
         needs = BlockNeeds(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
         for resident in range(min(most_blocks, blocks_per_core(needs, hw)), 0, -1):
             room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
@@ -291,29 +298,29 @@ class MmaContraction:
             busy = step.cycles(resident, UNLIMITED)
             needed = 1 + math.ceil((step.latency + resident * step.last_cache) / busy)
             if not self._asynchronous:
-                needed = LEAST_STAGES
-            yield resident, max(LEAST_STAGES, min(fitting, needed, steps))
+                needed = MIN_MATRIX_STAGES
+            yield resident, max(MIN_MATRIX_STAGES, min(fitting, needed, steps))
             if needed <= fitting:
                 if self._asynchronous and needed < min(fitting, steps):
-                    yield resident, max(LEAST_STAGES, needed) + 1
+                    yield resident, max(MIN_MATRIX_STAGES, needed) + 1
                 return
 
     # parts ------------------------------------------------------------------------------------------------------
     @property
     def _fragment(self) -> Fragment:
-        return fragment_of(self.problem.machine.unit)
+        return fragment_of(self.workload.machine.unit)
 
     @property
     def _asynchronous(self) -> bool:
-        return steps_ahead(self.problem, LEAST_STAGES + 1) > 1
+        return steps_ahead(self.workload, MIN_MATRIX_STAGES + 1) > 1
 
     @property
     def _whole_chunks(self) -> bool:
         """Whether each chunk of both operands comes in one asynchronous copy."""
-        return all(feed.is_async and chunk_copies(feed) == 1 for feed in self.problem.feeds or ())
+        return all(feed.is_async and chunk_copies(feed) == 1 for feed in self.workload.facts.feeds)
 
     def _most_registers(self) -> int:
-        return self.problem.machine.hw.limits.max_registers_per_thread - SPILL_SLACK
+        return self.workload.machine.hw.limits.max_registers_per_thread - SPILL_SLACK
 
     def _operand_bytes(self) -> int:
-        return self.problem.feeds[0].dtype.bytes if self.problem.feeds else 1
+        return self.workload.facts.feeds[0].dtype.bytes

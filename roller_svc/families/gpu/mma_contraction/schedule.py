@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operands, second_operand
-from roller_svc.compiler.post_compile import planned_needs
 from roller_svc.families.common.gpu.matrix.epilogue import Epilogue
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, Pipeline, Steps
 from roller_svc.families.common.gpu.matrix.staging import Staging
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import streamed
 from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedOperand, load_class, mma_tile, staged
 from roller_svc.families.common.view import View
+from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
@@ -86,7 +86,7 @@ class _Half(Staging):
         return slot, row, add(element, num(self.begins))
 
 
-def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m x block.n of the output, a warp thread.m x thread.n of that. One tree, or two where
     the steps of all tiles are streamed."""
     view, arch = View.of(group, program), hw.arch
@@ -98,7 +98,7 @@ def lower_contraction_mma(group: KernelGroup, program: RProgram, hw: HardwareSpe
         _right_staging(group, program, tile, hw),
     )  # fmt: skip
     epilogue = Epilogue(view, tile)
-    if program.stream_k:
+    if program.stream_k_blocks:
         multiplying, joining = streamed(group.name, program, pipeline, epilogue)
         return replace(multiplying, resident=_resident(group, program, hw)), joining
     steps = ceil_div(view.k.extent, tile.k)
@@ -113,7 +113,7 @@ def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: Har
     load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
     if second is None:
         return Staging(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
-    extents = (tile.n // program.space.sums, tile.k)
+    extents = (tile.n // program.space.num_accumulators, tile.k)
     half = staged(b, dtype, *extents, tile.fragment)
     return PairedStaging(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
 
@@ -121,7 +121,7 @@ def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: Har
 def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
     wave of a SIMD, all 512 of it: there as many as the model counts on."""
-    needs = planned_needs(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
+    needs = MMA_CONTRACTION.planned_needs(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
     return 1 if needs is None else blocks_per_core(needs, hw)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from roller_svc.families.gpu.reduction.thread_mapping import LANE, POINT, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
-from roller_svc.ir.index import add, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr
-from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, WarpReduce
 from roller_svc.schedule.nest_statements import acc_name, register, wrapped
 
 FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
@@ -43,7 +43,7 @@ def _join(statement: TensorExpr) -> tuple[str, Combine, DType]:
 
 def _neighbours(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     acc, combine, dtype = _join(statement)
-    near = LaneReduce(acc, rows.elements, combine, min(rows.lanes, rows.warp))
+    near = WarpReduce(acc, rows.elements, combine, min(rows.lanes, rows.warp))
     nodes = rows.each((near,), vector=False)
     if rows.lanes <= rows.warp:
         return nodes
@@ -54,9 +54,9 @@ def _neighbours(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     put = rows.each((Compute(room, mine, Load(acc, rows.elements, dtype)),), vector=False)
     take = (
         Compute(acc, rows.elements, Load(room, (slot, point, mod(ref(LANE), warps)), dtype)),
-        LaneReduce(acc, rows.elements, combine, warps),
+        WarpReduce(acc, rows.elements, combine, warps),
     )
-    put = (Let(FIRST, mod(ref(LANE), rows.warp), (Branch(equal(ref(FIRST), num(0)), put),)),)
+    put = (Let(FIRST, mod(ref(LANE), rows.warp), (Branch(eq(ref(FIRST), num(0)), put),)),)
     return (*nodes, *put, Barrier(), *rows.each(take, vector=False))
 
 
@@ -76,7 +76,7 @@ def _apart(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     )  # fmt: skip
     nodes = wrapped((register(TOTAL, dtype),), nodes)
     if rows.count % rows.lanes:
-        nodes = (Branch(less(here, num(rows.count)), nodes),)
+        nodes = (Branch(lt(here, num(rows.count)), nodes),)
     nodes = (Let(SLOT, add(mul(ref(".share"), num(rows.lanes)), ref(LANE)), nodes),)
     shares = Loop(".share", ceil_div(rows.count, rows.lanes), LoopKind.UNROLL, nodes)
     fetch = rows.each((Compute(acc, rows.elements, Load(room, (num(0), slot, point), dtype)),), vector=False)

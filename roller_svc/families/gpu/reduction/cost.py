@@ -1,131 +1,13 @@
-"""The cost of rows reduced by threads, warps or blocks of a SIMT machine: bytes in flight against rows."""
+"""The cost of a reduction on a GPU: of rows that threads share, or of single points."""
 
 from __future__ import annotations
 
-import math
-
-from roller_svc.families.gpu.reduction.workload import LaneWalk, RowAccess, RowSpace
-from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
-from roller_svc.perf.footprint import Tile
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
-from roller_svc.perf.workload import Problem, address_ops
-
-SECTOR_BYTES = 32
-BLOCK_CYCLES = 50.0  # a core starts one block after another
-SHUFFLE_CYCLES = 30.0  # a shuffle and the operation that waits for it
-BARRIER_CYCLES = 60.0  # words into shared memory, a barrier, words out of it
-LOOP_OPS = 4.0  # a chunk's counter, address and bound
-OPS_A_FLOP = 1.5  # what a flop of a row needs beside itself: comparisons, moves, parts of functions
-CACHE_SHARE = 0.6  # of the last cache that rows under way may take and still be there for the next pass
+from roller_svc.families.common.gpu.row_cost import simt_reduction
+from roller_svc.families.common.gpu.row_space import RowSpace
+from roller_svc.families.common.gpu.serial_cost import simt_nest
+from roller_svc.perf.common import Costs, Launch
+from roller_svc.perf.workload import Workload
 
 
-def simt_reduction(p: Problem, rows: RowSpace, launch: Launch) -> Costs:
-    """Warps issue, caches and DRAM serve; the longest of them bounds, or the chain of a block's loads and joins."""
-    mach, hw = p.machine, p.machine.hw
-    walk = rows.walk(launch.block, launch.thread, launch.lanes, launch.split_k)
-    warp = hw.limits.warp_size
-    registers = rows.registers(launch.thread, walk, hw.limits)
-    needs = BlockNeeds(launch.threads, registers, rows.shared_bytes(walk, launch.lanes, launch.threads, warp))
-    resident = blocks_per_core(launch.compiled or needs, hw)
-    warps = -(-launch.threads // warp)
-    instructions = _thread_instructions(p, rows, launch, walk)
-    sectors = sum([_warp_sectors(rows, a, launch, walk, warp) for a in rows.accesses])
-    chain = _chain_cycles(p, rows, launch, walk)
-
-    def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
-        lsu = blocks * warps * sectors * SECTOR_BYTES / mach.first_cache_bytes_per_cycle
-        return max(issue, lsu, chain) + 0.1 * min(issue, chain)
-
-    waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
-    busy = min(launch.grid, resident * mach.cores)
-    dram, cache = _moved_bytes(p, rows, launch, walk, busy)
-    asked = busy * launch.threads * walk.together * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
-    in_flight = max(1.0, asked * min(1.0, dram / max(1.0, cache)))
-    last = mach.last_cache
-    return Costs(
-        core_s=mach.seconds(core_cycles),
-        core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        parts=(
-            ("fma", p.space.flops / mach.unit.flops_per_s),
-            (last.name if last else "cache", cache / (last.bytes_per_s if last else math.inf)),
-            ("dram", dram / streaming_bandwidth(mach, in_flight)),
-        ),
-        occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
-        waves=waves,
-        needs=needs,
-    )
-
-
-def _passes(access: RowAccess, walk: LaneWalk) -> int:
-    return 1 if walk.whole or not access.walks else access.passes
-
-
-def _thread_instructions(p: Problem, rows: RowSpace, launch: Launch, walk: LaneWalk) -> float:
-    flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + walk.run * walk.points * flops * OPS_A_FLOP
-    for access in rows.accesses:
-        if access.walks:
-            count = access.elements(launch.thread)
-            loads = -(-count // _width(p, access, count, launch.thread))
-            narrow = count if access.bytes < 4 else 0  # each is converted
-            repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.touched) / 4) + narrow)
-    join = walk.run + 2 * math.log2(launch.lanes) if rows.along else 2.0 * launch.lanes
-    return walk.rounds * repeated + rows.joins * walk.points * join + 40.0
-
-
-def _width(p: Problem, access: RowAccess, count: int, thread: Tile) -> int:
-    """Elements that one access of a thread moves."""
-    if access.fast is None or access.stride != 1:
-        return 1
-    return max(1, min(count, thread[access.fast], p.machine.hw.vector_bytes // access.bytes))
-
-
-def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: LaneWalk, warp: int) -> float:
-    """Sectors that a warp asks the cache for: neighbouring threads stand along the fast axis, then in other rows."""
-    count = access.elements(launch.thread)
-    times = walk.rounds * _passes(access, walk) if access.walks else 1
-    if access.fast is None:  # all neighbours read the same
-        return float(count * times)
-    own = min(count, launch.thread[access.fast])
-    neighbours = min(warp, launch.lanes if rows.along else launch.block[access.fast] // launch.thread[access.fast])
-    if rows.along and launch.lanes * walk.run >= rows.points:
-        neighbours = warp  # rows follow one another
-    reach = neighbours * own * access.bytes * (access.stride or warp)
-    groups = warp / neighbours * count / own
-    return times * min(float(warp * count), groups * max(1.0, reach / SECTOR_BYTES))
-
-
-def _chain_cycles(p: Problem, rows: RowSpace, launch: Launch, walk: LaneWalk) -> float:
-    """What one block needs however empty its core is: loads step by step, later passes from the cache, joins."""
-    mach = p.machine
-    first = mach.dram_latency_cycles
-    later = mach.last_cache.latency_cycles if mach.last_cache is not None else first
-    passes = max([_passes(a, walk) for a in rows.read], default=1)
-    loads = walk.steps * (first + (passes - 1) * later)
-    if rows.along:
-        far = BARRIER_CYCLES if launch.lanes > mach.hw.limits.warp_size else 0.0
-        join = math.log2(launch.lanes) * SHUFFLE_CYCLES + far
-    else:
-        join = 2 * BARRIER_CYCLES + launch.lanes * SHUFFLE_CYCLES / 8 if launch.lanes > 1 else 0.0
-    return loads + rows.joins * (join + walk.run * 4.0) + 0.4 * first
-
-
-def _moved_bytes(p: Problem, rows: RowSpace, launch: Launch, walk: LaneWalk, busy: int) -> tuple[float, float]:
-    """(bytes of DRAM, bytes of the last cache): a pass that finds rows gone reads them from DRAM once more."""
-    tile = tuple([
-        max(1, -(-e // launch.split_k)) if i == rows.inner else min(b, e)
-        for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))
-    ])  # fmt: skip
-    last = p.machine.last_cache
-    room = CACHE_SHARE * last.total_bytes if last is not None else 0.0
-    dram = cache = 0.0
-    for access in rows.accesses:
-        whole, block = access.moved_bytes(p.extents), access.moved_bytes(tile)
-        passes = _passes(access, walk)
-        cache += launch.grid * access.asked_bytes(tile) * passes
-        gone = 1.0 - min(1.0, room / max(1.0, busy * block))
-        evicted = max(0.0, 1.0 - room / max(1.0, whole))
-        again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole) - 1.0)) * evicted
-        dram += whole * (1.0 + (passes - 1) * gone + again / 4)
-    return dram + launch.workspace_bytes, cache
+def reduction_cost(p: Workload[RowSpace | None], launch: Launch) -> Costs:
+    return simt_nest(p, launch) if p.facts is None else simt_reduction(p, p.facts, launch)

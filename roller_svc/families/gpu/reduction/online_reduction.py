@@ -12,8 +12,8 @@ from roller_svc.analysis.online_reduction import Joint, JointKind
 from roller_svc.families.gpu.reduction.thread_mapping import LANE, PLACE, ROUND, RowWalk, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.index import given, less, num, ref
-from roller_svc.ir.program import JOINS, Combine, identity
+from roller_svc.ir.index import given, lt, num, ref
+from roller_svc.ir.program import COMBINE_OPS, Combine, identity
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
 from roller_svc.schedule.nest_statements import acc_name, register
 
@@ -132,7 +132,7 @@ class JointPass:
         """NaN, once it has come, is the extreme, and equal to nothing."""
         second, dtype = self.joint.second, self.joint.second.accumulator
         place = Cast(given(self.place, "place of the joint"), dtype, implicit=True)
-        join = JOINS[second.combine or Combine.MIN]
+        join = COMBINE_OPS[second.combine or Combine.MIN]
         better = OpKind.GT if self._combine is Combine.MAX else OpKind.LT
         other: Expr = self._second()
         if self._dtype.is_float:
@@ -187,7 +187,7 @@ class JointPass:
         rounds, rest = divmod(self.walk.chunks, self.walk.lanes)
         values: Expr = num(rounds)
         if rest:
-            values = Select(less(ref(LANE), num(rest)), num(rounds + 1), num(rounds), DType.INT32)
+            values = Select(lt(ref(LANE), num(rest)), num(rounds + 1), num(rounds), DType.INT32)
         count = Cast(values, self._dtype)
         mean = self._op(OpKind.DIV, self._first(), self._op(OpKind.MAX, count, self._number(1.0)))
         points = self._number(float(self.walk.chunks * self.walk.run))

@@ -11,9 +11,11 @@ from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, exceeds_grid, replaced
 from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.families.common.gpu.loop_rules import NestRules
-from roller_svc.families.gpu.reduction.workload import LaneWalk, RowSpace
+from roller_svc.families.common.gpu.row_space import LaneWalk, RowSpace
+from roller_svc.families.common.gpu.serial_rules import SimtNest
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
+from roller_svc.perf.workload import Workload
 
 MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operand lacks
 MAX_SUMS = 48  # accumulators of a thread, of 4 bytes
@@ -32,7 +34,7 @@ class SimtReduction(NestRules):
 
     def lane_choices(self) -> tuple[int, ...]:
         """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
-        limits = self.problem.machine.hw.limits
+        limits = self.workload.machine.hw.limits
         chunks = -(-self.rows.points // self.rows.run)
         if not self.rows.along:
             return tuple([n for n in APART_LANES if n <= chunks])
@@ -53,7 +55,7 @@ class SimtReduction(NestRules):
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """A warp a row, or a thread a row, a chunk at a time."""
-        p, rows = self.problem, self.rows
+        p, rows = self.workload, self.rows
         thread = tuple([rows.run if i == rows.inner else 1 for i in range(len(p.extents))])
         warp = p.machine.hw.limits.warp_size
         found = [(replaced(thread, rows.inner, rows.run * warp), Base(thread, warp))] if rows.along else []
@@ -68,12 +70,12 @@ class SimtReduction(NestRules):
             return (self.rows.width,)
         if axis not in self.rows.sharing:
             return (1,)
-        extent = self.problem.extents[axis]
+        extent = self.workload.extents[axis]
         whole = (extent,) if extent <= MAX_SHARED_POINTS else ()
         return (*[n for n in powers(MAX_SHARED_POINTS) if n < extent], *whole)
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        p, unit = self.problem, base.thread[axis]
+        p, unit = self.workload, base.thread[axis]
         if axis == self.rows.inner:
             chunk = unit * base.lanes
             rounds = -(-self.rows.points // chunk)
@@ -95,7 +97,7 @@ class SimtReduction(NestRules):
         return "registers per thread" if sums > MAX_SUMS and points > 1 else ""
 
     def _capacity_rule(self, walk: LaneWalk, base: Base, threads: int) -> str:
-        limits = self.problem.machine.hw.limits
+        limits = self.workload.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
         if threads > max(MAX_THREADS, base.lanes):
@@ -111,9 +113,9 @@ class SimtReduction(NestRules):
         return ""
 
     def _alignment_rule(self, block: Tile, threads: int) -> str:
-        if threads % self.problem.machine.hw.limits.warp_size:
+        if threads % self.workload.machine.hw.limits.warp_size:
             return "execution unit"
-        huge = exceeds_grid(self.problem, block)
+        huge = exceeds_grid(self.workload, block)
         return "grid size" if huge else ""
 
     # measures -------------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class SimtReduction(NestRules):
         points = 1
         for i in self.rows.spatial:
             points *= tile[i]
-        return Look(self.problem.touched.bytes(tile), moved / points, too_large, misaligned)
+        return Look(self.workload.touched.bytes(tile), moved / points, too_large, misaligned)
 
     def _thread_look(self, thread: Tile, lanes: int) -> Look:
         return self._measured(thread, self.rows.walk(thread, thread, lanes), self._thread_rule(thread))
@@ -135,4 +137,9 @@ class SimtReduction(NestRules):
     @property
     def _first(self) -> tuple[int | None, ...]:
         """Rows in flight before rows side by side, of these the vector axis."""
-        return (self.rows.inner, self.problem.fast)
+        return (self.rows.inner, self.workload.fast)
+
+
+def reduction_rules(workload: Workload[RowSpace | None]) -> SimtReduction | SimtNest:
+    """Rules for rows that threads share; for a single point, one thread a point."""
+    return SimtNest(workload) if workload.facts is None else SimtReduction(workload, workload.facts)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import JointKind, joints
-from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import joined_lanes, lane_rooms
 from roller_svc.families.gpu.reduction.online_reduction import JointPass
 from roller_svc.families.gpu.reduction.thread_mapping import (
@@ -26,7 +26,7 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, equal, num, ref
+from roller_svc.ir.index import add, ceil_div, eq, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Storage
@@ -46,7 +46,7 @@ from roller_svc.schedule.nest_statements import (
 REGISTERS_SPARE = 1.25
 
 
-def lower_reduction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
     rows = ThreadRows(group, program, hw.limits.warp_size)
     walks = {s.output: row_walk(s, group.outer, program) for s in group.statements}
@@ -56,7 +56,7 @@ def lower_reduction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec)
 
 def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold: as many as the model counts on, where there are so many."""
-    needs = planned_needs(group, program, hw)
+    needs = REDUCTION.planned_needs(group, program, hw)
     if needs is None:
         return 1
     needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTERS_SPARE))
@@ -150,9 +150,9 @@ class _Reduction:
             row = Compute(local_name(statement.output), self.rows.elements, value)
             nodes += self.rows.each((row,), vector=False)
             value = Load(local_name(statement.output), self.rows.elements, statement.type.dtype)
-        if statement.output not in self.group.locals:
+        if statement.output not in self.group.register_tensors:
             stored = self.rows.each((Compute(statement.output, self._index(statement, None), value),), guarded=True)
-            nodes += [Branch(equal(ref(LANE), num(0)), stored)] if self.rows.lanes > 1 else stored
+            nodes += [Branch(eq(ref(LANE), num(0)), stored)] if self.rows.lanes > 1 else stored
         return nodes
 
     def _reduced(self, statement: TensorExpr, walk: RowWalk) -> list[Node]:

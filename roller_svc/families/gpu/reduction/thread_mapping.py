@@ -20,7 +20,7 @@ from roller_svc.analysis.intervals import bounds
 from roller_svc.analysis.linear import Linear, expression, linear, span
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, children, loads_of, with_children
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.index import add, both, ceil_div, div, least, less, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, min_, mod, mul, num, ref
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
@@ -108,7 +108,7 @@ class ThreadRows:
 
     @property
     def lanes(self) -> int:
-        return self.program.lanes
+        return self.program.reduce_threads
 
     @property
     def points(self) -> int:
@@ -185,7 +185,7 @@ class ThreadRows:
         if guarded:
             inside: Expr | None = None
             for axis in self.group.outer:
-                inside = both(inside, None if axis in self.several else self._inside(axis))
+                inside = logical_and(inside, None if axis in self.several else self._inside(axis))
             nodes = _branch(inside, nodes)
         return nodes
 
@@ -207,19 +207,19 @@ class ThreadRows:
     def _at(self, axis: Axis, *, clamped: bool) -> Expr:
         first, unit = ref(_first(axis)), self._unit(axis)
         if unit > 1:
-            chunk = least(first, num(axis.extent // unit - 1)) if clamped else first
+            chunk = min_(first, num(axis.extent // unit - 1)) if clamped else first
             return add(mul(chunk, num(unit)), ref(_element(axis)))
         place: Expr = first
         if axis in self.several:
             place = add(first, mul(ref(_element(axis)), num(self._threads(axis))))
-        return least(place, num(axis.extent - 1)) if clamped else place
+        return min_(place, num(axis.extent - 1)) if clamped else place
 
     def _inside(self, axis: Axis) -> Expr | None:
         if not self._is_ragged(axis):
             return None
         if (unit := self._unit(axis)) > 1:
-            return less(ref(_first(axis)), num(axis.extent // unit))
-        return less(self._at(axis, clamped=False), num(axis.extent))
+            return lt(ref(_first(axis)), num(axis.extent // unit))
+        return lt(self._at(axis, clamped=False), num(axis.extent))
 
     def _first_of(self, axis: Axis) -> Expr:
         """The thread's first place; of neighbours: the number of its run."""
@@ -311,7 +311,7 @@ class RowWalk:
             nodes += self._rounds(num(done), whole - done, visit())
         if self.rounds > whole:
             chunk = add(num(whole * self.lanes), ref(LANE))
-            last = Branch(less(ref(CHUNK), num(self.chunks)), self._positions(visit()))
+            last = Branch(lt(ref(CHUNK), num(self.chunks)), self._positions(visit()))
             nodes.append(Let(ROUND, num(whole), (Let(CHUNK, chunk, (last,)),)))
         return tuple(nodes)
 
@@ -340,8 +340,8 @@ def row_walk(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) 
     axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
     run = program.thread[inner.name]
     run = run if axes[-1].extent % run == 0 else 1
-    together = ceil_div(program.block[inner.name], program.lanes * run)
-    return RowWalk(axes, run, program.lanes, max(1, min(together, MAX_TOGETHER)))
+    together = ceil_div(program.block[inner.name], program.reduce_threads * run)
+    return RowWalk(axes, run, program.reduce_threads, max(1, min(together, MAX_TOGETHER)))
 
 
 def _position(axis: int) -> str:

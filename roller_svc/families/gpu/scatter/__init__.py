@@ -1,1 +1,16 @@
-"""Loop nests with data-dependent writes, and single points, on a GPU."""
+"""Scatters on a GPU: writes whose index is data."""
+
+from __future__ import annotations
+
+from roller_svc.families.common.gpu.serial_cost import simt_nest
+from roller_svc.families.common.gpu.serial_rules import SimtNest
+from roller_svc.families.family import Family
+from roller_svc.families.gpu.scatter.workload import prepare
+
+SCATTER = Family(
+    name="gpu/scatter",
+    prepare=prepare,
+    rules=lambda workload: SimtNest(workload),
+    cost=simt_nest,
+    can_split=False,
+)

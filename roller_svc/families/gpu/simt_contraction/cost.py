@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from roller_svc.construct.rules import at
 from roller_svc.families.gpu.simt_contraction.workload import (
     BARRIER_CYCLES,
+    SimtFacts,
     SimtFeed,
     Staged,
     Step,
@@ -18,7 +20,7 @@ from roller_svc.perf.common import Costs, Launch, load_latency_cycles, resident_
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import DIVISION_OPS, Operand, Problem
+from roller_svc.perf.workload import DIVISION_OPS, Operand, Workload
 
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
 # Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
@@ -35,7 +37,7 @@ DIVIDING = 10.0  # where rows of a factor are found by divisions
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
 
 
-def simt_contraction(p: Problem, launch: Launch) -> Costs:
+def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     """ROLLER §5 of the design notes: waves of blocks, each a chain of staged steps."""
     mach, hw = p.machine, p.machine.hw
     needs = block_needs(p, launch)
@@ -70,38 +72,38 @@ def simt_contraction(p: Problem, launch: Launch) -> Costs:
     )
 
 
-def block_steps(p: Problem, launch: Launch) -> int:
+def block_steps(p: Workload[SimtFacts], launch: Launch) -> int:
     """Staged steps of one block."""
     depth = -(-p.extent(p.k) // launch.split_k)
-    return -(-depth // _at(launch.block, p.k))
+    return -(-depth // at(launch.block, p.k))
 
 
-def steps_ahead(p: Problem, block: Tile, stages: int) -> int:
+def steps_ahead(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
     """How many steps before its use a tile is asked for: what goes through registers, one at most."""
-    if p.simt is None:
+    if p.facts.feeds is None:
         return min(stages - 1, 1)
-    copied = p.simt.a.is_async(_at(block, p.m)) and p.simt.b.is_async(_at(block, p.n))
+    copied = p.facts.feeds.a.is_async(at(block, p.m)) and p.facts.feeds.b.is_async(at(block, p.n))
     return stages - 1 if copied else min(stages - 1, 1)
 
 
 # what a block takes ------------------------------------------------------------------------------------------------
-def block_needs(p: Problem, launch: Launch) -> BlockNeeds:
-    bm, bn, bk = (_at(launch.block, axis) for axis in (p.m, p.n, p.k))
-    registers = thread_registers(p, _at(launch.thread, p.m), _at(launch.thread, p.n))
+def block_needs(p: Workload[SimtFacts], launch: Launch) -> BlockNeeds:
+    bm, bn, bk = (at(launch.block, axis) for axis in (p.m, p.n, p.k))
+    registers = thread_registers(p, at(launch.thread, p.m), at(launch.thread, p.n))
     stages = min(launch.stages, block_steps(p, launch))
     needed = registers.of(bm * bk / launch.threads, bn * bk / launch.threads)
     return BlockNeeds(launch.threads, needed, stages * stage_bytes(p, launch.block))
 
 
-def thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+def thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> ThreadRegisters:
     """Of a thread with that tile; remembered."""
-    known = p.simt_registers.get((thread_m, thread_n))
+    known = p.facts.registers.get((thread_m, thread_n))
     if known is None:
-        known = p.simt_registers[thread_m, thread_n] = _thread_registers(p, thread_m, thread_n)
+        known = p.facts.registers[thread_m, thread_n] = _thread_registers(p, thread_m, thread_n)
     return known
 
 
-def _thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegisters:
+def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> ThreadRegisters:
     """What a thread cannot do without: accumulators, two columns and rows of operands, overhead, and what is staged.
 
     ROLLER §3.3 counts m·n + m + n; of the operands those of the next row are loaded while one is multiplied. Fitted to
@@ -115,9 +117,9 @@ def _thread_registers(p: Problem, thread_m: int, thread_n: int) -> ThreadRegiste
         return ThreadRegisters(
             (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
         )  # fmt: skip
-    a, b = (_staged(feed, words) for feed in ((p.simt.a, p.simt.b) if p.simt else (None, None)))
+    a, b = (_staged(feed, words) for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else (None, None)))
     overhead = min(float(overhead_registers(limits)), LEAST_OVERHEAD + a.fixed + b.fixed)
-    divided = sum(DIVIDING for feed in ((p.simt.a, p.simt.b) if p.simt else ()) if feed.divided)
+    divided = sum(DIVIDING for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else ()) if feed.divided)
     return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
 
 
@@ -130,38 +132,38 @@ def _staged(feed: SimtFeed | None, words: int) -> Staged:
     return Staged(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
 
 
-def stage_bytes(p: Problem, block: Tile) -> int:
+def stage_bytes(p: Workload[SimtFacts], block: Tile) -> int:
     """Shared memory of one stage: As[bk][bm + padding] and Bs[bk][bn + padding] in the compute type."""
-    rows = staged_row_bytes(_at(block, p.m), p) + staged_row_bytes(_at(block, p.n), p)
-    return _at(block, p.k) * rows
+    rows = staged_row_bytes(at(block, p.m), p) + staged_row_bytes(at(block, p.n), p)
+    return at(block, p.k) * rows
 
 
-def staged_row_bytes(elements: int, p: Problem) -> int:
+def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
     """One row of a staged tile with its padding; memory without banks needs none."""
     banked = p.machine.hw.block_level.banks > 1
     return (staged_row(elements, p.elem_bytes) if banked else elements) * p.elem_bytes
 
 
 # time -------------------------------------------------------------------------------------------------------------
-def block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
+def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> Step:
     """Of a block with that tile of so many threads with theirs; remembered."""
-    known = p.simt_steps.get((block, thread, threads))
+    known = p.facts.steps.get((block, thread, threads))
     if known is None:
-        known = p.simt_steps[block, thread, threads] = _block_step(p, block, thread, threads)
+        known = p.facts.steps[block, thread, threads] = _block_step(p, block, thread, threads)
     return known
 
 
-def _block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
+def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> Step:
     mach = p.machine
-    bm, bn, bk = (_at(block, axis) for axis in (p.m, p.n, p.k))
-    tm, tn = _at(thread, p.m), _at(thread, p.n)
+    bm, bn, bk = (at(block, axis) for axis in (p.m, p.n, p.k))
+    tm, tn = at(thread, p.m), at(thread, p.n)
     warp = mach.hw.limits.warp_size
     warps = -(-threads // warp)
     groups = [neighbours(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
     read = sum(t * REQUESTS[g > 1] for t, g in zip((tm, tn), groups, strict=True))
-    inner = p.simt.inner_member(bk) if p.simt else None
-    staging = _staging_ops(p, p.simt.a if p.simt else None, p.a, (bm, bk, threads), inner)
-    staging += _staging_ops(p, p.simt.b if p.simt else None, p.b, (bn, bk, threads), inner)
+    inner = p.facts.feeds.inner_member(bk) if p.facts.feeds else None
+    staging = _staging_ops(p, p.facts.feeds.a if p.facts.feeds else None, p.a, (bm, bk, threads), inner)
+    staging += _staging_ops(p, p.facts.feeds.b if p.facts.feeds else None, p.b, (bn, bk, threads), inner)
     issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
     in_flight = -(-(bm + bn) * bk // threads)
     multiplied = MULTIPLIED * staging if warp > 1 else 0.0
@@ -175,7 +177,7 @@ def _block_step(p: Problem, block: Tile, thread: Tile, threads: int) -> Step:
 
 
 def _staging_ops(
-    p: Problem, feed: SimtFeed | None, operand: Operand, tile: tuple[int, int, int], inner: Axis | None
+    p: Workload[SimtFacts], feed: SimtFeed | None, operand: Operand, tile: tuple[int, int, int], inner: Axis | None
 ) -> float:
     """Instructions of all threads for one factor in one step; `tile`: its columns and rows, the block's threads."""
     columns, rows, threads = tile
@@ -197,31 +199,27 @@ def _staging_ops(
     return elements / width * (each + PLACE_OPS) + divisions
 
 
-def _step_bytes(p: Problem, launch: Launch) -> float:
+def _step_bytes(p: Workload[SimtFacts], launch: Launch) -> float:
     """Bytes that one step of a block asks of the last cache, in whole transactions."""
     return p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block)
 
 
-def _epilogue_cycles(p: Problem, launch: Launch) -> float:
+def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
     """Stores of one block, and the epilogue's reads: neighbours along n by one instruction, with its addresses."""
     words = register_words(p.space.compute_dtype)
     wide = 1
     if p.n is not None and p.machine.hw.limits.warp_size > 1:
         lead = p.space.axes[p.n].members[-1].extent
-        wide = math.gcd(lead, neighbours(_at(launch.thread, p.n), p.elem_bytes))
+        wide = math.gcd(lead, neighbours(at(launch.thread, p.n), p.elem_bytes))
     per_point = len(p.rest.tensors) * (2.0 / wide + words) + p.rest.address_ops / wide
-    points = _at(launch.block, p.m) * _at(launch.block, p.n)
+    points = at(launch.block, p.m) * at(launch.block, p.n)
     return points * per_point / (p.machine.hw.limits.warp_size * p.machine.issue_per_cycle)
 
 
-def _dram_bytes(p: Problem, launch: Launch, resident: int) -> float:
+def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
     """Compulsory traffic, and what concurrent blocks do not share through the last cache (§5, t_dram)."""
-    grid_m, grid_n = (-(-p.extent(axis) // _at(launch.block, axis)) for axis in (p.m, p.n))
+    grid_m, grid_n = (-(-p.extent(axis) // at(launch.block, axis)) for axis in (p.m, p.n))
     tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
     a = resident_bytes(p.machine, p.a.total_bytes, grid_n / wide)
     b = resident_bytes(p.machine, p.b.total_bytes, grid_m / tall)
     return p.rest.total_bytes + a + b
-
-
-def _at(tile: Tile, axis: int | None) -> int:
-    return 1 if axis is None else tile[axis]

@@ -16,11 +16,11 @@ from roller_svc.families.gpu.simt_contraction.cost import (
     steps_ahead,
     thread_registers,
 )
-from roller_svc.families.gpu.simt_contraction.workload import ThreadRegisters
+from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
@@ -38,19 +38,19 @@ LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle on
 
 @dataclass(frozen=True, slots=True)
 class SimtContraction:
-    problem: Problem
+    workload: Workload[SimtFacts]
 
     def lane_choices(self) -> tuple[int, ...]:
         return (1,)
 
     def thread_stage(self, lanes: int) -> Stage:
-        p = self.problem
-        steps = steps_along(self.problem, {
+        p = self.workload
+        steps = steps_along(self.workload, {
             axis: powers(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name,
-            names=axis_names(self.problem),
+            names=axis_names(self.workload),
             steps=steps,
             rank=tuple(range(len(steps))),
             look=self._thread_look,
@@ -59,7 +59,7 @@ class SimtContraction:
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
-        p = self.problem
+        p = self.workload
         most = WIDE_BASES if p.machine.hw.limits.warp_size >= WIDE_WARP else MAX_BASES
         tiles = [*grown.large, *grown.border][:most]
         rows, columns = p.extent(p.m), p.extent(p.n)
@@ -72,7 +72,7 @@ class SimtContraction:
         return [t for t in dict.fromkeys(tiles) if not self._register_rule(t)]
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         axes = {p.k: self._k_steps()} if p.k is not None else {}
         for axis in (p.m, p.n):
             if axis is not None:
@@ -83,8 +83,8 @@ class SimtContraction:
         block = self._block(base)
         return Stage(
             level=p.machine.hw.block_level.name,
-            names=axis_names(self.problem),
-            steps=steps_along(self.problem, axes),
+            names=axis_names(self.workload),
+            steps=steps_along(self.workload, axes),
             rank=tuple(range(len(p.extents))),
             look=block.look,
             saturates=block.saturates,
@@ -95,7 +95,7 @@ class SimtContraction:
 
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """Buffers that keep memory ahead of the multiplications, as far as they cost no resident block."""
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         if limits.warp_size == 1:
             return (PLAIN,)
         threads = math.prod(block[i] // base.thread[i] for i in p.spatial)
@@ -116,7 +116,7 @@ class SimtContraction:
     def _raster(self, block: Tile, resident: int) -> int:
         """Rows of blocks that make those at work at once about square in what they read (§5, t_dram), where all that
         they would read otherwise does not stay in the last cache."""
-        p, cache = self.problem, self.problem.machine.last_cache
+        p, cache = self.workload, self.workload.machine.last_cache
         rows, columns = (-(-p.extent(i) // at(block, i)) for i in (p.m, p.n))
         at_once = p.machine.cores * resident
         if cache is None or rows == 1 or at_once >= rows * columns or p.b.total_bytes <= cache.total_bytes // 2:
@@ -126,7 +126,7 @@ class SimtContraction:
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp of threads along n, then along m."""
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
         warp = p.machine.hw.limits.warp_size
         k = K_STEPS[0] if p.k is not None else 1
@@ -135,11 +135,11 @@ class SimtContraction:
 
     def _thread_look(self, thread: Tile) -> Look:
         """Bytes in registers; bytes read from the staged tile for one multiply-add."""
-        m, n, size = at(thread, self.problem.m), at(thread, self.problem.n), self.problem.elem_bytes
+        m, n, size = at(thread, self.workload.m), at(thread, self.workload.n), self.workload.elem_bytes
         return Look((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
     def _register_rule(self, thread: Tile) -> str:
-        p = self.problem
+        p = self.workload
         registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED, LEAST_STAGED)
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
@@ -148,27 +148,27 @@ class SimtContraction:
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Multiply-adds take as long as reading their operands from the staged tile."""
-        mach = self.problem.machine
-        m, n = at(thread, self.problem.m), at(thread, self.problem.n)
-        operands = (m + n) * self.problem.elem_bytes / mach.staged_bytes_per_cycle
+        mach = self.workload.machine
+        m, n = at(thread, self.workload.m), at(thread, self.workload.n)
+        operands = (m + n) * self.workload.elem_bytes / mach.staged_bytes_per_cycle
         return m * n / mach.fma_per_cycle >= 0.95 * operands
 
     def _block(self, base: Base) -> _Block:
-        limits = self.problem.machine.hw.limits
+        limits = self.workload.machine.hw.limits
         most, rule = min(
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
             (MAX_THREADS, "barrier cost"),
         )
-        m, n = at(base.thread, self.problem.m), at(base.thread, self.problem.n)
-        return _Block(self.problem, m, n, most, rule, thread_registers(self.problem, m, n))
+        m, n = at(base.thread, self.workload.m), at(base.thread, self.workload.n)
+        return _Block(self.workload, m, n, most, rule, thread_registers(self.workload, m, n))
 
     def _least_count(self) -> int:
         """Threads along m and along n from which growth starts: a quarter warp, where blocks hold several warps."""
-        return 4 if self.problem.machine.hw.limits.max_threads_per_block >= 64 else 1
+        return 4 if self.workload.machine.hw.limits.max_threads_per_block >= 64 else 1
 
     def _k_steps(self) -> Tile:
         """Second alignment: a step along k is at least one transaction of the narrowest factor."""
-        p = self.problem
+        p = self.workload
         narrow = min((t.elem_bytes for t in (*p.a.tensors, *p.b.tensors)), default=4)
         least = min(K_STEPS[-1], max(K_STEPS[0], p.machine.dram.transaction_bytes // (4 * narrow)))
         depth = p.extent(p.k)
@@ -180,7 +180,7 @@ class SimtContraction:
 class _Block:
     """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads, named `thread_rule`."""
 
-    problem: Problem
+    workload: Workload[SimtFacts]
     thread_m: int
     thread_n: int
     most_threads: int
@@ -190,7 +190,7 @@ class _Block:
 
     def look(self, block: Tile) -> Look:
         """Staged bytes with bank padding, bytes loaded from outside for one multiply-add, broken rules."""
-        p = self.problem
+        p = self.workload
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         staged = k * (self._row(m) + self._row(n))
         threads = (m // self.thread_m) * (n // self.thread_n)
@@ -202,33 +202,33 @@ class _Block:
     def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
         if threads > self.most_threads:
             return self.thread_rule
-        fits = staged_bytes <= self.problem.machine.hw.limits.shared_bytes_per_block
+        fits = staged_bytes <= self.workload.machine.hw.limits.shared_bytes_per_block
         return "" if fits else "shared memory"
 
     def _alignment_rule(self, block: Tile, threads: int, each: float) -> str:
         """What a thread stages, `each` of a row or column of the block, shrinks as blocks grow along m and n, and grows
         with the step along k."""
-        limits = self.problem.machine.hw.limits
+        limits = self.workload.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
-        registers = self.registers.of(at(block, self.problem.m) * each, at(block, self.problem.n) * each)
+        registers = self.registers.of(at(block, self.workload.m) * each, at(block, self.workload.n) * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
         if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:
             return "registers per core"
-        if exceeds_grid(self.problem, block):
+        if exceeds_grid(self.workload, block):
             return "grid size"
         return ""
 
     def _row(self, elements: int) -> int:
         known = self._rows.get(elements)
         if known is None:
-            known = self._rows[elements] = staged_row_bytes(elements, self.problem)
+            known = self._rows[elements] = staged_row_bytes(elements, self.workload)
         return known
 
     def saturates(self, block: Tile) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
         if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:
             return False

@@ -11,22 +11,22 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import operands
-from roller_svc.compiler.post_compile import planned_needs
 from roller_svc.families.common.view import View, decoded
+from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, Staging
 from roller_svc.families.gpu.simt_contraction.workload import neighbours, simt_feeds
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
-from roller_svc.ir.hardware import Family, HardwareSpec
-from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    AwaitCopies,
     Barrier,
     Branch,
-    CommitCopies,
     Compute,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
     Let,
     Loop,
     LoopKind,
@@ -42,10 +42,10 @@ SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
 MAX_UNROLLED, MAX_IN_LINE = 512, 1024
 # Passes over the rows of a step that stay a loop. LLVM moves products of a straight line behind the branch that follows
 # it, where they are used next, but not what they read from shared memory, all of which then waits in registers.
-PASSES = {Family.AMD: 2}
+PASSES = {TargetKind.AMD: 2}
 
 
-def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
     view = View.of(group, program)
     feeds = simt_feeds(program.space, operands(group), hw.arch)
@@ -56,7 +56,7 @@ def lower_contraction_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpe
         for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
     )
     kernel = _Kernel(view, program, steps, stagings, warp, PASSES.get(hw.family, 1))
-    needs = planned_needs(group, program, hw)
+    needs = SIMT_CONTRACTION.planned_needs(group, program, hw)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
     return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
 
@@ -147,7 +147,7 @@ class _Kernel:
             else:
                 begin += self._if_any(following, staging.fetches(following))
                 end += self._if_any(following, staging.stores(mod(following, self._buffers)))
-        wait = (AwaitCopies(ahead - 1),) if self._committed() else ()
+        wait = (CpAsyncWaitGroup(ahead - 1),) if self._committed() else ()
         nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._committed(), self._multiply(), *end)
         for staging in reversed(self.stagings):
             nodes = staging.registers(nodes)
@@ -162,17 +162,17 @@ class _Kernel:
                 nodes += staging.copies(step, num(0))
             else:
                 nodes += staging.registers((*staging.fetches(step), *staging.stores(num(0))))
-        wait = (AwaitCopies(0),) if self._committed() else ()
+        wait = (CpAsyncWaitGroup(0),) if self._committed() else ()
         nodes = (*nodes, *self._committed(), *wait, Barrier(), self._multiply())
         if self.steps.count > 1:
             nodes = (*nodes, Barrier())
         return (Loop("k.step", self.steps.count, LoopKind.SERIAL, nodes),)
 
     def _committed(self) -> tuple[Node, ...]:
-        return (CommitCopies(),) if any(staging.is_async for staging in self.stagings) else ()
+        return (CpAsyncCommitGroup(),) if any(staging.is_async for staging in self.stagings) else ()
 
     def _if_any(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return (Branch(less(step, num(self.steps.count)), nodes),)
+        return (Branch(lt(step, num(self.steps.count)), nodes),)
 
     # compute ---------------------------------------------------------------------------------------------------------
     def _column(self, axis: TileAxis, group: Expr) -> Expr:
@@ -223,7 +223,7 @@ class _Kernel:
         total = Load(ACC, (ref("m.element"), element), view.dtype)
         lanes = Loop("n.lane", width, LoopKind.VECTOR, ())
         nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
-        if inside := both(self._inside(view.m), self._inside(view.n)):
+        if inside := logical_and(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
         return self._each_row((self._each_piece(width, nodes),))
 
@@ -245,7 +245,7 @@ class _Kernel:
 
     def _inside(self, axis: TileAxis) -> Expr | None:
         ragged = axis.extent % self._block(axis)
-        return less(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None
+        return lt(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None
 
 
 def _warp_shapes(warp: int) -> list[tuple[int, int]]:

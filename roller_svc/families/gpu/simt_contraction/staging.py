@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand
-from roller_svc.errors import existing
+from roller_svc.errors import require
 from roller_svc.families.common.view import member_values
 from roller_svc.families.gpu.simt_contraction.workload import K_NEIGHBOURS, SimtFeed, fused_stride, staged_row
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Axis, TensorType
-from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ class Staging:
     # nodes -----------------------------------------------------------------------------------------------------------
     def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         """Begins to fill a buffer, asynchronously."""
-        source = existing(self._source(step, num(0)), "source of what is copied")
-        guard = both(self._inside(step), self.operand.guard)
-        node = Copy(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
+        source = require(self._source(step, num(0)), "source of what is copied")
+        guard = logical_and(self._inside(step), self.operand.guard)
+        node = CpAsync(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
         together = max(n for n in range(1, ROUNDS_TOGETHER + 1) if self._rounds % n == 0)
         return self._each(self._placed(step, (source, guard), node), together)
 
@@ -133,7 +133,7 @@ class Staging:
         lane: Expr = ref(".lane") if self.width > 1 else num(0)
         source = self._source(step, lane)
         value: Expr = source or self.operand.factor
-        guard = both(self._inside(step), self.operand.guard if source else None)
+        guard = logical_and(self._inside(step), self.operand.guard if source else None)
         used = (value, guard)
         if value.dtype is not self._held:
             value = Cast(value, self._held, implicit=True)
@@ -176,7 +176,7 @@ class Staging:
         nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
         if self._items % self.threads:
             item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
-            nodes = (Branch(less(item, num(self._items)), nodes),)
+            nodes = (Branch(lt(item, num(self._items)), nodes),)
         if together == self._rounds:
             return (Loop(".round", together, LoopKind.UNROLL, nodes),)
         nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
@@ -228,9 +228,9 @@ class Staging:
         return (Let(".place", add(mul(block, num(self.columns)), ref(".column")), nodes),)
 
     def _inside(self, step: Expr) -> Expr | None:
-        return both(
-            less(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.is_ragged else None,
-            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.columns else None,
+        return logical_and(
+            lt(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.is_ragged else None,
+            lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.columns else None,
         )
 
     def _source(self, step: Expr, lane: Expr) -> Load | None:

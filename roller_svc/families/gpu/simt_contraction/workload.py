@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from roller_svc.analysis.operand import Operand
+from roller_svc.analysis.operand import Operand, operands
 from roller_svc.families.common.gpu.matrix.tile import FIRST_ASYNC
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Load, axes_of
-from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
-from roller_svc.ir.hardware import Arch
+from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis, TileSpace
+from roller_svc.ir.hardware import Arch, UnitKind
 from roller_svc.ir.program import Axis
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.workload import Workload
 
 # Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
 # it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 4 to 9 % slow (docs/model.md).
@@ -201,3 +203,24 @@ def fused_stride(load: Load, axis: TileAxis, shape: tuple[int, ...]) -> int | No
             return None
         points *= member.extent
     return step
+
+
+@dataclass(frozen=True, slots=True)
+class SimtFacts:
+    """How operands are staged; None on units that are not FMA units.
+
+    `registers` caches what threads of (rows, columns) hold; `steps` what (block's tile, thread's tile, threads) take.
+    """
+
+    feeds: SimtFeeds | None
+    registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
+    steps: dict[tuple[Tile, Tile, int], Step] = field(default_factory=dict, compare=False)
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[SimtFacts] | None:
+    """Prepare a contraction on the FMA units of a GPU; None for any other group or unit."""
+    unit, hw = base.machine.unit, base.machine.hw
+    if not base.machine.simt or unit.is_matrix or group.attention is not None or not base.is_contraction:
+        return None
+    feeds = simt_feeds(base.space, operands(group), hw.arch) if unit.kind is UnitKind.FMA else None
+    return base.with_facts(SimtFacts(feeds))

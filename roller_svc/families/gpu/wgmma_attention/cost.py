@@ -7,8 +7,15 @@ between beside these and beside other warpgroups' products (FlashAttention-3: Sh
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from roller_svc.errors import InvariantError
+from roller_svc.construct.rules import at
+from roller_svc.families.common.gpu.attention.terms import (
+    EXPONENTIALS_PER_CYCLE,
+    attended_bytes,
+    share_seen,
+    weighing_slots,
+)
 from roller_svc.families.common.gpu.attention.tile import USUAL_OPERATIONS
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
@@ -16,35 +23,28 @@ from roller_svc.families.common.gpu.matrix.terms import (
     STEP_OPS,
     Step,
     alone,
-    at,
     core_share,
     epilogue_memory_cycles,
     fill,
     last_cache_share,
     shared_latency_cycles,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launched_registers
-from roller_svc.families.gpu.mma_attention.cost import (
-    EXPONENTIALS_PER_CYCLE,
-    attended_bytes,
-    share_seen,
-    weighing_slots,
-)
-from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, GroupedAttention
-from roller_svc.families.gpu.wgmma_contraction.cost import (
+from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_CYCLES,
     BOX_LATENCY_CYCLES,
     PRODUCER_SLOT_CYCLES,
     STEP_CYCLES,
     handing_cycles,
 )
+from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launched_registers
+from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, GroupedAttention
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 # Of the time that weights take the schedulers or the function units, the share that no product hides. Assumed: it puts
 # 128 features at 605 TFLOP/s of an H100, between what FlashAttention-3 reaches where only warpgroups or only the steps
@@ -59,9 +59,9 @@ BESIDE_REGISTERS = 36
 MANY_FEATURE_STEPS, FEATURE_STEP_REGISTERS = 8, 1.5
 
 
-def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Costs:
+def wgmma_attention(p: Workload[GroupedAttention], launch: Launch) -> Costs:
     """Waves of blocks, each a chain of steps over the keys that its rows see."""
-    mach, hw = p.machine, p.machine.hw
+    mach, hw, known = p.machine, p.machine.hw, p.facts
     tile = group_block(p, launch.block, launch.stages)
     needs = block_needs(tile, known)
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -95,12 +95,10 @@ def wgmma_attention(p: Problem, known: GroupedAttention, launch: Launch) -> Cost
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def group_block(p: Problem, block: Tile, stages: int) -> AttentionGroupTile:
+def group_block(p: Workload[GroupedAttention], block: Tile, stages: int) -> AttentionGroupTile:
     """The tile of a block of those extents."""
-    if p.attention_groups is None:
-        raise InvariantError("a problem of warpgroups was prepared without attention's factors")
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
-    return p.attention_groups.tile((at(block, p.m), at(block, p.n), at(block, p.k), block[features]), stages)
+    return p.facts.tile((at(block, p.m), at(block, p.n), at(block, p.k), block[features]), stages)
 
 
 def consumer_registers(tile: AttentionGroupTile, known: GroupedAttention) -> int:
@@ -118,7 +116,7 @@ def block_needs(tile: AttentionGroupTile, known: GroupedAttention) -> BlockNeeds
     return BlockNeeds(tile.threads, registers, tile.shared_bytes)
 
 
-def _product_cycles(p: Problem, tile: AttentionGroupTile) -> float:
+def _product_cycles(p: Workload[Any], tile: AttentionGroupTile) -> float:
     return tile.m * tile.keys * (tile.features + tile.n) / p.machine.fma_per_cycle
 
 
@@ -126,7 +124,7 @@ def _exponential_cycles(tile: AttentionGroupTile) -> float:
     return tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
 
 
-def _step(p: Problem, known: GroupedAttention, tile: AttentionGroupTile, block: Tile) -> Step:
+def _step(p: Workload[Any], known: GroupedAttention, tile: AttentionGroupTile, block: Tile) -> Step:
     mach, found = p.machine, known.found
     producer, pipe = _producer(p, known, tile)
     size = tile.q.dtype.bytes
@@ -158,7 +156,7 @@ def _waits(mach: Machine) -> float:
     return STEP_CYCLES + 2 * BARRIER_CYCLES + shared_latency_cycles(mach)
 
 
-def _producer(p: Problem, known: GroupedAttention, tile: AttentionGroupTile) -> tuple[float, float]:
+def _producer(p: Workload[Any], known: GroupedAttention, tile: AttentionGroupTile) -> tuple[float, float]:
     """Cycles of the producer's warps in one step, and of the core's memory pipe."""
     cycles = pipe = 0.0
     for room, feed in ((tile.k, known.found.k), (tile.v, known.found.v)):

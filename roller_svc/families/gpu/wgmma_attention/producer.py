@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller_svc.errors import InvariantError, existing
+from roller_svc.construct.rules import MIN_MATRIX_STAGES
+from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.attention.softmax import KEY_STEP
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, Steps
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.terms import LEAST_STAGES
 from roller_svc.families.common.gpu.matrix.tile import Feed
 from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, TURN
@@ -26,10 +26,20 @@ from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile,
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, div, equal, less, mod, mul, num, ref, sub
-from roller_svc.ir.rprogram import WARPGROUP
-from roller_svc.ir.schedule import AwaitCopies, Branch, CommitCopies, Let, Loop, LoopKind, Node, Scope, Storage
-from roller_svc.ir.schedule_hopper import ArriveBarrier, AwaitBarrier, FenceAsync, FenceBarriers, InitBarrier
+from roller_svc.ir.index import add, div, eq, lt, mod, mul, num, ref, sub
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.schedule import (
+    Branch,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Scope,
+    Storage,
+)
+from roller_svc.ir.schedule_hopper import FenceMbarrierInit, FenceProxyAsync, MbarrierArrive, MbarrierInit, MbarrierWait
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 
 QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
@@ -78,13 +88,13 @@ class Supply:
     def filled(self, slot: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot: one thread asks for boxes, or all threads copy."""
         if isinstance(self.feed, RingStaging):
-            return (*self.feed.copies(self.step, slot), CommitCopies())
-        expect = ArriveBarrier(self.full, (slot,), bytes=self.operand.bytes)
+            return (*self.feed.copies(self.step, slot), CpAsyncCommitGroup())
+        expect = MbarrierArrive(self.full, (slot,), expect_tx_bytes=self.operand.bytes)
         return (expect, *self.feed.loads(self.step, slot))
 
     def arrived(self, slot: Expr, pending: int) -> tuple[Node, ...]:
         """What threads copied to the slot is there, `pending` groups of copies having begun since."""
-        return (AwaitCopies(pending), FenceAsync(), ArriveBarrier(self.full, (slot,)))
+        return (CpAsyncWaitGroup(pending), FenceProxyAsync(), MbarrierArrive(self.full, (slot,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +123,17 @@ class AttentionRing:
         nodes: tuple[Node, ...] = ()
         for supply in (self.q, self.k, self.v):
             index = (ref(".stage"),)
-            filling = 1 if supply.is_bulk else WARPGROUP
+            filling = 1 if supply.is_bulk else WARPGROUP_THREADS
             emptying = WARPS * self.tile.consumers
-            barriers = (InitBarrier(supply.full, index, filling), InitBarrier(supply.empty, index, emptying))
+            barriers = (MbarrierInit(supply.full, index, filling), MbarrierInit(supply.empty, index, emptying))
             nodes += (Loop(".stage", supply.slots, LoopKind.UNROLL, barriers),)
-        first = Op(OpKind.LAND, (equal(ref(GROUP), num(0)), equal(ref(THREAD), num(0))), DType.INT8)
-        return Branch(first, (*nodes, FenceBarriers()))
+        first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
+        return Branch(first, (*nodes, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------
     def begun(self) -> tuple[Node, ...]:
         """Queries of a visit, once for all its steps."""
-        nodes = (AwaitBarrier(self.q.empty, (num(0),), sub(num(1), self._visit_parity)), *self.q.filled(num(0)))
+        nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._visit_parity)), *self.q.filled(num(0)))
         return self._by_one(nodes) if self.q.is_bulk else (*nodes, *self.q.arrived(num(0), 0))
 
     def filled(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
@@ -131,7 +141,7 @@ class AttentionRing:
         staged = [supply for supply in (self.k, self.v) if not supply.is_bulk]
         nodes: tuple[Node, ...] = ()
         for supply in (self.k, self.v):
-            free = AwaitBarrier(supply.empty, (ref(SLOT),), sub(num(1), parity(self.tile)))
+            free = MbarrierWait(supply.empty, (ref(SLOT),), sub(num(1), parity(self.tile)))
             fill = (free, *supply.filled(ref(SLOT)))
             if not supply.is_bulk:
                 nodes += (*fill, *self._arrivals(staged, supply))
@@ -142,18 +152,18 @@ class AttentionRing:
         if not staged:
             return self._by_one(loop)
         last = staged[-1].arrived(mod(sub(add(before, steps.count), num(1)), self.tile.stages), 0)
-        return (*loop, Branch(less(num(0), steps.count), last))
+        return (*loop, Branch(lt(num(0), steps.count), last))
 
     def _arrivals(self, staged: list[Supply], supply: Supply) -> tuple[Node, ...]:
         """Behind copies of one of the factors that threads bring: those before it are awaited."""
         if supply is not staged[0]:
             return staged[0].arrived(ref(SLOT), 1)
         before = mod(add(ref(TURN), num(self.tile.stages - 1)), self.tile.stages)
-        return (Branch(less(num(0), ref("k.step")), staged[-1].arrived(before, 1)),)
+        return (Branch(lt(num(0), ref("k.step")), staged[-1].arrived(before, 1)),)
 
     @staticmethod
     def _by_one(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return (Branch(equal(ref(THREAD), num(0)), nodes),)
+        return (Branch(eq(ref(THREAD), num(0)), nodes),)
 
     # consumers ------------------------------------------------------------------------------------------------------
     @property
@@ -162,20 +172,20 @@ class AttentionRing:
 
     def queried(self) -> Node:
         """The visit's queries are there."""
-        return AwaitBarrier(self.q.full, (num(0),), self._visit_parity)
+        return MbarrierWait(self.q.full, (num(0),), self._visit_parity)
 
     def answered(self) -> tuple[Node, ...]:
         """A lane of each warp says that queries are not read any more: where others may follow."""
-        arrival = ArriveBarrier(self.q.empty, (num(0),))
-        return (Branch(equal(ref(LANE), num(0)), (arrival,)),) if self.is_persistent else ()
+        arrival = MbarrierArrive(self.q.empty, (num(0),))
+        return (Branch(eq(ref(LANE), num(0)), (arrival,)),) if self.is_persistent else ()
 
     def awaited(self, supply: Supply) -> Node:
         """The turn's slot has been filled."""
-        return AwaitBarrier(supply.full, (ref(SLOT),), parity(self.tile))
+        return MbarrierWait(supply.full, (ref(SLOT),), parity(self.tile))
 
     def left(self, supply: Supply) -> Node:
         """A lane of each warp says that the turn's slot may be filled again."""
-        return Branch(equal(ref(LANE), num(0)), (ArriveBarrier(supply.empty, (ref(SLOT),)),))
+        return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(supply.empty, (ref(SLOT),)),))
 
 
 def turned(tile: AttentionGroupTile, turn: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -196,8 +206,8 @@ def attention_ring(
     InvariantError for one stage: what threads copy to a slot arrives when copies to the next have begun, which wait for
     that slot to be left.
     """
-    if tile.stages < LEAST_STAGES:
-        raise InvariantError(f"rings of keys and values have {LEAST_STAGES} stages or more, not {tile.stages}")
+    if tile.stages < MIN_MATRIX_STAGES:
+        raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
     m, n = axes
     along = Walk.linear(known.features.extent, tile.features)
     over_keys = Walk.linear(known.keys.extent, tile.keys)
@@ -237,14 +247,14 @@ class _Side:
         kind, step = (_KeyStaging, ref(KEY_STEP)) if self.room == KEYS else (RingStaging, self.step)
         atom = operand.atom_bytes // operand.dtype.bytes
         copies = kind(self.room, self.factor.operand, staged(operand), boxes, axis, along, (operand.extent, operand.k),
-                      WARPGROUP, self.walk, atom)  # fmt: skip
+                      WARPGROUP_THREADS, self.walk, atom)  # fmt: skip
         return Supply(self.room, operand, slots, copies, step)
 
     def maps(self) -> Iterator[TensorMap]:
         """The tensor map of its bulk copies."""
         boxes, source = self.operand.feed, self.factor.operand.source
         if isinstance(boxes, TmaTile):
-            tensor = existing(source, "source of what bulk copies bring").tensor
+            tensor = require(source, "source of what bulk copies bring").tensor
             yield boxes.tensor_map(self._map, tensor, Swizzle(self.operand.atom_bytes))
 
     @property

@@ -37,18 +37,18 @@ from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile,
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load
-from roller_svc.ir.group import AxisRole, Factors, KernelGroup
-from roller_svc.ir.hardware import Arch
-from roller_svc.ir.index import add, equal, less, mul, num, ref, sub
+from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
+from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.index import add, eq, lt, mul, num, ref, sub
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node, PackFragment, ScheduleTree
 from roller_svc.ir.schedule_hopper import (
-    AwaitWarpgroup,
-    CommitWarpgroup,
-    FenceWarpgroup,
     RegisterMatrix,
-    SetRegisters,
+    SetMaxNReg,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 from roller_svc.schedule.nest_statements import register, wrapped
 
@@ -58,14 +58,14 @@ _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
 
 
-def lower_attention_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m rows and block.n columns of the result, a warpgroup 64 of the rows; or several such
     tiles one after the other, where no mask makes their steps differ."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
-    if program.blocks and key_bounds(group) != KeyBounds():
+    if program.persistent_blocks and key_bounds(group) != KeyBounds():
         raise InvariantError(f"{group.name} has a mask: its blocks compute one tile each")
-    return (_Kernel.of(group, group.attention, program, arch).tree(),)
+    return (_Kernel.of(group, group.attention, program, hw.arch).tree(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,20 @@ class _Kernel:
         (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
         known = grouped_attention(group, program.unit, arch)
         tile = attention_group_tile(program, known)
-        batch, factors = space.role(AxisRole.BATCH), Factors(attention.q, attention.v)
+        batch, factors = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
         view = View(group, batch, m, n, keys, factors, space.compute_dtype)
         outputs = Outputs(view, tile.m, tile.n)
         stored = BulkResults.of(tile.result, outputs)
-        ring = attention_ring(tile, known, (m, n), is_persistent=program.blocks > 0)
+        ring = attention_ring(tile, known, (m, n), is_persistent=program.persistent_blocks > 0)
         return cls(
             view, tile, KeySteps(tile, m, keys, known.found.bounds), Softmax(attention, tile, m, keys, RESULT), ring,
-            stored or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.blocks,
+            stored or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
         )  # fmt: skip
 
     def tree(self) -> ScheduleTree:
         """The launch."""
         tile, results = self.tile, self.results
-        is_producer = equal(ref(GROUP), num(tile.consumers))
+        is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
             self.ring.initialised(), Barrier(), Branch(is_producer, self._filled(), self._attended()),
         )  # fmt: skip
@@ -109,7 +109,7 @@ class _Kernel:
         else:
             nodes = self.steps.blocks(self.view, self.steps.around(nodes))
         maps = (*self.ring.maps, results.map) if isinstance(results, BulkResults) else self.ring.maps
-        return ScheduleTree(self.view.group.name, nodes, maps=maps)
+        return ScheduleTree(self.view.group.name, nodes, tensor_maps=maps)
 
     # roles ----------------------------------------------------------------------------------------------------------
     def _filled(self) -> tuple[Node, ...]:
@@ -154,7 +154,7 @@ class _Kernel:
 
     def _registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
         """One consumer has what it needs from the start."""
-        return (SetRegisters(count, increase),) if self.tile.consumers > 1 else ()
+        return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _pass(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
@@ -162,12 +162,12 @@ class _Kernel:
         before = self._turns(before)
         last = add(before, sub(steps.count, num(1)))
         nodes = (*self._first(steps, before), *self._later(steps, before), *self.ring.answered(),
-                 *self._at(last, (*self._mixed(), AwaitWarpgroup(0, ACC), self.ring.left(self.ring.v))))  # fmt: skip
-        return nodes if isinstance(steps.count, Const) else (Branch(less(num(0), steps.count), nodes),)
+                 *self._at(last, (*self._mixed(), WgmmaWaitGroup(0, ACC), self.ring.left(self.ring.v))))  # fmt: skip
+        return nodes if isinstance(steps.count, Const) else (Branch(lt(num(0), steps.count), nodes),)
 
     def _first(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
         """Weights of the first step."""
-        products = (*self._scored(), AwaitWarpgroup(0, SCORES), self.ring.left(self.ring.k))
+        products = (*self._scored(), WgmmaWaitGroup(0, SCORES), self.ring.left(self.ring.k))
         weighed = (self._weighed(steps.first), self.softmax.rescaled(), *self._packed())
         return self._in_registers((self.ring.queried(), *self._at(before, products), *weighed))
 
@@ -180,10 +180,10 @@ class _Kernel:
         nodes = self._in_registers((
             *self._at(add(turn, num(1)), self._scored()),
             *self._at(turn, self._mixed()),
-            AwaitWarpgroup(1, SCORES),
+            WgmmaWaitGroup(1, SCORES),
             *self._at(add(turn, num(1)), (self.ring.left(self.ring.k),)),
             self._weighed(number),
-            AwaitWarpgroup(0, ACC),
+            WgmmaWaitGroup(0, ACC),
             *self._at(turn, (self.ring.left(self.ring.v),)),
             self.softmax.rescaled(),
             *self._packed(),
@@ -210,7 +210,7 @@ class _Kernel:
             a = matrix(q.room, q.operand, row, 0, step, num(0))
             b = matrix(k.room, k.operand, num(0), 0, step)
             nodes += (WarpgroupMma(SCORES, (num(0), num(0), num(0)), tile.keys, a, b, num(int(step > 0))),)
-        return (self.ring.awaited(k), FenceWarpgroup(), *nodes, CommitWarpgroup())
+        return (self.ring.awaited(k), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _mixed(self) -> tuple[Node, ...]:
         """Weights times the turn's values begin."""
@@ -220,7 +220,7 @@ class _Kernel:
             weights = RegisterMatrix(WEIGHTS, (num(step), num(0)), v.operand.dtype)
             values = matrix(v.room, v.operand, num(0), 0, step)
             nodes += (WarpgroupMma(ACC, (num(0), num(0)), tile.n, weights, values, num(1)),)
-        return (self.ring.awaited(v), FenceWarpgroup(), *nodes, CommitWarpgroup())
+        return (self.ring.awaited(v), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _weighed(self, step: Expr) -> Node:
         """Products with the keys of that step become weights: where all of them are kept, without asking for each."""

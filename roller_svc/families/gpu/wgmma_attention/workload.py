@@ -7,9 +7,10 @@ staged once; keys and values have rings of their own, so that the products with 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.attention.terms import attention_operations
 from roller_svc.families.common.gpu.attention.tile import Attended, TiledAttention, attended
 from roller_svc.families.common.gpu.matrix.tile import Feed
 from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
@@ -27,8 +28,9 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaFeed, tma_feed
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
-from roller_svc.ir.hardware import Arch, ComputeUnit
-from roller_svc.ir.rprogram import WARPGROUP, RProgram
+from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
+from roller_svc.perf.workload import Workload
 
 WARP_ROWS = ROWS // WARPS  # whose products a warp holds: as much as an instruction of `mma.sync` has
 
@@ -74,7 +76,7 @@ class AttentionGroupTile(TiledAttention[WgmmaOperand]):
 
     @property
     def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
+        return WARPGROUP_THREADS * (self.consumers + 1)
 
     @property
     def result(self) -> WgmmaTile:
@@ -91,14 +93,14 @@ class AttentionGroupTile(TiledAttention[WgmmaOperand]):
         """As `WgmmaTile.consumer_registers`."""
         if self.consumers == 1:
             return THREAD_REGISTERS
-        left = launched_registers(self.threads) * self.threads - WARPGROUP * self.producer_registers
-        return min(MOST_REGISTERS, left // (WARPGROUP * self.consumers) // 8 * 8)
+        left = launched_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
+        return min(MOST_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
     def held_registers(self) -> int:
         """Of a consumer's thread: results, the products of a step, and the weights of the step before."""
         weights = self.keys * self.v.dtype.bytes // 4
-        return ROWS * (self.n + self.keys + weights) // WARPGROUP
+        return ROWS * (self.n + self.keys + weights) // WARPGROUP_THREADS
 
     @property
     def shared_bytes(self) -> int:
@@ -147,3 +149,12 @@ def _staged(threads: Feed, tma: TmaFeed | str, extent: int, walk: Walk) -> Wgmma
     boxes = tma if isinstance(tma, str) else tma.tile(extent, walk, atom // size)
     load = threads.load if isinstance(boxes, str) else boxes
     return WgmmaOperand(threads.dtype, along_k, extent, walk.depth, atom, load)
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[GroupedAttention] | None:
+    """Prepare attention on a unit that warpgroups drive; None for any other group or unit."""
+    unit, hw = base.machine.unit, base.machine.hw
+    if group.attention is None or unit.kind is not UnitKind.WGMMA:
+        return None
+    facts = grouped_attention(group, unit, hw.arch)
+    return replace(base.with_facts(facts), operations=attention_operations(base, facts.found))

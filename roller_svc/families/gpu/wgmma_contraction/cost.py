@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
+from roller_svc.construct.rules import MIN_MATRIX_STAGES, at
 from roller_svc.families.common.gpu.matrix.terms import (
-    BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
-    LEAST_STAGES,
     STEP_OPS,
     Step,
     alone,
-    at,
     core_share,
     epilogue_memory_cycles,
-    epilogue_slots,
     fill,
     last_cache_share,
     latency_cycles,
@@ -28,6 +24,13 @@ from roller_svc.families.common.gpu.matrix.terms import (
     tile_count,
 )
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
+from roller_svc.families.common.gpu.warpgroups.terms import (
+    BOX_CYCLES,
+    BOX_LATENCY_CYCLES,
+    PRODUCER_SLOT_CYCLES,
+    STEP_CYCLES,
+    handing_cycles,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import (
     ADDRESS_REGISTERS,
     CONSUMER_REGISTERS,
@@ -36,36 +39,26 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WARPS,
     WgmmaBlock,
     WgmmaFeed,
-    WgmmaFeeds,
     WgmmaOperand,
     WgmmaTile,
     launched_registers,
 )
+from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
-# Assumed: what a consumer needs between two steps beside its products (a barrier that is already complete, a fence, the
-# release of a slot); the time of one box's request; and by how much a box comes later than what threads ask for: about
-# 400 cycles after its request where L2 has it, against 263 of a load and somewhat more of cp.async, which the latency
-# of other families leaves out.
-STEP_CYCLES = 60.0
-BOX_CYCLES = 16.0
-BOX_LATENCY_CYCLES = 100.0
 CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
-# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which
-# a scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
-PRODUCER_SLOT_CYCLES = 1.5
 # Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
 # The units' rates are those of whole kernels of a library, which have the most of it in them.
 WGMMA_LEAK = 0.02
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 
 
-def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
+def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     """Waves of tiles, each a chain of staged steps; what is between two tiles of one block hides as far as it may."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
@@ -99,11 +92,11 @@ def wgmma_contraction(p: Problem, launch: Launch) -> Costs:
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def wgmma_block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
+def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     """What a block stages and what a step of it takes; remembered."""
-    known = p.wgmma_blocks.get((block, group))
+    known = p.facts.blocks.get((block, group))
     if known is None:
-        known = p.wgmma_blocks[block, group] = _block(p, block, group)
+        known = p.facts.blocks[block, group] = _block(p, block, group)
     return known
 
 
@@ -126,7 +119,7 @@ def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
     return 1.0 if block.latencies else float(min(steps, launch.stages))
 
 
-def block_steps(p: Problem, launch: Launch) -> int:
+def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
     """Staged steps of one tile, or of one block that streams them."""
     steps = wgmma_block(p, launch.block, launch.thread).tile.walk.steps
     if launch.stream_k:
@@ -134,7 +127,7 @@ def block_steps(p: Problem, launch: Launch) -> int:
     return -(-steps // launch.split_k)
 
 
-def shared_step(p: Problem, block: WgmmaBlock, cluster: tuple[int, int]) -> Step:
+def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> Step:
     """The step where blocks of a cluster load parts of what they share: the last cache is asked once for all."""
     along_m, along_n = cluster
     if along_m == along_n == 1:
@@ -143,10 +136,10 @@ def shared_step(p: Problem, block: WgmmaBlock, cluster: tuple[int, int]) -> Step
     return block.step._replace(last_cache=(a / along_n + b / along_m) / last_cache_share(p.machine))
 
 
-def _block(p: Problem, block: Tile, group: Tile) -> WgmmaBlock:
-    mach, feeds = p.machine, wgmma_feeds_of(p)
+def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
+    mach, feeds = p.machine, p.facts.feeds
     m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-    tile = feeds.tile((m, n, k), (at(group, p.m), at(group, p.n)), LEAST_STAGES)
+    tile = feeds.tile((m, n, k), (at(group, p.m), at(group, p.n)), MIN_MATRIX_STAGES)
     moved = (p.a.moved_bytes(block), p.b.moved_bytes(block))
     pipe = (tile.a.bytes * tile.a.load.is_tma + tile.b.bytes * tile.b.load.is_tma) / mach.staged_bytes_per_cycle
     slots, boxes = 0.0, 0
@@ -201,7 +194,7 @@ class _Turns:
     together: int
 
 
-def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, turns: _Turns) -> float:
+def _edges(p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: Step, turns: _Turns) -> float:
     """Cycles of a core for what is before, between and after the steps of its tiles.
 
     One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so
@@ -216,20 +209,3 @@ def _edges(p: Problem, launch: Launch, tile: WgmmaTile, step: Step, turns: _Turn
         return (begin + handing + results) * (1 + turns.again)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
     return begin + handing + results + turns.again * max(0.0, handing - won)
-
-
-def handing_cycles(p: Problem, tile: WgmmaTile) -> float:
-    """Sums through each warp's room, then the epilogue's instructions."""
-    mach = p.machine
-    points = tile.m * tile.n
-    through = 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle
-    turns = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
-    issued = epilogue_slots(p, points // tile.sums) / (mach.hw.limits.warp_size * SCHEDULERS)
-    return max(through + issued, turns * 2 * BARRIER_CYCLES)
-
-
-def wgmma_feeds_of(p: Problem) -> WgmmaFeeds:
-    """How the operands' tiles are filled."""
-    if p.warpgroups is None:
-        raise InvariantError("a problem of warpgroups was prepared without its factors")
-    return p.warpgroups

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.rules import (
+    MIN_MATRIX_STAGES,
     Base,
     Pipeline,
     at,
@@ -24,7 +25,8 @@ from roller_svc.construct.rules import (
     steps_along,
 )
 from roller_svc.construct.scale_up import Grown, Look, Stage
-from roller_svc.families.common.gpu.matrix.terms import LEAST_STAGES, columns, last_cache_share
+from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
+from roller_svc.families.common.gpu.matrix.terms import columns, joining_cycles, last_cache_share
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.matrix.wave_quantization import (
     FEW_WAVES,
@@ -34,6 +36,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     sides,
     streams,
 )
+from roller_svc.families.common.gpu.warpgroups.terms import BOX_LATENCY_CYCLES
 from roller_svc.families.common.gpu.warpgroups.tile import (
     ATOMS,
     CONSUMER_REGISTERS,
@@ -45,22 +48,20 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaBlock,
     held_sums,
 )
-from roller_svc.families.gpu.mma_contraction.rules import joining_cycles
 from roller_svc.families.gpu.wgmma_contraction.cost import (
-    BOX_LATENCY_CYCLES,
     UNLIMITED,
     shared_step,
     steps_ahead,
     wgmma_block,
-    wgmma_feeds_of,
 )
-from roller_svc.ir.rprogram import WARPGROUP
+from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import blocks_per_core
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 
-def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
+def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: Base, split_k: int) -> float:
     """Of the core that has the most blocks."""
     mach = p.machine
     known = wgmma_block(p, block, base.thread)
@@ -79,7 +80,7 @@ def promised_cycles(p: Problem, block: Tile, base: Base, split_k: int) -> float:
     whole = max(floor, rounds * steps * each) + rounds * edges
     if split_k > 1:
         return whole + joining_cycles(p, split_k * p.outer_points)
-    if p.space.sums > 1 or not streams(tasks, steps, mach.cores):
+    if p.space.num_accumulators > 1 or not streams(tasks, steps, mach.cores):
         return whole
     joins = joining_cycles(p, 2 * mach.cores * tile.m * tile.n)
     return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
@@ -95,22 +96,22 @@ MOST_STAGES = 8  # deeper rings hold more than a round trip of memory brings
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaContraction:
+class WgmmaContraction(TilePrefilter):
     """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
 
-    problem: Problem
+    workload: Workload[WgmmaFacts]
     varied: bool = False
 
     def lane_choices(self) -> tuple[int, ...]:
-        return (WARPGROUP,)
+        return (WARPGROUP_THREADS,)
 
     def thread_stage(self, lanes: int) -> Stage:
         """A warpgroup's tile: one instruction's columns, one or two of its rows."""
-        p = self.problem
+        p = self.workload
         granule = self._column_granule()
         steps = steps_along(p, {
             p.m: multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
-            p.n: multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.sums)),
+            p.n: multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.num_accumulators)),
         })  # fmt: skip
         return Stage(
             level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
@@ -119,7 +120,7 @@ class WgmmaContraction:
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """From the largest down to one size below what fills the device several times."""
-        p = self.problem
+        p = self.workload
         by_size: dict[int, list[Tile]] = {}
         for tile in [*grown.large, *grown.border]:  # from the least traffic up
             by_size.setdefault((at(tile, p.m) * at(tile, p.n)).bit_length(), []).append(tile)
@@ -133,7 +134,7 @@ class WgmmaContraction:
         return spread(chosen, MAX_BASES)
 
     def block_stage(self, base: Base, epsilon: float) -> Stage:
-        p = self.problem
+        p = self.workload
         axes = sides(p, base, epsilon, MOST_CONSUMERS) | {p.k: self._k_steps()}
         return Stage(
             level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
@@ -143,10 +144,10 @@ class WgmmaContraction:
 
     def look(self, block: Tile, base: Base) -> Look:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
-        p = self.problem
+        p = self.workload
         group_m, group_n = at(base.thread, p.m), at(base.thread, p.n)
         whole = group_m % ROWS == group_n % self._column_granule() == 0
-        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.sums > MOST_COLUMNS:
+        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.num_accumulators > MOST_COLUMNS:
             return Look(0, 0.0, "execution unit")
         if at(block, p.m) // group_m * (at(block, p.n) // group_n) > MOST_CONSUMERS:
             return Look(0, 0.0, "warpgroups per block")
@@ -157,7 +158,7 @@ class WgmmaContraction:
     def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
         """As many stages as loads need to be on time, with as many blocks a core as leave room for them; blocks that
         stay where there are more tiles than cores, and pairs of them that share what they load where that pays."""
-        p, cores = self.problem, self.problem.machine.cores
+        p, cores = self.workload, self.workload.machine.cores
         known = wgmma_block(p, block, base.thread)
         tasks = spatial_grid(p, block) * split_k
         steps = -(-known.tile.walk.steps // split_k)
@@ -169,21 +170,20 @@ class WgmmaContraction:
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
             found.append(Pipeline(stages, self._raster(block, at_once, cluster), blocks=blocks, cluster=cluster))
-        if split_k == p.space.sums == 1 and known.tile.walk.steps == -(-p.extent(p.k) // at(block, p.k)):
+        if split_k == p.space.num_accumulators == 1 and known.tile.walk.steps == -(-p.extent(p.k) // at(block, p.k)):
             found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, at_once)]
         return found
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One warpgroup with the narrowest instruction, in the shortest steps."""
-        p = self.problem
+        p = self.workload
         one = tuple([1] * len(p.extents))
         group = replaced(replaced(one, p.m, ROWS), p.n, self._column_granule())
         base = Base(group, *self.lane_choices())
         return [(replaced(group, p.k, self._k_steps()[0]), base)]
 
-    def promised_cycles(self, block: Tile, base: Base, split_k: int) -> float:
-        """Roughly what the core with the most blocks takes."""
-        return promised_cycles(self.problem, block, base, split_k)
+    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+        return approx_cycles(self.workload, block, base, split_k)
 
     def granules(self) -> tuple[int, int]:
         """Of a warpgroup's tile along m and n."""
@@ -192,16 +192,16 @@ class WgmmaContraction:
     # register level ---------------------------------------------------------------------------------------------
     def _group_look(self, group: Tile) -> Look:
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
-        p = self.problem
+        p = self.workload
         m, n = at(group, p.m), columns(p, group)
-        sums = m * n // WARPGROUP * held_sums(wgmma_feeds_of(p).chain)
+        sums = m * n // WARPGROUP_THREADS * held_sums(p.facts.feeds.chain)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
         return Look(m * n * WORD_BYTES, size / ROWS + size / n, rule)
 
     def _feeds_the_unit(self, group: Tile) -> bool:
         """Multiply-adds take as long as reading their operands."""
-        p, mach = self.problem, self.problem.machine
+        p, mach = self.workload, self.workload.machine
         n = columns(p, group)
         return ROWS * n / mach.fma_per_cycle >= (ROWS + n) * self._operand_bytes() / mach.staged_bytes_per_cycle
 
@@ -209,16 +209,16 @@ class WgmmaContraction:
     def _k_steps(self) -> Tile:
         """Rows of 128 bytes, which the widest swizzle permutes, or of the shortest that holds all of k; shorter ones
         where they leave less of k to padding (whole rows of channels), or for variety."""
-        p, size = self.problem, self._operand_bytes()
+        p, size = self.workload, self._operand_bytes()
         lengths = [atom // size for atom in reversed(ATOMS)]
-        feeds = wgmma_feeds_of(p)
+        feeds = p.facts.feeds
         padded = {depth: feeds.walk(depth).steps * depth for depth in lengths}
         longest = next((depth for depth in lengths if depth >= p.extent(p.k)), lengths[-1])
         shorter = [d for d in lengths if d < longest and (self.varied or padded[d] < padded[longest])]
         return (*shorter, longest)
 
     def _capacity_rule(self, block: Tile, known: WgmmaBlock) -> str:
-        p, tile, limits = self.problem, known.tile, self.problem.machine.hw.limits
+        p, tile, limits = self.workload, known.tile, self.workload.machine.hw.limits
         if tile.accumulators + CONSUMER_REGISTERS > tile.consumer_registers:
             return "registers per thread"
         if known.needs.shared_bytes > limits.shared_bytes_per_block:
@@ -228,41 +228,41 @@ class WgmmaContraction:
     def _covers_its_loads(self, block: Tile, base: Base) -> bool:
         """Multiply-adds that take as long as the loads from the last cache, if need be by blocks that share them; or so
         few blocks that the estimate must say which tile fills the device best."""
-        if fills_few_waves(self.problem, block):
+        if fills_few_waves(self.workload, block):
             return True
-        known = wgmma_block(self.problem, block, base.thread)
-        loads = min(shared_step(self.problem, known, pair).last_cache for pair in PAIRS)
+        known = wgmma_block(self.workload, block, base.thread)
+        loads = min(shared_step(self.workload, known, pair).last_cache for pair in PAIRS)
         return known.step.mma >= loads
 
     # how blocks run ---------------------------------------------------------------------------------------------
     def _ring(self, known: WgmmaBlock, most_blocks: int, steps: int) -> tuple[int, int]:
         """(blocks of a core, stages): the most blocks that leave room for as many stages as the latency of loads takes
         steps; with one block a core a few more than that, for nothing else needs the room."""
-        hw = self.problem.machine.hw
+        hw = self.workload.machine.hw
         tile, step = known.tile, known.step
         fixed = tile.epilogue_bytes
-        each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // LEAST_STAGES
+        each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // MIN_MATRIX_STAGES
         rooms = 2 * ATOMS[0] * 8  # what each operand's ring is rounded up by
         for resident in range(min(most_blocks, blocks_per_core(known.needs, hw)), 0, -1):
             room = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
             fitting = (min(room, hw.limits.shared_bytes_per_block) - fixed - rooms) // each
             busy = step.cycles(resident, UNLIMITED)
             latency = step.latency + BOX_LATENCY_CYCLES + resident * step.last_cache
-            needed = 1 + math.ceil(latency / busy) if steps_ahead(known, UNLIMITED) > 1 else LEAST_STAGES
+            needed = 1 + math.ceil(latency / busy) if steps_ahead(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES
             if needed <= fitting or resident == 1:
                 wanted = needed if resident > 1 else max(needed + 1, MOST_STAGES // 2)
                 if steps <= MOST_STAGES:  # all of k at once
                     wanted = max(wanted, steps)
-                return resident, max(LEAST_STAGES, min(fitting, wanted, steps, MOST_STAGES))
-        return 1, LEAST_STAGES
+                return resident, max(MIN_MATRIX_STAGES, min(fitting, wanted, steps, MOST_STAGES))
+        return 1, MIN_MATRIX_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:
         """Pairs of blocks that share loads, where the last cache is what holds a tile up and both have one of their
         own."""
-        p, tile, step = self.problem, known.tile, known.step
+        p, tile, step = self.workload, known.tile, known.step
         if step.last_cache < SHARING_FROM * max(step.mma, step.shared, step.chain):
             return
-        feeds = wgmma_feeds_of(p)
+        feeds = p.facts.feeds
         for along_m, along_n in PAIRS:
             side, shared, axis = (1, tile.b, p.m) if along_m > 1 else (0, tile.a, p.n)
             tiles = -(-p.extent(axis) // at(block, axis))
@@ -271,14 +271,14 @@ class WgmmaContraction:
 
     def _raster(self, block: Tile, at_once: int, cluster: tuple[int, int]) -> int:
         """Rows of tiles that are walked together, in whole clusters."""
-        rows, together = raster(self.problem, block, at_once), cluster[0]
+        rows, together = raster(self.workload, block, at_once), cluster[0]
         return rows if rows == 1 else -(-rows // together) * together
 
     # parts ------------------------------------------------------------------------------------------------------
     def _column_granule(self) -> int:
         """Columns of the narrowest instruction; where B lies along n, of the narrowest swizzled row."""
-        b, narrowest = wgmma_feeds_of(self.problem).b, self.problem.machine.unit.shape[1]
+        b, narrowest = self.workload.facts.feeds.b, self.workload.machine.unit.shape[1]
         return narrowest if b.along_k else max(narrowest, ATOMS[-1] // TRANSPOSABLE_BYTES)
 
     def _operand_bytes(self) -> int:
-        return wgmma_feeds_of(self.problem).a.dtype.bytes
+        return self.workload.facts.feeds.a.dtype.bytes

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, all_operands
-from roller_svc.errors import InvariantError, existing
+from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import Outputs, column_of_word, over_words, row_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import Stream, partial_tiles, stream
@@ -34,9 +34,9 @@ from roller_svc.families.common.view import View
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Arch
-from roller_svc.ir.index import add, div, equal, mod, mul, num, ref
-from roller_svc.ir.rprogram import WARPGROUP, RProgram
+from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
@@ -45,11 +45,11 @@ _ROOMS = (SHARED_A, SHARED_B)
 MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # of what is staged for a, and for b of each sum
 
 
-def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that. One tree, or two where
     the steps of all tiles are streamed."""
-    found = _Contraction.of(group, program, arch)
-    if program.stream_k:
+    found = _Contraction.of(group, program, hw.arch)
+    if program.stream_k_blocks:
         work = replace(stream(program), steps=found.tile.walk.steps)  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
         visits: Visits = StreamedSteps(found.view, work)
@@ -57,7 +57,7 @@ def lower_contraction_wgmma(group: KernelGroup, program: RProgram, arch: Arch) -
         return found.tree(visits, found.whole_or_left(partial, work)), ScheduleTree(f"{group.name}_join", join)
     tile, view = found.tile, found.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
-    clusters = program.blocks // program.cluster_size
+    clusters = program.persistent_blocks // program.cluster_size
     visits = WholeTiles(view, grid, tile.walk.steps, clusters, program.cluster, program.raster)
     return (found.tree(visits, found.results.nodes()),)
 
@@ -90,7 +90,7 @@ class _Contraction:
         tile = self.tile
         ring = Ring(self.view.dtype, tile, self.feeds, peers(tile.cluster, self.feeds))
         meet: Node = ClusterBarrier() if ring.readers else Barrier()
-        is_producer = equal(ref(GROUP), num(tile.consumers))
+        is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
             ring.initialised(), meet,
             Branch(is_producer, ring.filled(visits), ring.multiplied(visits, epilogue, self.results.last)),
@@ -99,13 +99,13 @@ class _Contraction:
             nodes += (meet,)  # no block ends while others still arrive at its barriers
         nodes = visits.in_block(ring.rooms(self.results.rooms(nodes)))
         nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile.consumers, nodes)),)
-        return ScheduleTree(self.name, nodes, maps=self.maps, cluster=math.prod(tile.cluster))
+        return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=math.prod(tile.cluster))
 
     def whole_or_left(self, partial: str, work: Stream) -> tuple[Node, ...]:
         """Results of a tile of which the block has all steps; else its sums into memory: the tile that the block began
         with is its first, any other its last."""
         whole = Op(
-            OpKind.LAND, (equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps))), DType.INT8
+            OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.steps))), DType.INT8
         )  # fmt: skip
         return (Branch(whole, self.results.nodes(), (self._leave(partial),)),)
 
@@ -116,7 +116,7 @@ class _Contraction:
         column = add(mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n)), mul(ref("n.fragment"), num(COLUMNS)))
         register = add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word())
         value = Load(ACC, (ref("m.fragment"), register), self.view.dtype)
-        part = equal(ref(".first"), num(0))
+        part = eq(ref(".first"), num(0))
         nodes = over_words((Compute(partial, (ref(BLOCK), part, row, add(column, column_of_word())), value),))
         columns = Loop("n.fragment", tile.group_n // COLUMNS, LoopKind.UNROLL, nodes)
         return Loop("m.fragment", tile.fragments, LoopKind.UNROLL, (columns,))
@@ -155,7 +155,7 @@ class _Sides:
         boxes, _, _ = self._boxes(side, operand, operand.extent // operand.parts)
         maps: tuple[TensorMap, ...] = ()
         for name, tile, factor in zip(MAPS[side], boxes, self._factors(side), strict=False):
-            tensor = existing(factor.source, "source of what bulk copies bring").tensor
+            tensor = require(factor.source, "source of what bulk copies bring").tensor
             maps += (tile.tensor_map(name, tensor, Swizzle(operand.atom_bytes)),)
         return maps
 
@@ -166,7 +166,7 @@ class _Sides:
         tile, axis = self.tile, (self.view.m, self.view.n)[side]
         atom, factors = operand.atom_bytes // operand.dtype.bytes, self._factors(side)
         each = staged(replace(operand, extent=extent))
-        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP, tile.walk, atom)
+        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.walk, atom)
         if len(factors) == 1:
             return (RingStaging(_ROOMS[side], factors[0], each, *rest),)
         together = tile.group_columns

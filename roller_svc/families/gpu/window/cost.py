@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
-from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowSpace
+from roller_svc.families.common.gpu.row_cost import simt_reduction
+from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowFacts, WindowSpace
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 THREAD_INSTRUCTIONS = 30.0  # where a thread stands, the edges of its tile, the way out
@@ -30,11 +31,14 @@ def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
     return overhead_registers(limits) + words * (math.prod(thread) + windows.held(thread) + min(taps, 32))
 
 
-def simt_window(p: Problem, launch: Launch) -> Costs:
+def windowed_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
+    """Price a window; one whose reduction is split is lowered as rows, and is priced as these."""
+    return simt_window(p, launch) if launch.split_k == 1 else simt_reduction(p, p.facts.rows, launch)
+
+
+def simt_window(p: Workload[WindowFacts], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, but for what a thread's own chain takes."""
-    mach, hw, windows = p.machine, p.machine.hw, p.windows
-    if windows is None:
-        raise InvariantError("the program has no windows")
+    mach, hw, windows = p.machine, p.machine.hw, p.facts.windows
     needs = BlockNeeds(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
@@ -72,7 +76,7 @@ def simt_window(p: Problem, launch: Launch) -> Costs:
     )
 
 
-def _thread_work(p: Problem, windows: WindowSpace, launch: Launch) -> tuple[float, float]:
+def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tuple[float, float]:
     """Instructions of a thread, and cycles that a warp's accesses hold the core's cache."""
     thread = launch.thread
     outputs, taps = math.prod([thread[i] for i in p.spatial]), p.inner_points

@@ -29,7 +29,7 @@ class SimtWindow(NestRules):
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
-        spatial, windows = self.problem.spatial, self.windows
+        spatial, windows = self.workload.spatial, self.windows
 
         def reads(thread: Tile) -> tuple[float, int]:
             return windows.inputs(thread) / math.prod([thread[i] for i in spatial]), -thread[windows.row]
@@ -38,7 +38,7 @@ class SimtWindow(NestRules):
         return list(dict.fromkeys([*large[: MAX_BASES - 1], min(large, key=math.prod)]))
 
     def look(self, block: Tile, base: Base) -> Look:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
         if threads > min(MAX_THREADS, limits.max_threads_per_block):
             return self._measured(block, "threads per block")
@@ -52,7 +52,7 @@ class SimtWindow(NestRules):
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One output a thread, a warp along the row."""
-        p = self.problem
+        p = self.workload
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = tuple([1] * len(p.extents))
         return [
@@ -60,7 +60,7 @@ class SimtWindow(NestRules):
         ]  # fmt: skip
 
     def _thread_steps(self, axis: int) -> Tile:
-        p, windows = self.problem, self.windows
+        p, windows = self.workload, self.windows
         if any(w.axis == axis for w in windows.windows):
             return powers(min(MAX_ALONG, p.extents[axis]))
         if axis == windows.row:
@@ -68,7 +68,7 @@ class SimtWindow(NestRules):
         return (1,)
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        p, row = self.problem, self.windows.row
+        p, row = self.workload, self.windows.row
         if axis not in p.spatial:
             return (p.extents[axis],)
         along = self._row_steps(base, epsilon)
@@ -82,14 +82,14 @@ class SimtWindow(NestRules):
 
     def _row_steps(self, base: Base, epsilon: float) -> Tile:
         """Second alignment: half a warp's worth of neighbours, or the whole axis."""
-        p, unit = self.problem, base.thread[self.windows.row]
+        p, unit = self.workload, base.thread[self.windows.row]
         allowed = counts(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
         fitting = tuple([unit * c for c in allowed]) or (unit,)
         warp = p.machine.hw.limits.warp_size
         return tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
 
     def _thread_rule(self, thread: Tile) -> str:
-        p, limits, windows = self.problem, self.problem.machine.hw.limits, self.windows
+        p, limits, windows = self.workload, self.workload.machine.hw.limits, self.windows
         outputs = math.prod([thread[i] for i in p.spatial])
         least = p.machine.cores * limits.warp_size * SCHEDULERS
         if outputs > 1 and p.outer_points < outputs * least:
@@ -102,8 +102,8 @@ class SimtWindow(NestRules):
         return "" if fits or outputs == 1 else "registers per thread"
 
     def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
-        points = math.prod([tile[i] for i in self.problem.spatial])
+        footprint_bytes, moved = self.workload.touched.measure(tile)
+        points = math.prod([tile[i] for i in self.workload.spatial])
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
     def _thread_look(self, thread: Tile, lanes: int) -> Look:

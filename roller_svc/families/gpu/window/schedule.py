@@ -14,12 +14,12 @@ from functools import cached_property
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.gpu.window.cost import window_registers
-from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, Window, WindowSpace, is_windowed, window_space
+from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, Window, WindowSpace, window_space
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, with_children
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, both, ceil_div, less, less_equal, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, le, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
@@ -40,7 +40,7 @@ from roller_svc.schedule.nest_statements import (
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
 
 
-def lower_window_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree. The outputs of a thread are neighbours along every axis."""
     space = window_space(program.space)
     if space is None:
@@ -50,14 +50,6 @@ def lower_window_gpu(group: KernelGroup, program: RProgram, hw: HardwareSpec) ->
     # as many blocks as the model counts on: left alone, the compiler reads all lines ahead and leaves room for few
     resident = min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
     return (ScheduleTree(group.name, lowered.blocks(), resident=resident),)
-
-
-def slides_windows(group: KernelGroup, program: RProgram) -> bool:
-    """Whether `lower_window_gpu` can build these tiles."""
-    space = window_space(program.space)
-    if space is None or program.lanes > 1 or not is_windowed(group):
-        return False
-    return space.takes(tuple(program.thread[a.name] for a in program.space.axes))
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ class _Windows:
 
     def _inside(self, place: Expr, axis: str) -> Expr | None:
         extent = next(a.extent for a in self.group.outer if a.name == axis)
-        return less(place, num(extent)) if self._overhangs(axis) else None
+        return lt(place, num(extent)) if self._overhangs(axis) else None
 
     def _each_output(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """The body for each of the thread's outputs; neighbours along the row are lanes of a vector."""
@@ -156,7 +148,7 @@ class _Windows:
         """Under the condition that the thread's first output is one."""
         inside: Expr | None = None
         for axis in self.group.outer:
-            inside = both(inside, self._inside(ref(f"{axis.name}.first"), axis.name))
+            inside = logical_and(inside, self._inside(ref(f"{axis.name}.first"), axis.name))
         return nodes if inside is None else (Branch(inside, nodes),)
 
     def _stored(self) -> tuple[Node, ...]:
@@ -183,13 +175,13 @@ class _Windows:
             return whole
         extent = next(a.extent for a in self.group.outer if a.name == axis)
         first = ref(f"{axis}.first")
-        each = (Branch(less(add(first, ref(var)), num(extent)), nodes),)
+        each = (Branch(lt(add(first, ref(var)), num(extent)), nodes),)
         rest = (Loop(var, count, LoopKind.UNROLL, each),)
         if kind is LoopKind.UNROLL:
             return rest
         if extent % count == 0:
-            return (Branch(less(first, num(extent)), whole),)
-        return (Branch(less_equal(add(first, num(count)), num(extent)), whole, rest),)
+            return (Branch(lt(first, num(extent)), whole),)
+        return (Branch(le(add(first, num(count)), num(extent)), whole, rest),)
 
     def _epilogue(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -205,7 +197,7 @@ class _Windows:
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), index, value))
                 value = Load(local_name(statement.output), index, statement.type.dtype)
-            if statement.output not in self.group.locals:
+            if statement.output not in self.group.register_tensors:
                 nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
         return tuple(nodes)
 
@@ -285,7 +277,7 @@ class _Windows:
         value = RowReads(row_tensors(self.group), (), place).apply(expr)
         inside: Expr | None = None
         for window in slid:
-            inside = both(inside, self._reached(window, place[window.inner]))
+            inside = logical_and(inside, self._reached(window, place[window.inner]))
         if inside is not None:
             value = Select(inside, value, Const(0.0 if expr.dtype.is_float else 0, expr.dtype), expr.dtype)
         index = (ref(".place"), *((lane,) if self.lanes > 1 else ()))
@@ -312,7 +304,7 @@ class _Windows:
             return None
         extent = next(a.extent for a in self.group.outer if a.name == axis)
         at = add(mul(ref(f"{axis}.first"), num(window.stride)), place)
-        return less(at, num(window.reach(extent)))
+        return lt(at, num(window.reach(extent)))
 
 
 def _vectors(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:
@@ -334,7 +326,7 @@ def _under_windows(expr: Expr, pairs: dict[str, tuple[str, int]]) -> Iterator[Ex
     Not those in a branch of a Select that is itself no such part: it may guard them.
     """
     loads = loads_of(expr)
-    if loads and _slides(expr, pairs) and not any(any(x.checked) for x in loads):
+    if loads and _slides(expr, pairs) and not any(any(x.bounds_checked) for x in loads):
         if axes_of(expr) & pairs.keys():
             yield expr
         return

@@ -10,8 +10,11 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.elementwise_space import MapSpace, Tile, map_space
+from roller_svc.families.common.gpu.row_space import RowSpace, row_space
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 from roller_svc.ir.program import StatementKind
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.workload import Workload
 
 UNROLLED_STATEMENTS = 1024  # written out for one thread: 16 KiB of instructions, an eighth of a core's cache of them
 
@@ -88,7 +91,7 @@ def is_windowed(group: KernelGroup) -> bool:
             return False
         if is_reduction and written & set(statement.reads_tensors):
             return False
-    return not group.space.walks_rows and window_space(group.space) is not None
+    return not group.space.reduces_rows and window_space(group.space) is not None
 
 
 def window_space(space: TileSpace) -> WindowSpace | None:
@@ -110,3 +113,27 @@ def window_space(space: TileSpace) -> WindowSpace | None:
     if not windows or len({w.axis for w in windows}) != len(windows):
         return None
     return WindowSpace(map_space(space), windows, tuple((n, e) for n, e in inner.items() if n not in found))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFacts:
+    """`rows`: the same group as rows, for when its reduction is split."""
+
+    windows: WindowSpace
+    rows: RowSpace
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WindowFacts] | None:
+    """Prepare a windowed reduction on a GPU; None for any other group or device."""
+    if not base.machine.simt or base.is_contraction or not is_windowed(group):
+        return None
+    windows = window_space(base.space)
+    if windows is None:
+        return None
+    return base.with_facts(WindowFacts(windows, row_space(base.space, base.touched, base.machine.hw)))
+
+
+def accepts(workload: Workload[WindowFacts], program: RProgram) -> bool:
+    """Whether a thread's outputs are neighbours along windows: what the schedule can build."""
+    thread = tuple(program.thread[a.name] for a in program.space.axes)
+    return program.reduce_threads == 1 and workload.facts.windows.takes(thread)

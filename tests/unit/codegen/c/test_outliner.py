@@ -9,20 +9,20 @@ import pytest
 from cases_cpu import AVX2
 
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
-from roller_svc.compiler.autotune import texts_of
+from roller_svc.compiler.autotune import batch_plans
 from roller_svc.compiler.lower_and_emit import generate_together
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
+from roller_svc.families import model_of
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.index import add, less, mul, num, ref
+from roller_svc.ir.index import add, lt, mul, num, ref
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Routine, ScheduleTree
-from roller_svc.perf.model import estimate
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
@@ -38,7 +38,7 @@ F32 = DType.FLOAT32
 def plans(program: TensorProgram, *chosen: Tiles) -> tuple[Plan, ...]:
     (group,) = partition(program, AVX2)
     found = [tiled(group, tiles) for tiles in chosen]
-    return tuple(Plan((Candidate(tiles, estimate(tiles, AVX2)),)) for tiles in found)
+    return tuple(Plan((Candidate(tiles, model_of(group, tiles, AVX2).estimate(tiles)),)) for tiles in found)
 
 
 def together(program: TensorProgram, *chosen: Tiles) -> tuple[KernelSource, ...]:
@@ -122,7 +122,7 @@ def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> No
 
 
 def test_what_a_condition_keeps_from_being_read_stays_in_place() -> None:
-    guarded = Select(less(ref("i"), num(4)), Load("a", (ref("i"),), F32), Const(0.0, F32), F32)
+    guarded = Select(lt(ref("i"), num(4)), Load("a", (ref("i"),), F32), Const(0.0, F32), F32)
     checked = Load("a", (ref("i"),), F32, (True,))
     for value in (guarded, checked):
         assert functions(printed(Routine("copy", (quarter(0, value),))), "copy") == 0
@@ -151,6 +151,6 @@ def test_a_routine_is_one_threads_and_holds_no_other(body: Node) -> None:
 def test_plans_with_the_same_register_tiles_stand_in_one_text() -> None:
     program = program_of((36, 48, 64))
     a, b, c, d = plans(program, (6, 16, 18, 48, 32), (4, 16, 16, 48, 32), (6, 16, 36, 48, 32), (4, 16, 36, 48, 32))
-    assert texts_of((a, b, c, d), 2) == ((a, c), (b, d))
-    assert texts_of((a,), 2) == ((a,),)
-    assert sorted(map(id, (p for lot in texts_of((a, b, c), 8) for p in lot))) == sorted(map(id, (a, b, c)))
+    assert batch_plans((a, b, c, d), 2) == ((a, c), (b, d))
+    assert batch_plans((a,), 2) == ((a,),)
+    assert sorted(map(id, (p for lot in batch_plans((a, b, c), 8) for p in lot))) == sorted(map(id, (a, b, c)))

@@ -13,10 +13,10 @@ from reference_kernels import tensor
 from roller_svc import hardware
 from roller_svc.analysis.congruences import Congruence, Lanes, congruence
 from roller_svc.codegen.kernel import Part, emit
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.index import add, both, div, less, less_equal, mod, mul, num, ref
+from roller_svc.ir.index import add, div, le, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.ir.program import Combine, TensorType
 from roller_svc.ir.schedule import Barrier, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -40,7 +40,7 @@ def source(nodes: tuple[Node, ...], inputs: dict[str, TensorType], outputs: dict
 
 
 def result(kernel: KernelSource, **arrays: np.ndarray) -> np.ndarray:
-    found = emulated(CompiledKernel(kernel, b"", "", ()), 0).run(arrays)
+    found = load_emulated(CompiledKernel(kernel, b"", "", ()), 0).run(arrays)
     return next(iter(found.values()))
 
 
@@ -156,7 +156,7 @@ def test_what_lanes_share_is_loaded_once() -> None:
 @pytest.mark.emulator
 def test_a_guard_that_lanes_share_stands_around_the_wide_load() -> None:
     """X has 8 elements of the 16: a speculated load would leave it."""
-    value = Select(less(ref("t"), num(2)), Load("X", (at(4),), F32), Const(0.0, F32), F32)
+    value = Select(lt(ref("t"), num(2)), Load("X", (at(4),), F32), Const(0.0, F32), F32)
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (8,))},
                     {"Y": TensorType(F32, (16,))})  # fmt: skip
     assert wide(kernel.text) == ["load uint4 of x", "store uint4 of y"]
@@ -167,7 +167,7 @@ def test_a_guard_that_lanes_share_stands_around_the_wide_load() -> None:
 
 @pytest.mark.emulator
 def test_the_other_branch_of_a_shared_guard_is_guarded_too() -> None:
-    value = Select(less(ref("t"), num(2)), Load("X", (at(4),), F32),
+    value = Select(lt(ref("t"), num(2)), Load("X", (at(4),), F32),
                    Load("Z", (add(at(4), num(-8)),), F32), F32)  # fmt: skip
     types = {"X": TensorType(F32, (8,)), "Z": TensorType(F32, (8,))}
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), types, {"Y": TensorType(F32, (16,))})
@@ -180,7 +180,7 @@ def test_the_other_branch_of_a_shared_guard_is_guarded_too() -> None:
 @pytest.mark.parametrize(("edge", "shared"), [(8, True), (6, False)])
 def test_neighbours_are_on_one_side_of_an_aligned_edge(edge: int, *, shared: bool) -> None:
     """Y = X and behind it Z, as a concatenation reads them."""
-    value = Select(less(at(4), num(edge)), Load("X", (at(4),), F32), Load("Z", (add(at(4), num(-edge)),), F32), F32)
+    value = Select(lt(at(4), num(edge)), Load("X", (at(4),), F32), Load("Z", (add(at(4), num(-edge)),), F32), F32)
     types = {"X": TensorType(F32, (edge,)), "Z": TensorType(F32, (16 - edge,))}
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), types, {"Y": TensorType(F32, (16,))})
     assert ("load uint4 of z" in wide(kernel.text)) == shared
@@ -190,7 +190,7 @@ def test_neighbours_are_on_one_side_of_an_aligned_edge(edge: int, *, shared: boo
 
 @pytest.mark.emulator
 def test_a_guard_that_lanes_do_not_share_stays_with_each() -> None:
-    value = Select(less(at(4), num(13)), Load("X", (at(4),), F32), Const(-1.0, F32), F32)
+    value = Select(lt(at(4), num(13)), Load("X", (at(4),), F32), Const(-1.0, F32), F32)
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (13,))},
                     {"Y": TensorType(F32, (16,))})  # fmt: skip
     assert wide(kernel.text) == ["store uint4 of y"]
@@ -200,8 +200,8 @@ def test_a_guard_that_lanes_do_not_share_stays_with_each() -> None:
 
 @pytest.mark.emulator
 def test_the_right_side_of_an_and_is_read_where_the_left_says_so() -> None:
-    test = both(less_equal(num(0), add(at(4), num(-4))),
-                less(Load("X", (add(at(4), num(-4)),), F32), Const(0.0, F32)))  # fmt: skip
+    test = logical_and(le(num(0), add(at(4), num(-4))),
+                lt(Load("X", (add(at(4), num(-4)),), F32), Const(0.0, F32)))  # fmt: skip
     assert test is not None
     value = Select(test, Const(1.0, F32), Const(0.0, F32), F32)
     kernel = source((vector(4, Compute("Y", (at(4),), value)),), {"X": TensorType(F32, (12,))},

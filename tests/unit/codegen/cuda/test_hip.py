@@ -13,9 +13,9 @@ from cases_hip import FAMILIES, MATMUL, MI50, MI250X, MI300X, Types, built, need
 from reference_kernels import tensor
 
 from roller_svc import toolchain
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.errors import CompileError, KernelTimeoutError, LaunchError, RollerError, ToolchainMissingError
-from roller_svc.ir.hardware import Arch, Family
+from roller_svc.ir.hardware import Arch, TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
@@ -23,7 +23,7 @@ from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.emulator import EmulatorModule
 from roller_svc.toolchain import hip
 from roller_svc.toolchain.binaries.code_object import read_code_object
-from roller_svc.verify.run_and_verify import prepared
+from roller_svc.verify.run_and_verify import load_kernel
 
 MAP = """\
 __device__ __forceinline__ float f16_to_f32(unsigned short h) {
@@ -90,7 +90,7 @@ def lanes_of(body: str, threads: int = 64) -> EmulatorModule:
     text = f'extern "C" __global__ void one(const float *a, float *c) {{\n{body}\n}}\n'
     launch = LaunchSpec("one", ("a", "c"), (1, 1, 1), (threads, 1, 1))
     source = KernelSource("one", Language.HIP, MI50.arch, text, buffers, (launch,))
-    return emulated(CompiledKernel(source, b"", "", ()), 1)
+    return load_emulated(CompiledKernel(source, b"", "", ()), 1)
 
 
 @pytest.mark.emulator
@@ -113,7 +113,7 @@ def test_every_family_is_right(name: str) -> None:
     expression, types = FAMILIES[name]
     report = built(expression, types, "amd-mi50", runtime="emulator")
     arrays = random_inputs(report.program, 3)
-    module = emulated(CompiledKernel(report.winner.source, b"", "", ()), 3, races=True)
+    module = load_emulated(CompiledKernel(report.winner.source, b"", "", ()), 3, races=True)
     verdict = agrees(report.program, module.run(arrays), evaluate(report.program, arrays))
     assert verdict.ok, f"{verdict}\n{report.winner.source.text}"
 
@@ -197,7 +197,7 @@ def test_what_compiled_needs_a_device_to_run() -> None:
     report = built("Y[i] = X[i] + 1.0", {"X": ("float16", (1000,))}, "amd-mi50")
     assert report.winner.compiled is not None
     with pytest.raises(LaunchError, match="runtime='emulator'") as raised:
-        prepared(report.winner.compiled, random_inputs(report.program, 1))
+        load_kernel(report.winner.compiled, random_inputs(report.program, 1))
     assert raised.value.code == "no-device"
 
 
@@ -254,5 +254,5 @@ def test_only_what_is_built_for_amd_depends_on_hipcc(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(toolchain.shutil, "which", found)
     monkeypatch.setattr(hip, "compiler_version", lambda _: "HIP version: 5.2")
-    assert toolchain.versions()["hipcc"] == toolchain.versions(Family.AMD)["hipcc"] == "HIP version: 5.2"
-    assert "hipcc" not in toolchain.versions(Family.CPU) | toolchain.versions(Family.CUDA)
+    assert toolchain.versions()["hipcc"] == toolchain.versions(TargetKind.AMD)["hipcc"] == "HIP version: 5.2"
+    assert "hipcc" not in toolchain.versions(TargetKind.CPU) | toolchain.versions(TargetKind.CUDA)

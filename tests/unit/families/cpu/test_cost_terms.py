@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from roller_svc import hardware
-from roller_svc.construct.construct import prepared, views
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import STEPS_AT_ONCE
 from roller_svc.families.cpu.window.cost import inside_of_band, pieces_of_line
 from roller_svc.families.cpu.window.workload import Dimension, Slide
+from roller_svc.families.matching import views
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.hardware import HardwareSpec
@@ -49,15 +50,15 @@ def model_of(
     hw = hw or one_core()
     types = {name: TensorType(dtype, shape) for name, (dtype, shape) in shapes.items()}
     (group,) = partition(parse(text, types, outputs), hw)
-    return Model(prepared(group, hw, hw.unit_for(F32)))
+    return prepare_model(group, hw, hw.unit_for(F32))
 
 
 def estimated_program(model: Model, block: dict[str, int], thread: dict[str, int]) -> RProgram:
     """Axes that are not named: the whole of them in a block, one point in a thread."""
-    space = model.problem.space
-    whole = dict(zip((a.name for a in space.axes), model.problem.extents, strict=True))
+    space = model.workload.space
+    whole = dict(zip((a.name for a in space.axes), model.workload.extents, strict=True))
     tiles = (RTile(tuple((whole | block).items())), RTile(tuple((dict.fromkeys(whole, 1) | thread).items())))
-    return RProgram(space, model.problem.machine.unit, *tiles)
+    return RProgram(space, model.workload.machine.unit, *tiles)
 
 
 def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
@@ -116,7 +117,7 @@ SOFTMAX = (
 def test_statements_over_columns_wait_for_each_other() -> None:
     """Memory takes longest, but nothing is asked of it while exponentials are computed."""
     model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12288))}, ("y",))
-    nest = replace(FITTED.nest, exponential_cycles=1.1 * FITTED.nest.exponential_cycles)
+    nest = replace(FITTED.loops, exponential_cycles=1.1 * FITTED.loops.exponential_cycles)
     dearer = model.with_costs(replace(FITTED, nest=nest))
     before, after = (estimated(m, {"j": 12288}, {"j": 64}) for m in (model, dearer))
     assert moving(before) > stage(after, "compute")
@@ -127,8 +128,8 @@ def test_statements_over_columns_wait_for_each_other() -> None:
 def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
-    begun = FITTED.nest.begun_cycles * 4096 / STEPS_AT_ONCE * 12288 * (1 / 512 - 1 / 4096)
-    assert narrow - wide > 0.99 * begun / model.problem.machine.clock_hz
+    begun = FITTED.loops.begun_cycles * 4096 / STEPS_AT_ONCE * 12288 * (1 / 512 - 1 / 4096)
+    assert narrow - wide > 0.99 * begun / model.workload.machine.clock_hz
 
 
 @pytest.mark.parametrize(("rows", "waits"), [(4, False), (2048, True)])
@@ -136,10 +137,10 @@ def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows
     """Eight rows of words at once, all of which begin in memory: one wait for all."""
     model = model_of("y[j] +=! x[k] * q[k // 8, j]", {"x": (F32, (8 * rows,)), "q": (F32, (rows, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
-    pieces = 12288 * (1 / 1024 - 1 / 4096) / model.problem.machine.clock_hz
+    pieces = 12288 * (1 / 1024 - 1 / 4096) / model.workload.machine.clock_hz
     turns = max(1, rows // STEPS_AT_ONCE)
-    begun = FITTED.nest.begun_cycles * turns * pieces
-    wait = FITTED.memory.elsewhere * model.problem.machine.dram_latency_cycles * turns * pieces
+    begun = FITTED.loops.begun_cycles * turns * pieces
+    wait = FITTED.memory.elsewhere * model.workload.machine.dram_latency_cycles * turns * pieces
     assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
 
 
@@ -151,19 +152,19 @@ def sum_of_weights(mask: int) -> Model:
 @pytest.mark.parametrize(("mask", "is_looked_up"), [(15, True), (16, False)])
 def test_functions_of_few_bits_are_one_look_into_a_vector(mask: int, is_looked_up: bool) -> None:
     model = sum_of_weights(mask)
-    dearer = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, lookup_cycles=9 + FITTED.nest.lookup_cycles)))
+    dearer = model.with_costs(replace(FITTED, nest=replace(FITTED.loops, lookup_cycles=9 + FITTED.loops.lookup_cycles)))
     before, after = (stage(estimated(m, {"j": 4096}, {"j": 64}), "compute") for m in (model, dearer))
     cycles = 9 * 4096 * 12288 / 16 * is_looked_up
-    assert after - before == pytest.approx(cycles / model.problem.machine.clock_hz)
+    assert after - before == pytest.approx(cycles / model.workload.machine.clock_hz)
 
 
 def test_what_is_looked_up_are_no_operations_of_the_unit() -> None:
     """A shift, a mask, a product and a sum: the mask is none where its bits choose an entry."""
-    plain = sum_of_weights(16).problem.operations
-    assert sum_of_weights(15).problem.operations == plain
+    plain = sum_of_weights(16).workload.operations
+    assert sum_of_weights(15).workload.operations == plain
     scaled = "y[j] +=! x[k] * (bitwise_and(q[k // 8, j] >> k % 8 * 4, {}).cast(`float32`) - 8.0)"
     shapes = {"x": (F32, (4096,)), "q": (I32, (512, 12288))}
-    looked_up, computed = (model_of(scaled.format(mask), shapes).problem.operations for mask in (15, 16))
+    looked_up, computed = (model_of(scaled.format(mask), shapes).workload.operations for mask in (15, 16))
     assert computed - looked_up == 4096 * 12288
 
 
@@ -173,8 +174,8 @@ def test_a_factor_that_columns_share_is_free_where_another_one_is_left() -> None
     text = "y[j] +=! x[k] * {}bitwise_and(q[k // 8, j] >> k % 8 * 4, 15).cast(`float32`)"
     plain = model_of(text.format(""), shapes)
     scaled = model_of(text.format("s[k // 128, j] * "), shapes | {"s": (F32, (32, 12288))})
-    assert scaled.problem.operations == plain.problem.operations
-    counts = [[one.counts for one in model.problem.passes] for model in (plain, scaled)]
+    assert scaled.workload.operations == plain.workload.operations
+    counts = [[one.counts for one in model.workload.facts.passes] for model in (plain, scaled)]
     assert counts[0] == counts[1]
 
 
@@ -197,7 +198,7 @@ def test_work_on_what_windows_stage_is_counted() -> None:
         for value in ("x[c, i + p, j + q]", "x[c, i + p, j + q].call(`exp`)")
     )
     found = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (plain, dear)]
-    exponentials = 64 * 65 * 65 / 16 * FITTED.nest.exponential_cycles / dear.problem.machine.clock_hz
+    exponentials = 64 * 65 * 65 / 16 * FITTED.loops.exponential_cycles / dear.workload.machine.clock_hz
     assert exponentials < found[1] < exponentials + found[0]  # beside loads and stores, but for a part
     assert found[0] < found[1]
 
@@ -208,7 +209,7 @@ def test_what_is_divided_by_a_constant_is_a_quotient_unless_its_reciprocal_is_ex
         for value in ("x[c, i + p, j + q] / 8.0", "x[c, i + p, j + q] / 9.0", "x[c, i + p, j + q]")
     )
     staging = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (none, exact, rounded)]
-    quotients = 64 * 65 * 65 / 16 * FITTED.nest.quotient_cycles / exact.problem.machine.clock_hz
+    quotients = 64 * 65 * 65 / 16 * FITTED.loops.quotient_cycles / exact.workload.machine.clock_hz
     assert staging[0] <= staging[1] < staging[2]
     assert staging[2] > quotients
 
@@ -268,7 +269,7 @@ def computed(model: Model, rows: int, part: str = "compute") -> float:
 
 def test_lanes_that_are_joined_hold_up_only_who_walks_the_row_again() -> None:
     """After a sum the next row's loads go on; a softmax needs its maximum, one of a row."""
-    longer = replace(FITTED, nest=replace(FITTED.nest, horizontal_cycles=2 * FITTED.nest.horizontal_cycles))
+    longer = replace(FITTED, nest=replace(FITTED.loops, horizontal_cycles=2 * FITTED.loops.horizontal_cycles))
     for text, outputs, waits in (("y[i] +=! x[i, k]", ("y",), False), (ROW_SOFTMAX, ("y",), True)):
         model = model_of(text, {"x": (F32, (256, 128))}, outputs)
         assert (computed(model.with_costs(longer), 1) > 1.1 * computed(model, 1)) is waits
@@ -298,7 +299,7 @@ def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
     """Softmax of rows of 128 bytes, and of 4 KB."""
     for row, is_dearer in ((32, False), (1024, True)):
         model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
-        without = model.with_costs(replace(FITTED, nest=replace(FITTED.nest, rows_written_more=0.0)))
+        without = model.with_costs(replace(FITTED, nest=replace(FITTED.loops, rows_written_more=0.0)))
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
@@ -334,7 +335,7 @@ def test_every_other_element_is_a_shuffle_of_two_vectors() -> None:
 def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     model = model_of("y[j, i] = x[i, j]", {"x": (F32, (1008, 1008))})
     found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
-    each = model.problem.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
+    each = model.workload.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
     assert moving(found[1]) > 2 * each
     costs = FITTED.layout
     slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
@@ -389,7 +390,7 @@ def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
     hw = one_core()
     peak = 1.5 * hw.dram.bandwidth_bytes_per_s
     peaked = replace(hw, levels=(replace(hw.dram, peak_bandwidth_bytes_per_s=peak), *hw.levels[1:]))
-    plain, faster = (model_of(text, shapes, hw=one).problem for one in (hw, peaked))
+    plain, faster = (model_of(text, shapes, hw=one).workload for one in (hw, peaked))
     assert plain.floor_s == pytest.approx(1.5 * faster.floor_s)
     for p in (plain, faster):
         assert p.floor_s == next(roof.seconds for roof in roofline(p) if roof.level == "dram")
@@ -402,7 +403,7 @@ def test_a_floor_that_decides_is_a_stage_and_what_an_estimate_rests_on() -> None
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (1 << 26,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
     found = estimated(model, {}, {"i": 64}, streamed=True)
     assert found.bound == "dram floor"
-    assert stage(found, "dram floor") == model.problem.floor_s > moving(found)
+    assert stage(found, "dram floor") == model.workload.floor_s > moving(found)
     assumed = Assumed(levels=(("dram", True),), arithmetic=False, latency=False, launch=False)
     assert "dram floor" in assumed
     assert "exposed" not in assumed
@@ -424,9 +425,9 @@ def test_rows_that_begin_within_a_line_go_through_the_caches() -> None:
     for rows in (253, 256):
         model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
         level = replace(one_core().dram, streamed_write_gain=2.0 * one_core().dram.streamed_write_gain)
-        hw = replace(model.problem.machine.hw, levels=(level, *model.problem.machine.hw.levels[1:]))
+        hw = replace(model.workload.machine.hw, levels=(level, *model.workload.machine.hw.levels[1:]))
         (group,) = partition(parse("y[j, i] = x[i, j]", {"x": TensorType(F32, (rows, 4096))}, None), hw)
-        faster = Model(prepared(group, hw, hw.unit_for(F32)))
+        faster = prepare_model(group, hw, hw.unit_for(F32))
         tiles = {"i": 256, "j": 4096}, {"i": 64, "j": 32}
         slow, fast = (moving(estimated(m, *tiles, streamed=True)) for m in (model, faster))
         saved[rows] = slow - fast
@@ -450,17 +451,18 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
     shapes = {"x": (F32, (8, 32, 30)), "w": (F32, (2, 2, 64))}
     hw = one_core()
     (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
-    models = [Model(prepared(view, hw, hw.unit_for(F32))) for view in views(group, hw)]
+    prepared = [prepare(view, hw, hw.unit_for(F32)) for view in views(group, hw)]
     costs = replace(FITTED, convolution=replace(FITTED.convolution, quotient_cycles=0.0))
     found = {}
-    for model in models:
-        inner = next(axis.name for axis in model.problem.space.axes if axis.name.endswith("b"))
+    for family, workload in prepared:
+        model = family.model(workload)
+        inner = next(axis.name for axis in workload.space.axes if axis.name.endswith("b"))
         both = (model, model.with_costs(costs))
-        found[model.cpu_family] = [stage(estimated(m, {}, {"f": 4, inner: 16}), "packing") for m in both]
+        found[family.name] = [stage(estimated(m, {}, {"f": 4, inner: 16}), "packing") for m in both]
     elements, quotients = 8 * 240 * 4, 2
     each = FITTED.convolution.quotient_cycles * quotients / hw.clock_hz
-    assert found["convolution"][0] - found["convolution"][1] >= elements * each * (1 - 1e-9)
-    assert found["contraction"][0] == found["contraction"][1]
+    assert found["cpu/convolution"][0] - found["cpu/convolution"][1] >= elements * each * (1 - 1e-9)
+    assert found["cpu/contraction"][0] == found["cpu/contraction"][1]
 
 
 def with_quotients(cycles: float) -> HardwareSpec:
@@ -479,7 +481,7 @@ def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
     vectors_s = 4096 / 16 / one_core().clock_hz
     assert slow - fast == pytest.approx(6.0 * vectors_s)
     assert compute_s("y[i] = x[i] / z[i] + x[i]", with_quotients(12.0)) == pytest.approx(slow)  # hidden
-    without = replace(FITTED.nest, quotient_cycles=12.0)
+    without = replace(FITTED.loops, quotient_cycles=12.0)
     model = model_of("y[i] = x[i] / z[i]", {"x": (F32, (4096,)), "z": (F32, (4096,))})
     model = model.with_costs(replace(FITTED, nest=without))
     assert stage(estimated(model, {}, {"i": 64}), "compute") == pytest.approx(slow)
@@ -501,7 +503,7 @@ def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) 
     """Columns are pixels of all images: one panel after the other is packed, for each k a piece of a row of pixels."""
     shapes = {"x": (F32, (images, 64, 3136)), "w": (F32, (64, 64))}
     model = model_of("y[b, f, p] +=! w[f, c] * x[b, c, p]", shapes)
-    fused = next(axis.name for axis in model.problem.space.axes if len(axis.members) > 1)
+    fused = next(axis.name for axis in model.workload.space.axes if len(axis.members) > 1)
     costs = replace(FITTED, contraction=replace(FITTED.contraction, start_cycles=0.0))
     wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
     assert (wide[0] > 1.3 * wide[1]) == dearer
@@ -528,7 +530,7 @@ def test_calls_hide_better_on_a_core_that_issues_more() -> None:
 
 def test_stores_of_a_call_hide_where_they_are_few() -> None:
     model = product(one_core("amd"))
-    store = model.problem.machine.store_cycles
+    store = model.workload.machine.store_cycles
     exposed = {}
     for rows in (4, 14):
         few, all_of_them = (with_contraction(model, stores_hidden=hidden) for hidden in (8 * store, 1e9))
@@ -566,7 +568,7 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
 def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece: int, waits: bool) -> None:
     shapes: Shapes = {"t": (F32, (30000, columns)), "i": (I32, (4096,))}
     model = model_of("y[n,c] = t[i[n],c]", shapes)
-    no_waits = replace(FITTED, nest=replace(FITTED.nest, met_store_cycles=0.0))
+    no_waits = replace(FITTED, nest=replace(FITTED.loops, met_store_cycles=0.0))
     block, thread = {"c": piece}, {"c": 16 if piece % 16 == 0 else 8}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
     assert (here > stage(estimated(model.with_costs(no_waits), block, thread, streamed=True), "loads")) is waits
@@ -576,7 +578,7 @@ def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece
 
 def test_what_only_writes_meets_no_store() -> None:
     model = model_of("y[n,c] = x[n] where c in 1024", {"x": (F32, (4096,))})
-    dear = replace(FITTED, nest=replace(FITTED.nest, met_store_cycles=1e6))
+    dear = replace(FITTED, nest=replace(FITTED.loops, met_store_cycles=1e6))
     block, thread = {"c": 32}, {"c": 16}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
     assert here == stage(estimated(model.with_costs(dear), block, thread, streamed=True), "loads")

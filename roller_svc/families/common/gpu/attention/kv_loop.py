@@ -17,14 +17,14 @@ from roller_svc.ir.expr import Expr, Select
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import (
     add,
-    both,
     ceil_div,
     div,
-    equal,
-    greatest,
-    least,
-    less,
-    less_equal,
+    eq,
+    le,
+    logical_and,
+    lt,
+    max_,
+    min_,
     mod,
     mul,
     num,
@@ -65,14 +65,14 @@ class KeySteps:
         """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
         not the block's."""
         begin: Expr = mul(ref(PART), num(self.share)) if self.tile.parts > 1 else num(0)
-        end: Expr = least(add(begin, num(self.share)), num(self.steps)) if self.tile.parts > 1 else num(self.steps)
+        end: Expr = min_(add(begin, num(self.share)), num(self.steps)) if self.tile.parts > 1 else num(self.steps)
         first = begin
         for lower in self.bounds.lowers:
-            first = greatest(first, div(greatest(self._least(lower), num(0)), self.tile.keys))
+            first = max_(first, div(max_(self._least(lower), num(0)), self.tile.keys))
         seen: Expr = ref(LAST)
         for upper in self.bounds.uppers:
             count = div(add(self._greatest(upper), num(self.tile.keys)), self.tile.keys)
-            seen = least(seen, greatest(count, ref(FIRST)))
+            seen = min_(seen, max_(count, ref(FIRST)))
         return (Let(LAST, end, (Let(FIRST, first, (Let(SEEN, seen, nodes),)),)),)
 
     @property
@@ -90,11 +90,11 @@ class KeySteps:
         end = mul(add(step, num(1)), num(keys))
         found: Expr | None = None
         if self.keys.extent % keys:
-            found = less_equal(end, num(self.keys.extent))
+            found = le(end, num(self.keys.extent))
         for upper in exact.uppers:
-            found = both(less(sub(end, num(1)), add(self._least(upper), num(1))), found)
+            found = logical_and(lt(sub(end, num(1)), add(self._least(upper), num(1))), found)
         for lower in exact.lowers:
-            found = both(less_equal(self._greatest(lower), mul(step, num(keys))), found)
+            found = logical_and(le(self._greatest(lower), mul(step, num(keys))), found)
         return found
 
     def passes(self, counts_beyond: Expr, work: Callable[[Steps, Expr], tuple[Node, ...]],
@@ -105,7 +105,7 @@ class KeySteps:
         seen, beyond = self.seen, self.beyond
         if not self.comes_back:
             return work(seen, num(0))
-        first = equal(ref(PASS), num(0))
+        first = eq(ref(PASS), num(0))
         begin = Select(first, seen.first, beyond.first, DType.INT32)
         count = Select(first, seen.count, mul(ref(AGAIN), beyond.count), DType.INT32)
         before = Select(first, num(0), seen.count, DType.INT32)
@@ -142,7 +142,7 @@ class KeySteps:
             nodes = (Let(name, place if stride * extent == tiles else mod(place, extent), nodes),)
         nodes = (Let(TILE, add(mul(ref(VISIT), num(blocks)), ref(BLOCK)), nodes),)
         limit = div(sub(num(tiles - 1 + blocks), ref(BLOCK)), blocks)
-        return (Loop(VISIT, ceil_div(tiles, blocks), LoopKind.SERIAL, nodes, limit=limit),)
+        return (Loop(VISIT, ceil_div(tiles, blocks), LoopKind.SERIAL, nodes, stop=limit),)
 
     def _steps(self, first: Expr, last: Expr) -> Steps:
         if self.tile.parts == 1 and not self.bounds.uppers and not self.bounds.lowers:
@@ -158,7 +158,7 @@ class KeySteps:
         stride = self.rows.extent // outermost.extent
         inner = {a.name: a.extent for a in self.rows.members[1:]}
         begin = mul(ref("m.block"), num(self.tile.m))
-        last = least(add(begin, num(self.tile.m - 1)), num(self.rows.extent - 1))
+        last = min_(add(begin, num(self.tile.m - 1)), num(self.rows.extent - 1))
         total: Expr = num(bound.offset)
         for name, c in bound.coeffs:
             if name == outermost.name:

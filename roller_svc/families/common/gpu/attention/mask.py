@@ -31,13 +31,13 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
     """Of a group of kind ATTENTION."""
     attention = group.attention
     found = None if attention is None else mask(attention)
-    if attention is None or found is None or found.filled == math.inf or math.isnan(found.filled):
+    if attention is None or found is None or found.fill_value == math.inf or math.isnan(found.fill_value):
         return KeyBounds()
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
     uppers, lowers, _ = _sides(found.cond, key.name)
-    if found.filled == -math.inf:
+    if found.fill_value == -math.inf:
         return KeyBounds(uppers, lowers)
-    return KeyBounds(uppers, (), found.filled)  # keys that may come back are the last ones
+    return KeyBounds(uppers, (), found.fill_value)  # keys that may come back are the last ones
 
 
 def exact_bounds(group: KernelGroup) -> KeyBounds | None:

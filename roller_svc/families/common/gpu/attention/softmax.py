@@ -21,9 +21,9 @@ from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, both, less, mul, num, ref
+from roller_svc.ir.index import add, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import Combine, identity
-from roller_svc.ir.schedule import Branch, Compute, Exp2, LaneReduce, Let, Loop, LoopKind, Node
+from roller_svc.ir.schedule import Branch, Compute, Exp2, Let, Loop, LoopKind, Node, WarpReduce
 
 KEY_STEP = ".key_step"  # number of the step along all keys
 SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
@@ -59,7 +59,7 @@ class Softmax:
 
     def joined(self) -> Node:
         """Sums of exponentials of whole rows, in each of their lanes."""
-        return self.each_row((LaneReduce(TOTAL, ROW, Combine.SUM, QUAD),))
+        return self.each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
 
     def counts_beyond(self, filled: float) -> Expr:
         """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
@@ -115,7 +115,7 @@ class Softmax:
 
     def _placed_product(self, score: Expr) -> Expr:
         """The score of what is in registers."""
-        product = self.attention.product.tensor
+        product = self.attention.scores_load.tensor
 
         def change(node: Expr) -> Expr:
             is_product = isinstance(node, Load) and node.tensor == product
@@ -126,13 +126,13 @@ class Softmax:
     def _value(self, score: Expr) -> Expr:
         """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
         value = self._placed_product(score)
-        inside = less(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.keys else None
+        inside = lt(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.keys else None
         return self._of_rows(value, inside)
 
     def _of_rows(self, value: Expr, inside: Expr | None) -> Expr:
         reads = any(load.tensor != SCORES for load in loads_of(value))
         if reads and self.rows.extent % self.tile.m:
-            inside = both(less(ref("m.place"), num(self.rows.extent)), inside)
+            inside = logical_and(lt(ref("m.place"), num(self.rows.extent)), inside)
         return value if inside is None else Select(inside, value, identity(Combine.MAX, value.dtype), value.dtype)
 
     def _raised(self) -> tuple[Node, ...]:
@@ -147,7 +147,7 @@ class Softmax:
         total = Load(TOTAL, ROW, _F32)
         return (
             self.each_row((
-                LaneReduce(PEAK, ROW, Combine.MAX, QUAD),
+                WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
                 Compute(SHIFT, ROW, shift),
                 Compute(RESCALE, ROW, Op(OpKind.SUB, (_times(old, unit), Load(SHIFT, ROW, _F32)), _F32)),
                 Exp2(RESCALE, ROW),

@@ -24,7 +24,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     staged,
 )
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Op, walk
+from roller_svc.ir.expr import Op, iter_subexpressions
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
@@ -56,7 +56,7 @@ def attended(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> Attended:
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
     q, k, v = (Feed(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
-    operations = sum(isinstance(node, Op) for node in walk(attention.score))
+    operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
     return Attended(q, k, v, key_bounds(group), operations)
 
 
@@ -212,7 +212,7 @@ def partial_results(group: KernelGroup, tile: AttentionTile) -> tuple[tuple[str,
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
     dtype = group.space.compute_dtype
-    mixed, total = group.statements[0], group.attention.total
+    mixed, total = group.statements[0], group.attention.row_sum
     shapes = ((mixed.output, mixed.type.shape), (f"{total.output}.high", total.type.shape),
               (total.output, total.type.shape))  # fmt: skip
     return tuple((f"{name}.partial", TensorType(dtype, (tile.pieces, *shape))) for name, shape in shapes)

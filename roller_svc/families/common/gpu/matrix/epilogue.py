@@ -14,11 +14,11 @@ from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
 from roller_svc.families.common.view import View, decoded
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, walk
+from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, iter_subexpressions
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, both, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
-from roller_svc.ir.schedule import Barrier, Branch, Compute, LaneReduce, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, WarpReduce
 from roller_svc.schedule.nest_statements import RowReads, converted, row_tensors, wrapped
 
 # Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
@@ -45,7 +45,7 @@ class Outputs:
         lanes = Loop(".lane", width, LoopKind.VECTOR, ())
         nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref(".lane"))})
         nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
-        inside = both(inside_axis(view.m, self.m, "m.place"), inside_axis(view.n, self.n, "n.place"))
+        inside = logical_and(inside_axis(view.m, self.m, "m.place"), inside_axis(view.n, self.n, "n.place"))
         return (Branch(inside, nodes),) if inside is not None else nodes
 
     def width(self, columns: int) -> int:
@@ -71,13 +71,13 @@ class Outputs:
     @property
     def operations(self) -> int:
         """Of one output point, its store counted as one."""
-        parts = (part for s in self.view.group.statements[1:] for part in walk(s.body))
+        parts = (part for s in self.view.group.statements[1:] for part in iter_subexpressions(s.body))
         return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in parts if isinstance(p, Op))
 
 
 def inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
     """Whether the place is on the axis; None where tiles end with it."""
-    return less(ref(place), num(axis.extent)) if axis.extent % tile else None
+    return lt(ref(place), num(axis.extent)) if axis.extent % tile else None
 
 
 SUMS, PART = ".sums", ".part"
@@ -105,7 +105,7 @@ class Epilogue:
                 nodes += self._reduced(reduction, number, together)
         shape = (tile.warps[0] * together * tile.fragment.rows, tile.n)
         pad = tile.epilogue_row_words - tile.n
-        return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, over=(SHARED_A, SHARED_B)),)
+        return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, aliases=(SHARED_A, SHARED_B)),)
 
     def _to_shared(self, first: int, count: int) -> Node:
         """Some of the warp's rows into the shared tile."""
@@ -131,7 +131,7 @@ class Epilogue:
         nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
         items = rows * per_row
         if items % tile.threads:
-            nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+            nodes = (Branch(lt(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(tile.threads)), ref(THREAD)), nodes),)
         rounds = ceil_div(items, tile.threads)
         unrolled = rounds * width * self.outputs.operations <= UNROLLED_OPERATIONS
@@ -149,11 +149,11 @@ class Epilogue:
         tile, view = self.tile, self.view
         rows, lanes, warps = tile.warps[0] * count * tile.fragment.rows, tile.fragment.lanes, math.prod(tile.warps)
         combine = reduction.combine or Combine.SUM
-        some = less(ref(".row"), num(rows)) if rows % warps else None
-        inside_row = both(some, inside_axis(view.m, tile.m, "m.place"))
+        some = lt(ref(".row"), num(rows)) if rows % warps else None
+        inside_row = logical_and(some, inside_axis(view.m, tile.m, "m.place"))
         own = add(mul(ref(".column"), num(lanes)), ref(LANE))
-        inside = both(less(ref(".element"), num(tile.n)) if tile.n % lanes else None,
-                      both(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
+        inside = logical_and(lt(ref(".element"), num(tile.n)) if tile.n % lanes else None,
+                      logical_and(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
         storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
         nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
@@ -164,12 +164,12 @@ class Epilogue:
         result = Load(PART, (), reduction.accumulator)
         store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, converted(result, reduction)),)
         store = decoded(view.m, ref("m.place"), store)
-        first: Expr = equal(ref(LANE), num(0))
+        first: Expr = eq(ref(LANE), num(0))
         first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
         nodes = (
             Compute(PART, (), identity(combine, reduction.accumulator)),
             Loop(".column", ceil_div(tile.n, lanes), LoopKind.SERIAL, nodes),
-            LaneReduce(PART, (), combine, lanes),
+            WarpReduce(PART, (), combine, lanes),
             Branch(first, store),
         )
         nodes = (Storage(PART, reduction.accumulator, (), Scope.REGISTER, nodes),)
@@ -180,7 +180,7 @@ class Epilogue:
     @property
     def columns(self) -> int:
         """Points of a row of the tile."""
-        return self.tile.n // self.view.group.space.sums
+        return self.tile.n // self.view.group.space.num_accumulators
 
     @property
     def outputs(self) -> Outputs:

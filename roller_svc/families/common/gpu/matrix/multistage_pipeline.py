@@ -15,13 +15,13 @@ from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedOperand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load
-from roller_svc.ir.index import add, div, less, mod, mul, num, ref
+from roller_svc.ir.index import add, div, lt, mod, mul, num, ref
 from roller_svc.ir.schedule import (
-    AwaitCopies,
     Barrier,
     Branch,
-    CommitCopies,
     Compute,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
     Let,
     LoadMatrix,
     Loop,
@@ -171,7 +171,7 @@ class Ring:
                 end += staging.stores(slot)
             else:
                 end += staging.moves(source, slot)
-        wait = (AwaitCopies(self.ahead - 1),) if self._committed else ()
+        wait = (CpAsyncWaitGroup(self.ahead - 1),) if self._committed else ()
         nodes: tuple[Node, ...] = (*wait, Barrier(), *_if_any(later, steps, begin), *self._committed,
                                    Let(SLOT, mod(STEP, self.stages), work), *_if_any(later, steps, end))  # fmt: skip
         for staging in reversed(self.stagings):
@@ -186,12 +186,12 @@ class Ring:
 
     @property
     def _committed(self) -> tuple[Node, ...]:
-        return (CommitCopies(),) if self.is_async else ()
+        return (CpAsyncCommitGroup(),) if self.is_async else ()
 
 
 def _if_any(step: Expr, steps: Steps, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes where there is such a step, counted from the first."""
-    return (Branch(less(step, steps.count), nodes),) if nodes else ()
+    return (Branch(lt(step, steps.count), nodes),) if nodes else ()
 
 
 ACC = ".acc"

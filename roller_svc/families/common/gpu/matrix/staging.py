@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import Operand
-from roller_svc.errors import existing
+from roller_svc.errors import require
 from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, StagedOperand
 from roller_svc.families.common.view import decoded
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, both, ceil_div, div, less, mod, mul, num, ref
-from roller_svc.ir.schedule import Branch, Compute, Copy, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
+from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 THREAD = ".thread"
 # Elements of a step that a thread holds in registers: wide loads leave them packed, single ones take an address each.
@@ -92,9 +92,9 @@ class Staging:
         return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
 
     def _copy(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
-        source = existing(self.operand.source, "source of what is copied")
-        guard = both(self._inside(), self.operand.guard)
-        copy = Copy(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
+        source = require(self.operand.source, "source of what is copied")
+        guard = logical_and(self._inside(), self.operand.guard)
+        copy = CpAsync(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
         return self._placed(step, (copy,))
 
     def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
@@ -116,7 +116,7 @@ class Staging:
         nodes = (Let(".element", mul(chunk, num(self._together)), nodes),)
         nodes = (Let(".row", row, nodes),)
         if self._items % self.threads:
-            nodes = (Branch(less(ref(".item"), num(self._items)), nodes),)
+            nodes = (Branch(lt(ref(".item"), num(self._items)), nodes),)
         return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
 
     def _place(self) -> tuple[Expr, Expr]:
@@ -141,9 +141,9 @@ class Staging:
 
     def _inside(self) -> Expr | None:
         extent, depth = self.tile
-        return both(
-            less(ref(".k_place"), num(self.k.extent)) if self.k.extent % depth else None,
-            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
+        return logical_and(
+            lt(ref(".k_place"), num(self.k.extent)) if self.k.extent % depth else None,
+            lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
         )
 
     def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
@@ -179,7 +179,7 @@ class Staging:
         inside, source = self._inside(), self.operand.source
         value = _as(self.operand.factor, self._held)
         if source is not None and self._held is self.operand.stored:
-            inside, value = both(inside, self.operand.guard), source
+            inside, value = logical_and(inside, self.operand.guard), source
         return value if inside is None else Select(inside, value, _zero(self._held), self._held)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.common import Launch
+from roller_svc.perf.model import read_launch
+from roller_svc.perf.workload import Workload
 
 # A block's run of steps begins in one tile and ends in another: of all others it has the whole.
 PARTS_OF_BLOCK = 2
@@ -45,7 +49,7 @@ def stream(program: RProgram) -> Stream:
     """Of an rProgram with `stream_k` blocks."""
     space, block = program.space, program.block
     grid = tuple(-(-axis.extent // block[axis.name]) for axis in space.spatial)
-    return Stream(program.stream_k, grid, program.steps)
+    return Stream(program.stream_k_blocks, grid, program.steps)
 
 
 def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
@@ -53,4 +57,14 @@ def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
     the one that it ends with, row, column]."""
     (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
     tile = (program.block[m.name], program.block[n.name])
-    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k, PARTS_OF_BLOCK, *tile))
+    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k_blocks, PARTS_OF_BLOCK, *tile))
+
+
+def stream_launch(p: Workload[Any], program: RProgram) -> Launch:
+    """Read a launch whose blocks may stream k-tiles: at most the first and last tile of a block are shared."""
+    launch = read_launch(p, program)
+    if not program.stream_k_blocks:
+        return launch
+    grid, tiles = program.stream_k_blocks, math.prod([-(-p.extents[i] // launch.block[i]) for i in p.spatial])
+    points = min(2 * grid, grid + tiles) * math.prod(launch.block[i] for i in p.spatial)
+    return launch._replace(grid=grid, workspace_bytes=points * p.elem_bytes)

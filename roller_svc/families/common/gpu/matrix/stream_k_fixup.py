@@ -20,7 +20,7 @@ from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.stream_k import Stream, partial_tiles, stream
 from roller_svc.families.common.view import View
 from roller_svc.ir.expr import Expr, Load
-from roller_svc.ir.index import add, both, ceil_div, div, equal, greatest, least, less, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, eq, logical_and, lt, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
@@ -43,11 +43,11 @@ def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogu
 def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
     """A block's share, tile by tile."""
     begin = mul(ref(BLOCK), num(work.share))
-    end = least(add(begin, num(work.share)), num(work.tiles * work.steps))
+    end = min_(add(begin, num(work.share)), num(work.tiles * work.steps))
     start = mul(ref(TILE), num(work.steps))
-    first = greatest(sub(ref(".begin"), start), num(0))
-    last = least(sub(ref(".end"), start), num(work.steps))
-    whole = both(equal(ref(".first"), num(0)), equal(ref(".last"), num(work.steps)))
+    first = max_(sub(ref(".begin"), start), num(0))
+    last = min_(sub(ref(".end"), start), num(work.steps))
+    whole = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.steps)))
     nodes: tuple[Node, ...] = (
         Barrier(),  # the tile before may still be read
         *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.steps)),
@@ -59,7 +59,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     nodes = tile_axes(epilogue.view, work, nodes)
     nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
     tiles = sub(add(div(sub(ref(".end"), num(1)), work.steps), num(1)), div(ref(".begin"), work.steps))
-    nodes = (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, limit=tiles),)
+    nodes = (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, stop=tiles),)
     nodes = (Let(".begin", begin, (Let(".end", end, nodes),)),)
     return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
 
@@ -81,7 +81,7 @@ def _leave(partial: str, pipeline: Pipeline) -> Node:
     row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(fragment.rows))), row_of_word(fragment))
     column = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(fragment.columns)))
     column = add(column, column_of_word(fragment))
-    part = equal(ref(".first"), num(0))
+    part = eq(ref(".first"), num(0))
     value = Load(ACC, (*FRAGMENT, word()), pipeline.dtype)
     return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))
 
@@ -103,7 +103,7 @@ def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
     add_up = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(rest, FIRST), Combine.SUM),))
     nodes: tuple[Node, ...] = (
         Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(ref(".first_block"), LAST)),)),
-        Loop(".part", work.parts - 1, LoopKind.SERIAL, (add_up,), limit=sub(ref(".last_block"), ref(".first_block"))),
+        Loop(".part", work.parts - 1, LoopKind.SERIAL, (add_up,), stop=sub(ref(".last_block"), ref(".first_block"))),
         *outputs.nodes(Load(TOTAL, lane, dtype), width),
     )
     nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)
@@ -114,10 +114,10 @@ def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
     nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
     items = outputs.m * per_row
     if items % JOINING_THREADS:
-        nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+        nodes = (Branch(lt(ref(".item"), num(items)), nodes),)
     nodes = (Let(".item", add(mul(ref(".round"), num(JOINING_THREADS)), ref(THREAD)), nodes),)
     nodes = (Loop(".round", ceil_div(items, JOINING_THREADS), LoopKind.SERIAL, nodes),)
-    nodes = (Branch(less(ref(".first_block"), ref(".last_block")), nodes),)
+    nodes = (Branch(lt(ref(".first_block"), ref(".last_block")), nodes),)
     start = mul(ref(TILE), num(work.steps))
     nodes = (Let(".last_block", div(add(start, num(work.steps - 1)), work.share), nodes),)
     nodes = (Let(".first_block", div(start, work.share), nodes),)

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, Feed, LoadKind, MmaTile
+from roller_svc.construct.rules import (
+    at,
+)
+from roller_svc.families.common.gpu.matrix.tile import (
+    CHUNK_BYTES,
+    Feed,
+    LoadKind,
+    MmaTile,
+)
 from roller_svc.ir.dtype import DType
-from roller_svc.perf.common import Launch, load_latency_cycles, wave_rectangle
+from roller_svc.perf.common import Launch, load_latency_cycles, second_launch_s, wave_rectangle
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
-from roller_svc.perf.workload import ADDRESS_OPS, Operand, Problem, address_ops
+from roller_svc.perf.workload import ADDRESS_OPS, Operand, Workload, address_ops
 
+# A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
+# Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
+MMA_LATENCY_CYCLES = 33.0
 LEAK = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
 
 
@@ -70,20 +81,14 @@ LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  #
 FLOAT8_SLOTS = 8.0  # one float8 to float16 by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk that went through registers
 CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest passes through
-LEAST_STAGES = 2
 
 
-def at(tile: Tile, axis: int | None) -> int:
-    """The tile's extent on an axis that a space may lack."""
-    return 1 if axis is None else tile[axis]
-
-
-def columns(p: Problem, tile: Tile) -> int:
+def columns(p: Workload[Any], tile: Tile) -> int:
     """Columns of sums in the tile: those of two sums at a point lie side by side."""
-    return at(tile, p.n) * p.space.sums
+    return at(tile, p.n) * p.space.num_accumulators
 
 
-def alone(p: Problem, step: Step, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
+def alone(p: Workload[Any], step: Step, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
     """Seconds that each resource would take for so many steps of the whole device if it worked alone."""
     mach = p.machine
     each = steps / mach.cores
@@ -96,12 +101,12 @@ def alone(p: Problem, step: Step, steps: int, dram_bytes: float) -> list[tuple[s
     ]
 
 
-def tile_count(p: Problem, block: Tile) -> int:
+def tile_count(p: Workload[Any], block: Tile) -> int:
     """Tiles of the output."""
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
-def operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:
+def operand_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
     """§5, t_dram: each wave reads its rectangle's rows of A and columns of B, less what the last cache still holds."""
     grid_m, grid_n = (-(-p.extent(axis) // at(launch.block, axis)) for axis in (p.m, p.n))
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
@@ -113,7 +118,7 @@ def operand_bytes(p: Problem, launch: Launch, at_once: int) -> float:
     return batches * (a_bytes + b_bytes)
 
 
-def latency_cycles(p: Problem, launch: Launch, dram_bytes: float, steps: int) -> float:
+def latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: int) -> float:
     """Of one step's loads: the more of them no neighbour has asked for before, the nearer to that of DRAM."""
     mach = p.machine
     usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
@@ -166,10 +171,10 @@ def fill(feed: Feed, elements: int, operand: Operand, mach: Machine) -> Fill:
     return Fill(pipe, slots)
 
 
-def epilogue_slots(p: Problem, points: int) -> float:
+def epilogue_slots(p: Workload[Any], points: int) -> float:
     """Issue slots of all lanes for so many results: the epilogue's operations, then reads and writes of memory, in
     vectors where n is contiguous there."""
-    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.sums)
+    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.num_accumulators)
     slots = points * flops
     for tensor in p.rest.tensors:
         together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
@@ -177,7 +182,7 @@ def epilogue_slots(p: Problem, points: int) -> float:
     return slots
 
 
-def epilogue_memory_cycles(p: Problem, launch: Launch) -> float:
+def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
     """Of what one tile's results move of memory; a second launch has it where there is one."""
     mach = p.machine
     written = 0.0 if launch.workspace_bytes else p.rest.total_bytes / launch.grid
@@ -197,3 +202,9 @@ def _convert_slots(feed: Feed) -> float:
     if source is feed.dtype or feed.operand.source is None:
         return 0.0  # as it is, or computed: the factor's own operations
     return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
+
+
+def joining_cycles(p: Workload[Any], sums: int) -> float:
+    """Of the launch that joins so many partial sums."""
+    mach = p.machine
+    return mach.clock_hz * second_launch_s(mach, sums * p.elem_bytes)

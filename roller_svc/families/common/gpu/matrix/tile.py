@@ -174,7 +174,7 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     """Of an rProgram on a unit that takes fragments, whose `thread` tile is a warp's."""
     fragment = fragment_of(program.unit)
     (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    block, warp, sums = program.block, program.thread, program.space.sums
+    block, warp, sums = program.block, program.thread, program.space.num_accumulators
     columns = sums * block[n.name]
     return MmaTile(
         block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.stages,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from roller_svc.construct.align import EPSILONS, counts
 from roller_svc.construct.rules import Base, at, replaced, spatial_grid
 from roller_svc.families.common.gpu.matrix.terms import columns
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 # Bound on padding to begin with: tiles that a shape is no multiple of are padded with zeros, which the estimate counts,
 # and lose less by that than by being small.
@@ -24,7 +25,7 @@ def multiples(extent: int, granule: int, most: int) -> Tile:
     return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
 
 
-def sides(p: Problem, base: Base, epsilon: float, most: int) -> dict[int | None, Tile]:
+def sides(p: Workload[Any], base: Base, epsilon: float, most: int) -> dict[int | None, Tile]:
     """A block's extents along m and n: up to `most` of the base's."""
     found: dict[int | None, Tile] = {}
     for axis in (p.m, p.n):
@@ -52,11 +53,11 @@ def streams(tiles: int, steps: int, at_once: int) -> Tile:
     return (-(-tiles * steps // share),)
 
 
-def fills_few_waves(p: Problem, block: Tile) -> bool:
+def fills_few_waves(p: Workload[Any], block: Tile) -> bool:
     return spatial_grid(p, block) < FEW_WAVES * p.machine.cores
 
 
-def raster(p: Problem, block: Tile, at_once: int) -> int:
+def raster(p: Workload[Any], block: Tile, at_once: int) -> int:
     """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the design
     notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
     m, n = at(block, p.m), columns(p, block)
@@ -69,7 +70,7 @@ def raster(p: Problem, block: Tile, at_once: int) -> int:
     return -(-grid_m // -(-grid_m // tall))
 
 
-def evened(p: Problem, block: Tile, base: Base, granules: tuple[int, int]) -> Iterator[tuple[Tile, Base]]:
+def evened(p: Workload[Any], block: Tile, base: Base, granules: tuple[int, int]) -> Iterator[tuple[Tile, Base]]:
     """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
     whole waves.
 

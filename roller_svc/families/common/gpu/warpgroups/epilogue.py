@@ -30,16 +30,16 @@ from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, tma_resu
 from roller_svc.families.common.view import View, decoded
 from roller_svc.ir.expr import Expr, Load, axes_of
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, ceil_div, div, equal, less, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
 from roller_svc.ir.schedule_hopper import (
     WARP_THREADS,
-    AwaitBulk,
-    BulkStore,
-    CommitBulk,
-    FenceAsync,
+    FenceProxyAsync,
     StoreMatrix,
+    TmaStore,
+    TmaStoreCommitGroup,
+    TmaStoreWaitGroup,
     WarpBarrier,
 )
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
@@ -71,7 +71,7 @@ class WarpgroupEpilogue:
         """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
         pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
         written = tuple(
-            Branch(equal(ref(_PIECE), num(number)), self._to_shared(fragment, chunk))
+            Branch(eq(ref(_PIECE), num(number)), self._to_shared(fragment, chunk))
             for number, (fragment, chunk) in enumerate(pieces)
         )
         body = (*written, WarpBarrier(), *self._to_memory(), WarpBarrier())
@@ -118,7 +118,7 @@ class WarpgroupEpilogue:
         nodes = (Let("m.place", self._row_place(), nodes),)
         nodes = (Let("n.place", add(self._first_column(), ref(".in_group")), nodes),)
         if tile.group_columns % columns:
-            nodes = (Branch(less(ref(".in_group"), num(tile.group_columns)), nodes),)
+            nodes = (Branch(lt(ref(".in_group"), num(tile.group_columns)), nodes),)
         chunk = mod(ref(_PIECE), self._chunks)
         nodes = (Let(".in_group", add(mul(chunk, num(columns)), ref(".element")), nodes),)
         per_row = columns // width
@@ -126,7 +126,7 @@ class WarpgroupEpilogue:
         nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
         items = EPILOGUE_ROWS * per_row
         if items % WARP_THREADS:
-            nodes = (Branch(less(ref(".item"), num(items)), nodes),)
+            nodes = (Branch(lt(ref(".item"), num(items)), nodes),)
         nodes = (Let(".item", add(mul(ref(".round"), num(WARP_THREADS)), ref(LANE)), nodes),)
         rounds = ceil_div(items, WARP_THREADS)
         unrolled = rounds * width * outputs.operations <= UNROLLED_OPERATIONS
@@ -208,14 +208,14 @@ class BulkResults:
         nodes: tuple[Node, ...] = ()
         for number, (fragment, chunk) in enumerate(pieces):
             again = number == 0 and len(pieces) % SLOTS  # the tile before may have ended in the same room
-            free = AwaitBulk(0 if again else SLOTS - 1, read=True)
+            free = TmaStoreWaitGroup(0 if again else SLOTS - 1, read=True)
             nodes += (self._by_one((free,)), WarpBarrier(), *self._piece(num(number % SLOTS), fragment, chunk))
         return nodes
 
     @property
     def last(self) -> tuple[Node, ...]:
         """Behind all tiles: shared memory stays until it has been read."""
-        return (self._by_one((AwaitBulk(0, read=True),)),)
+        return (self._by_one((TmaStoreWaitGroup(0, read=True),)),)
 
     def _piece(self, slot: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
         first = chunk * self.columns
@@ -229,8 +229,8 @@ class BulkResults:
             nodes += (Storage(PACKED, self.type_.dtype, (WORDS,), Scope.REGISTER, packed),)
         step = add(self._first_column(self.columns), num(chunk))
         coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
-        store = BulkStore(MAP, coordinates, RESULTS, (self._warp, slot, num(0), num(0)))
-        return (*nodes, FenceAsync(), WarpBarrier(), self._by_one((store, CommitBulk())))
+        store = TmaStore(MAP, coordinates, RESULTS, (self._warp, slot, num(0), num(0)))
+        return (*nodes, FenceProxyAsync(), WarpBarrier(), self._by_one((store, TmaStoreCommitGroup())))
 
     def _packed(self, fragment: int, first: int) -> tuple[Node, ...]:
         """A lane's results of 16 columns from `first` on, in the order of its registers."""
@@ -273,7 +273,7 @@ class BulkResults:
 
     @staticmethod
     def _by_one(nodes: tuple[Node, ...]) -> Node:
-        return Branch(equal(ref(LANE), num(0)), nodes)
+        return Branch(eq(ref(LANE), num(0)), nodes)
 
 
 def _is_simple(group: KernelGroup, view: View) -> bool:
@@ -285,7 +285,7 @@ def _is_simple(group: KernelGroup, view: View) -> bool:
     for statement in group.statements[1:]:
         for load in statement.reads:
             axes = {name for i in load.index for name in axes_of(i)}
-            if load.tensor not in own and ((axes & rows and axes & columns) or any(load.checked)):
+            if load.tensor not in own and ((axes & rows and axes & columns) or any(load.bounds_checked)):
                 return False
     return not (_reads_places(view) and view.n.members[-1].extent % 2)
 

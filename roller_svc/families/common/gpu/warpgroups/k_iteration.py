@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, ceil_div, div, less, mod, mul, num
+from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +69,4 @@ class Walk:
 
     def inside(self, step: Expr, element: Expr) -> Expr | None:
         """Whether an element of the step is one of k's and no padding; None: it always is."""
-        return less(self.place_in_row(step, element), num(self.inner)) if self.is_ragged else None
+        return lt(self.place_in_row(step, element), num(self.inner)) if self.is_ragged else None

@@ -15,22 +15,33 @@ from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, WgmmaTil
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, Visits, over_steps
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
-from roller_svc.ir.index import add, div, equal, less, less_equal, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine
-from roller_svc.ir.rprogram import WARPGROUP
-from roller_svc.ir.schedule import AwaitCopies, Branch, CommitCopies, Compute, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Scope,
+    Storage,
+)
 from roller_svc.ir.schedule_hopper import (
     WARP_THREADS,
-    ArriveBarrier,
-    AwaitBarrier,
-    AwaitWarpgroup,
-    CommitWarpgroup,
-    FenceAsync,
-    FenceBarriers,
-    FenceWarpgroup,
-    InitBarrier,
-    SetRegisters,
+    FenceMbarrierInit,
+    FenceProxyAsync,
+    MbarrierArrive,
+    MbarrierInit,
+    MbarrierWait,
+    SetMaxNReg,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 
 GROUP, WARP = ".group", ".warp"  # of the block; of the group
@@ -68,13 +79,13 @@ class Ring:
 
     def initialised(self) -> Node:
         """One thread says how many arrivals barriers wait for."""
-        filling = (1 if self.bulk else 0) + (WARPGROUP if self.staged else 0)
+        filling = (1 if self.bulk else 0) + (WARPGROUP_THREADS if self.staged else 0)
         emptying = WARPS * self.tile.consumers * max(1, len(self.readers))
         index = (ref(".stage"),)
-        barriers = (InitBarrier(FULL, index, filling), InitBarrier(EMPTY, index, emptying))
+        barriers = (MbarrierInit(FULL, index, filling), MbarrierInit(EMPTY, index, emptying))
         loop = Loop(".stage", self.tile.stages, LoopKind.UNROLL, barriers)
-        first = Op(OpKind.LAND, (equal(ref(GROUP), num(0)), equal(ref(THREAD), num(0))), DType.INT8)
-        return Branch(first, (loop, FenceBarriers()))
+        first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
+        return Branch(first, (loop, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------
     def filled(self, visits: Visits) -> tuple[Node, ...]:
@@ -82,7 +93,7 @@ class Ring:
         nodes = visits.around((over_steps(visits.steps, self._turned(visits, self._fill(visits))),))
         nodes += self._last_arrivals(visits.all_steps)
         if not self.staged:
-            nodes = (Branch(equal(ref(THREAD), num(0)), nodes),)
+            nodes = (Branch(eq(ref(THREAD), num(0)), nodes),)
         return (*self._registers(self.tile.producer_registers, increase=False), *nodes)
 
     @property
@@ -97,7 +108,7 @@ class Ring:
         nodes: tuple[Node, ...] = ()
         for feed in self.staged:
             nodes += feed.fetches(step) if feed.is_prefetched else ()
-        nodes += (AwaitBarrier(EMPTY, (slot,), sub(num(1), self._parity)),)
+        nodes += (MbarrierWait(EMPTY, (slot,), sub(num(1), self._parity)),)
         nodes += self._bulk_loads(step)
         for feed in self.staged:
             if feed.is_async:
@@ -114,10 +125,10 @@ class Ring:
             return ()
         operands = {SHARED_A: self.tile.a, SHARED_B: self.tile.b}
         size = sum(operands[room].bytes for room in {feed.room for feed in self.bulk})
-        nodes: tuple[Node, ...] = (ArriveBarrier(FULL, (ref(SLOT),), bytes=size),)
+        nodes: tuple[Node, ...] = (MbarrierArrive(FULL, (ref(SLOT),), expect_tx_bytes=size),)
         for feed in self.bulk:
             nodes += feed.loads(step, ref(SLOT))
-        return (Branch(equal(ref(THREAD), num(0)), nodes),) if self.staged else nodes
+        return (Branch(eq(ref(THREAD), num(0)), nodes),) if self.staged else nodes
 
     def _arrivals(self) -> tuple[Node, ...]:
         """Every thread says that its part of a slot is there: of this step, or of an earlier one."""
@@ -126,22 +137,22 @@ class Ring:
         ahead = self._ahead
         commit: tuple[Node, ...] = ()
         if any(feed.is_async for feed in self.staged):
-            commit = (CommitCopies(),)
+            commit = (CpAsyncCommitGroup(),)
         arrival = self._arrival(ref(TURN), ahead, ahead)
-        return (*commit, Branch(less_equal(num(ahead), ref(TURN)), arrival)) if ahead else (*commit, *arrival)
+        return (*commit, Branch(le(num(ahead), ref(TURN)), arrival)) if ahead else (*commit, *arrival)
 
     def _last_arrivals(self, steps: Expr) -> tuple[Node, ...]:
         """Of the steps that were begun and not awaited when there are no more."""
         nodes: tuple[Node, ...] = ()
         for pending in reversed(range(self._ahead)):
-            nodes += (Branch(less(num(pending), steps), self._arrival(steps, pending + 1, pending)),)
+            nodes += (Branch(lt(num(pending), steps), self._arrival(steps, pending + 1, pending)),)
         return nodes
 
     def _arrival(self, turn: Expr, before: int, pending: int) -> tuple[Node, ...]:
         """At the step that many `before` the turn."""
-        wait: tuple[Node, ...] = (AwaitCopies(pending),) if any(feed.is_async for feed in self.staged) else ()
+        wait: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if any(feed.is_async for feed in self.staged) else ()
         slot = mod(add(turn, num(-before % self.tile.stages)), self.tile.stages)
-        return (*wait, FenceAsync(), ArriveBarrier(FULL, (slot,)))
+        return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (slot,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
     def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -155,19 +166,19 @@ class Ring:
         """Products of one step are under way while the next is awaited; a slot is left when the step behind began."""
         behind = 1 if self.tile.stages > 1 else 0
         step: tuple[Node, ...] = (
-            AwaitBarrier(FULL, (ref(SLOT),), self._parity),
-            FenceWarpgroup(),
-            *self._products(ACC, less(num(0), ref(STEP))),
-            CommitWarpgroup(),
-            AwaitWarpgroup(behind, None if behind else ACC),
+            MbarrierWait(FULL, (ref(SLOT),), self._parity),
+            WgmmaFence(),
+            *self._products(ACC, lt(num(0), ref(STEP))),
+            WgmmaCommitGroup(),
+            WgmmaWaitGroup(behind, None if behind else ACC),
         )
         if not behind:
             return (over_steps(visits.steps, (*self._turned(visits, (*step, *self._left(ref(TURN)))),)),)
         before = add(ref(TURN), num(self.tile.stages - 1))  # its slot is that of the step before
-        left = Branch(less(num(0), ref(STEP)), self._left(before))
+        left = Branch(lt(num(0), ref(STEP)), self._left(before))
         last = sub(add(visits.before, visits.steps.count), num(1))
         steps = over_steps(visits.steps, self._turned(visits, (*step, left)))
-        return (steps, AwaitWarpgroup(0, ACC), *self._left(last))
+        return (steps, WgmmaWaitGroup(0, ACC), *self._left(last))
 
     def _added_up(self, visits: Visits) -> tuple[Node, ...]:
         """Every step's sums start from nothing and are added up in float32, as CUTLASS does it (GmmaFP8Accumulation):
@@ -176,11 +187,11 @@ class Ring:
         zero = Compute(ACC, index, Const(0.0, self.dtype))
         total = Compute(ACC, index, Load(STEP_SUMS, index, self.dtype), Combine.SUM)
         step: tuple[Node, ...] = (
-            AwaitBarrier(FULL, (ref(SLOT),), self._parity),
-            FenceWarpgroup(),
+            MbarrierWait(FULL, (ref(SLOT),), self._parity),
+            WgmmaFence(),
             *self._products(STEP_SUMS, num(0)),
-            CommitWarpgroup(),
-            AwaitWarpgroup(0, STEP_SUMS),
+            WgmmaCommitGroup(),
+            WgmmaWaitGroup(0, STEP_SUMS),
             *self._left(ref(TURN)),
             self._over_sums(total),
         )
@@ -215,9 +226,9 @@ class Ring:
         """A lane of each warp says that the slot of that step may be filled again, to all blocks that fill it."""
         index = (mod(turn, self.tile.stages),)
         if len(self.readers) < 2:
-            return (Branch(equal(ref(LANE), num(0)), (ArriveBarrier(EMPTY, index),)),)
+            return (Branch(eq(ref(LANE), num(0)), (MbarrierArrive(EMPTY, index),)),)
         return tuple(
-            Branch(equal(ref(LANE), num(lane)), (ArriveBarrier(EMPTY, index, rank=rank),))
+            Branch(eq(ref(LANE), num(lane)), (MbarrierArrive(EMPTY, index, rank=rank),))
             for lane, rank in enumerate(self.readers)
         )
 
@@ -232,7 +243,7 @@ class Ring:
 
     def _registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
         """One consumer has what it needs from the start."""
-        return (SetRegisters(count, increase),) if self.tile.consumers > 1 else ()
+        return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
 
 
 def threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -15,9 +15,9 @@ from roller_svc.families.common.gpu.warpgroups.tile import ROOM_BYTES, STEP_BYTE
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
-from roller_svc.ir.index import add, both, div, less, mod, mul, num, ref
+from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, RoundFragment, Scope, Storage
-from roller_svc.ir.schedule_hopper import BulkLoad, SharedMatrix
+from roller_svc.ir.schedule_hopper import SharedMatrix, TmaLoad
 
 SLOT = ".slot"
 SLOT_HERE = ref(SLOT)
@@ -76,9 +76,9 @@ class RingStaging(Staging):
         return (Let(_IN_ROW, self.walk.place_in_row(step, element), (Let(".k_place", place, nodes),)),)
 
     def _inside(self) -> Expr | None:
-        return both(
-            less(ref(_IN_ROW), num(self.walk.inner)) if self.walk.is_ragged else None,
-            less(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.tile[0] else None,
+        return logical_and(
+            lt(ref(_IN_ROW), num(self.walk.inner)) if self.walk.is_ragged else None,
+            lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.tile[0] else None,
         )
 
     def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
@@ -146,7 +146,7 @@ class BulkFeed:
             index = (slot, num(box.panel), add(own, num(box.row)), num(0))
             if not self.tile.along_k:
                 index = (slot, add(div(own, self.tile.panel), num(box.panel)), num(box.row), num(0))
-            nodes += (BulkLoad(self.room, index, self.map, coordinates, offsets, self.full, (slot,), self.mask),)
+            nodes += (TmaLoad(self.room, index, self.map, coordinates, offsets, self.full, (slot,), self.mask),)
         return nodes
 
 

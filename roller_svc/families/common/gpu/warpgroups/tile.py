@@ -25,12 +25,12 @@ from roller_svc.families.common.gpu.matrix.tile import (
 )
 from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaFeed, TmaTile, tma_feed
-from roller_svc.ir.accumulation import matrix_sums
+from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.rprogram import WARPGROUP, RProgram
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
 from roller_svc.ir.tensor_map import MapMode
 from roller_svc.perf.occupancy import BlockNeeds
@@ -44,7 +44,7 @@ ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "
 ROOM_BYTES = ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
 TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
 BARRIER_BYTES = 8
-WARPS = WARPGROUP // 32
+WARPS = WARPGROUP_THREADS // 32
 EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the sums that a warp hands on at once
 CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
 MOST_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
@@ -169,7 +169,7 @@ class WgmmaTile:
 
     @property
     def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
+        return WARPGROUP_THREADS * (self.consumers + 1)
 
     @property
     def fragments(self) -> int:
@@ -189,7 +189,7 @@ class WgmmaTile:
     @property
     def results(self) -> int:
         """Of a consumer's thread: registers of one set of sums."""
-        return self.group_m * self.group_n // WARPGROUP
+        return self.group_m * self.group_n // WARPGROUP_THREADS
 
     @property
     def accumulators(self) -> int:
@@ -207,8 +207,8 @@ class WgmmaTile:
         nothing is handed over, and each thread has as many as it takes."""
         if self.consumers == 1:
             return THREAD_REGISTERS
-        left = launched_registers(self.threads) * self.threads - WARPGROUP * self.producer_registers
-        return min(MOST_REGISTERS, left // (WARPGROUP * self.consumers) // 8 * 8)
+        left = launched_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
+        return min(MOST_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
     def ring_bytes(self) -> int:
@@ -361,8 +361,8 @@ def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...
         return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
 
     a, b, *second = factors
-    added = matrix_sums(unit, arch)
-    chain = None if added is None else added.chain
+    added = accumulator_precision(unit, arch)
+    chain = None if added is None else added.promotion_interval
     return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
 
 

@@ -12,7 +12,7 @@ from roller_svc.families.common.gpu.matrix.stream_k_fixup import tile_axes
 from roller_svc.families.common.view import View
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
-from roller_svc.ir.index import add, ceil_div, div, greatest, least, mod, mul, num, ref, sub
+from roller_svc.ir.index import add, ceil_div, div, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
@@ -98,7 +98,7 @@ class WholeTiles:
         if not self._is_persistent:
             return (Let(TILE, own, nodes),)
         nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), nodes),)
-        return (Loop(VISIT, ceil_div(self._tiles, self.clusters), LoopKind.SERIAL, nodes, limit=self._visits),)
+        return (Loop(VISIT, ceil_div(self._tiles, self.clusters), LoopKind.SERIAL, nodes, stop=self._visits),)
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class WholeTiles:
         high = ref(".band_rows")
         nodes = (Let(column, Op(OpKind.FLOORDIV, (ref(".in_band"), high), DType.INT32), nodes),)
         nodes = (Let(row, add(ref(".band"), Op(OpKind.MOD, (ref(".in_band"), high), DType.INT32)), nodes),)
-        nodes = (Let(".band_rows", least(sub(num(rows), ref(".band")), num(together)), nodes),)
+        nodes = (Let(".band_rows", min_(sub(num(rows), ref(".band")), num(together)), nodes),)
         return (Let(".band", first, (Let(".in_band", band, nodes),)),)
 
 
@@ -163,19 +163,19 @@ class StreamedSteps:
 
     def in_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
-        end = least(add(ref(".begin"), num(work.share)), num(work.tiles * work.steps))
+        end = min_(add(ref(".begin"), num(work.share)), num(work.tiles * work.steps))
         return (Let(".begin", mul(ref(BLOCK), num(work.share)), (Let(".end", end, nodes),)),)
 
     def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
         start = mul(ref(TILE), num(work.steps))
-        nodes = (Let(".last", least(sub(ref(".end"), start), num(work.steps)), nodes),)
-        nodes = (Let(".first", greatest(sub(ref(".begin"), start), num(0)), nodes),)
+        nodes = (Let(".last", min_(sub(ref(".end"), start), num(work.steps)), nodes),)
+        nodes = (Let(".first", max_(sub(ref(".begin"), start), num(0)), nodes),)
         nodes = tile_axes(self.view, work, nodes)
         nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
         last = div(sub(ref(".end"), num(1)), work.steps)
         tiles = sub(add(last, num(1)), div(ref(".begin"), work.steps))
-        return (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, limit=tiles),)
+        return (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, stop=tiles),)
 
 
 def over_steps(steps: Steps, nodes: tuple[Node, ...]) -> Node:

@@ -12,9 +12,9 @@ from roller_svc.ir.index import add, div, mul, num
 from roller_svc.ir.tensor_map import (
     CORNER_BITS,
     MAX_BOX,
+    MAX_COORDINATE,
     MAX_ELEMENT_STRIDE,
     MAX_PIXELS,
-    MAX_PLACES,
     MAX_RANK,
     MAX_STRIDE_BYTES,
     OFFSET_BITS,
@@ -325,7 +325,7 @@ def _unfit(dims: tuple[MapDim, ...], mode: MapMode, sides: Sides) -> str:
     rank = len(dims)
     if rank > MAX_RANK:
         return f"it has more than {MAX_RANK} dimensions"
-    if any(d.extent > MAX_PLACES or d.stride * sides.element_bytes >= MAX_STRIDE_BYTES for d in dims):
+    if any(d.extent > MAX_COORDINATE or d.stride * sides.element_bytes >= MAX_STRIDE_BYTES for d in dims):
         return "it is too large"
     if any(d.stride % sides.aligned for d in dims[1:]):
         return f"strides are no multiples of {STRIDE_BYTES} bytes"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang.parser import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec

@@ -84,7 +84,7 @@ class Case:
         view = tile.tensor_map("map", "x", Swizzle.NONE)
         place_, step_ = mul(ref("tile"), num(tile.extent)), ref("step")
         starts = [(box, tile.coordinates(place_, step_, box)) for box in tile.boxes]
-        assert view.reach_bytes <= self.memory.size * view.dtype.bytes
+        assert view.end_bytes <= self.memory.size * view.dtype.bytes
         walk, axis, k = tile.walk, self.feed.axis.extent, self.feed.k.extent
         for number, step, batch in self.points(tile.extent, walk.steps, most):
             first = number * tile.extent

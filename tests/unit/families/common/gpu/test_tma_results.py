@@ -58,7 +58,7 @@ def test_every_element_is_stored_once(name: str) -> None:
         assert tile.mode is MapMode.TILED
         view = tile.tensor_map("results", "c", Swizzle.NONE)
         assert not view.tf32
-        assert view.reach_bytes <= math.prod(shape) * view.dtype.bytes
+        assert view.end_bytes <= math.prod(shape) * view.dtype.bytes
         written = np.zeros(math.prod(shape), int)
         starts = [(box, tile.coordinates(mul(ref("tile"), num(extent)), ref("step"), box)[0]) for box in tile.boxes]
         for number, step, *at in itertools.product(

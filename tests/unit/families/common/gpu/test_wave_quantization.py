@@ -7,19 +7,19 @@ import math
 import pytest
 from contractions import A100, matmul, unit
 
-from roller_svc.construct.construct import prepared
 from roller_svc.construct.rules import Base, spatial_grid
+from roller_svc.families import prepare
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC
 from roller_svc.families.common.gpu.matrix.wave_quantization import FEW_WAVES, evened, fills_few_waves, streams
-from roller_svc.families.gpu.mma_contraction.rules import promised_cycles
+from roller_svc.families.gpu.mma_contraction.rules import approx_cycles
 from roller_svc.ir.group import KernelGroup
-from roller_svc.perf.workload import Problem
+from roller_svc.perf.workload import Workload
 
 CORES = A100.num_cores  # 108
 
 
-def problem_of(group: KernelGroup) -> Problem:
-    return prepared(group, A100, unit(A100, "mma_f16"))
+def problem_of(group: KernelGroup) -> Workload:
+    return prepare(group, A100, unit(A100, "mma_f16"))[1]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_tile_that_loads_less_and_fills_the_device_promises_more() -> None:
     base = Base((64, 64, 16))
 
     def cycles(m: int, n: int, traffic: float) -> float:
-        return promised_cycles(p, (m, n, 32), base, 1, traffic)
+        return approx_cycles(p, (m, n, 32), base, 1, traffic)
 
     def loaded(m: int, n: int) -> float:
         return 2 * (1 / m + 1 / n)

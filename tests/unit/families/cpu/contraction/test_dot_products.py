@@ -13,13 +13,14 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import generate, lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
+from roller_svc.families import model_of
 from roller_svc.families.common.cpu.dot import DotOperands, dot_operands, element
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.hardware.detect import Machine, localised, probe
-from roller_svc.ir.constraints import NO_DEMANDS
+from roller_svc.ir.constraints import NO_CONSTRAINTS
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Cast, Load
@@ -28,8 +29,7 @@ from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.ir.schedule import Storage, Transpose, descend
-from roller_svc.perf.model import estimate
+from roller_svc.ir.schedule import Storage, Transpose, iter_nodes
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
@@ -108,7 +108,7 @@ def run(program: TensorProgram, unit: str, arrays: Arrays, tiles: Tiles | None =
         candidate = rank(group, SPEC, UNITS[unit], 1)[0][0]
     else:
         chosen = tiled(group, unit, tiles)
-        candidate = Candidate(chosen, estimate(chosen, SPEC))
+        candidate = Candidate(chosen, model_of(group, chosen, SPEC).estimate(chosen))
     source = generate(Plan((candidate,)), program, (group,), SPEC)
     assert "vpdpbusd " in source.text or "vdpbf16ps " in source.text
     return CpuModule(compile_source(source)).run(arrays)
@@ -126,8 +126,8 @@ def check(program: TensorProgram, unit: str, arrays: Arrays | None = None, tiles
 
 def test_units_follow_from_the_flags_of_the_cpu() -> None:
     fma, bytes_, halves = (UNITS[name] for name in ("vector_f32", "dot_i8", "dot_bf16"))
-    assert (bytes_.kind, bytes_.shape, bytes_.group) == (UnitKind.DOT, (4, 16), 4)
-    assert (halves.kind, halves.shape, halves.group) == (UnitKind.DOT, (2, 16), 2)
+    assert (bytes_.kind, bytes_.shape, bytes_.k_group) == (UnitKind.DOT, (4, 16), 4)
+    assert (halves.kind, halves.shape, halves.k_group) == (UnitKind.DOT, (2, 16), 2)
     assert (bytes_.flops_per_s, halves.flops_per_s) == (4 * fma.flops_per_s, 2 * fma.flops_per_s)
     assert [unit.kind for unit in spec_with(frozenset()).units] == [UnitKind.VECTOR] * 4
     assert [u.name for u in spec_with(frozenset({"avx512_vnni"})).units if u.kind is UnitKind.DOT] == ["dot_i8"]
@@ -193,10 +193,10 @@ def test_bytes_are_halves_too_where_sums_are_floats() -> None:
 
 
 def test_plain_vectors_stay_a_choice() -> None:
-    taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_DEMANDS).taken
+    taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_CONSTRAINTS).taken
     assert [unit.name for unit in taken] == ["dot_i8", "vector_i32"]
     floats = units_for(group_of(program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("float32", (8, 8)),
-                                           B=("float32", (8, 8)))), SPEC, NO_DEMANDS).taken  # fmt: skip
+                                           B=("float32", (8, 8)))), SPEC, NO_CONSTRAINTS).taken  # fmt: skip
     assert [unit.name for unit in floats] == ["vector_f32"]
 
 
@@ -213,7 +213,7 @@ def test_elements_take_no_detours() -> None:
 def rooms(program: TensorProgram, tiles: Tiles) -> dict[str, tuple[int, ...]]:
     group = group_of(program)
     nodes = lower(group, tiled(group, "dot_i8", tiles), SPEC)[0].body
-    return {node.tensor: node.shape for node in descend(nodes) if isinstance(node, Storage)}
+    return {node.tensor: node.shape for node in iter_nodes(nodes) if isinstance(node, Storage)}
 
 
 def test_k_is_counted_in_words() -> None:
@@ -228,7 +228,7 @@ def test_words_that_lie_in_memory_are_turned_as_they_are(depth: int, turned: int
     """Rows of 126 bytes do not begin at whole words."""
     group = group_of(product_of((12, 32, depth), ("uint8", "int8"), "mk nk"))
     nodes = lower(group, tiled(group, "dot_i8", (6, 16, 12, 32, depth)), SPEC)[0].body
-    found = [node for node in descend(nodes) if isinstance(node, Transpose)]
+    found = [node for node in iter_nodes(nodes) if isinstance(node, Transpose)]
     assert len(found) == turned
     assert all(node.dtype is DType.INT32 for node in found)
 
@@ -328,7 +328,7 @@ def test_words_of_constants_and_their_sums_are_prepared(constants: str) -> None:
     group = group_of(program)
     plan = Plan((rank(group, SPEC, UNITS["dot_i8"], 1)[0][0],))
     source = generate(plan, program, (group,), SPEC)
-    assert sum(launch.prepares for launch in source.launches) == {"A": 1, "B": 2, "AB": 3}[constants]
+    assert sum(launch.is_prepack for launch in source.launches) == {"A": 1, "B": 2, "AB": 3}[constants]
     arrays = all_values(program)
     agreement = agrees(program, CpuModule(compile_source(source)).run(arrays), evaluate(program, arrays))
     assert agreement.ok, str(agreement)

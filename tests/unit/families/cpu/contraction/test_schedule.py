@@ -15,13 +15,15 @@ import roller_svc
 from roller_svc import hardware
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import generate, lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
+from roller_svc.families import model_of
 from roller_svc.families.common.view import View
 from roller_svc.families.cpu.contraction.packing import K_ROW
 from roller_svc.families.cpu.contraction.schedule import OperandAhead, ResultsAhead
 from roller_svc.families.cpu.contraction.workload import Lie, cpu_operands
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
@@ -42,10 +44,9 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     Transpose,
-    descend,
+    iter_nodes,
 )
 from roller_svc.ir.schedule_text import render
-from roller_svc.perf.model import estimate
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
@@ -86,7 +87,7 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
 def check(program: TensorProgram, tiles: Tiles) -> None:
     (group,) = partition(program, AVX2)
     chosen = tiled(group, tiles)
-    plan = Plan((Candidate(chosen, estimate(chosen, AVX2)),))
+    plan = Plan((Candidate(chosen, model_of(group, chosen, AVX2).estimate(chosen)),))
     arrays = random_inputs(program, seed=1)
     found = CpuModule(compile_source(generate(plan, program, (group,), AVX2))).run(arrays)
     agreement = agrees(program, found, evaluate(program, arrays))
@@ -128,10 +129,10 @@ def test_tasks_of_several_blocks_of_rows() -> None:
     program = program_of((3000, 64, 1030), "[k, m]", "[k, n]")
     (group,) = partition(program, AVX2)
     nodes = lower(group, tiled(group, (5, 16, 1505, 64, 515)), AVX2)[0].body
-    loops = {node.var: node for node in descend(nodes) if isinstance(node, Loop)}
+    loops = {node.var: node for node in iter_nodes(nodes) if isinstance(node, Loop)}
     assert loops["m.task"].extent == 2
     assert loops["m.block"].extent > 1
-    packed = next(node for node in descend(nodes) if isinstance(node, Storage) and node.tensor == ".a_packed")
+    packed = next(node for node in iter_nodes(nodes) if isinstance(node, Storage) and node.tensor == ".a_packed")
     assert packed.shape[0] * loops["m.block"].extent * 5 >= 1505
     assert AVX2.block_level.capacity_bytes >= 4 * 515 * 5 * packed.shape[0]
 
@@ -147,7 +148,7 @@ def test_tasks_of_several_blocks_of_rows() -> None:
 )
 def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_packed: bool) -> None:
     (group,) = partition(program_of((60, columns, depth)), AVX2)
-    nodes = descend(lower(group, tiled(group, (6, 16, 60, columns, 208)), AVX2)[0].body)
+    nodes = iter_nodes(lower(group, tiled(group, (6, 16, 60, columns, 208)), AVX2)[0].body)
     assert (".a_packed" in {node.tensor for node in nodes if isinstance(node, Storage)}) is is_packed
 
 
@@ -168,9 +169,9 @@ def test_the_first_panel_of_a_packs_a_b_that_is_near(
 ) -> None:
     """One panel then has room, and its rows are fetched ahead."""
     (group,) = partition(program_of(extents, b=b), AVX2)
-    nodes = [*descend(lower(group, tiled(group, tiles), AVX2)[0].body)]
+    nodes = [*iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body)]
     (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".b_packed")
-    ahead = {node.ahead for node in nodes if isinstance(node, Prefetch) and node.tensor == "B"}
+    ahead = {node.distance for node in nodes if isinstance(node, Prefetch) and node.tensor == "B"}
     assert packed.shape[0] == (1 if is_beside else tiles[3] // tiles[1])
     assert ({8 * extents[1]} <= ahead) is is_beside
 
@@ -182,9 +183,9 @@ def test_a_packed_panel_stands_behind_an_epilogue_too() -> None:
 def test_short_rows_are_asked_for_ahead() -> None:
     """Rows of A that are a task's 48 numbers long; rows of B fill a page and more."""
     (group,) = partition(program_of((96, 1040, 1024), "[k, m]", "[k, n]"), AVX2)
-    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 1040, 512)), AVX2)[0].body)]
+    nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 1040, 512)), AVX2)[0].body)]
     hints = [node for node in nodes if isinstance(node, Prefetch) and not node.for_write]
-    assert {(hint.tensor, hint.ahead) for hint in hints if hint.tensor in dict(group.inputs)} == {("A", 11 * 96)}
+    assert {(hint.tensor, hint.distance) for hint in hints if hint.tensor in dict(group.inputs)} == {("A", 11 * 96)}
     (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".a_packed")
     assert packed.shape[1] * packed.shape[2] * 4 % 4096 >= 64
 
@@ -192,9 +193,9 @@ def test_short_rows_are_asked_for_ahead() -> None:
 @pytest.mark.parametrize(("height", "is_first"), [(4, True), (12, False)])
 def test_many_lines_of_results_are_asked_for_while_a_tile_is_summed(height: int, is_first: bool) -> None:
     (group,) = partition(program_of((48, 64, 64), then=RELU), AVX2)
-    nodes = [*descend(lower(group, tiled(group, (height, 16, 48, 64, 64)), AVX2)[0].body)]
+    nodes = [*iter_nodes(lower(group, tiled(group, (height, 16, 48, 64, 64)), AVX2)[0].body)]
     walks = [node for node in nodes if isinstance(node, Loop) and node.var == K_ROW]
-    beside = [node for walk in walks for node in descend(walk.body)]
+    beside = [node for walk in walks for node in iter_nodes(walk.body)]
     found = [[x.tensor for x in part if isinstance(x, Prefetch) and x.for_write] for part in (nodes, beside)]
     assert found == [["Y"], [] if is_first else ["Y"]]
 
@@ -227,7 +228,7 @@ def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, h
         for let in (node for node in nodes if isinstance(node, Let)):
             (hint,) = let.body
             assert isinstance(hint, Prefetch)
-            assert (hint.tensor, hint.ahead, hint.to_second) == ("A", height * 48, True)
+            assert (hint.tensor, hint.distance, hint.to_l2) == ("A", height * 48, True)
             asked[value(let.value, k), value(hint.index[1], k)] += 1
     lines = {(row, first) for row in range(height) for first in (0, 16, 32)}
     assert set(asked) == (lines if rows * 48 * 4 > AVX2.block_level.capacity_bytes else set())
@@ -262,9 +263,9 @@ def test_rows_of_b_are_read_once_where_registers_hold_them(
 ) -> None:
     (group,) = partition(program_of((48, 128, 64)), spec)
     chosen = replace(tiled(group, (*tile, 48, 128, 32)), unit=spec.unit_for(DType.FLOAT32))
-    rooms = [node for node in descend(lower(group, chosen, spec)[0].body) if isinstance(node, Storage)]
-    whole = (node for room in rooms if room.shape == tile for node in descend(room.body))
-    assert {node.pinned for node in whole if isinstance(node, Storage)} == {is_pinned}
+    rooms = [node for node in iter_nodes(lower(group, chosen, spec)[0].body) if isinstance(node, Storage)]
+    whole = (node for room in rooms if room.shape == tile for node in iter_nodes(room.body))
+    assert {node.no_rematerialize for node in whole if isinstance(node, Storage)} == {is_pinned}
 
 
 def test_batches_of_a_sum_that_is_scaled() -> None:
@@ -280,18 +281,20 @@ def test_integers_are_packed_too() -> None:
 def test_what_is_turned_and_what_is_copied() -> None:
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
     assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_K, Lie.ALONG_K]
-    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
+    nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
     assert {node.rows for node in nodes if isinstance(node, Transpose)} == {6, 8, 4}
     (group,) = partition(program_of((64, 64, 64), "[k, m]", "[k, n]"), AVX2)
     assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_PANEL, Lie.ALONG_PANEL]
-    nodes = [*descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
+    nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
     assert not any(isinstance(node, Transpose) for node in nodes)
 
 
 def test_rows_are_turned_one_block_of_them_after_the_other() -> None:
     """Many rows of 16 KiB side by side have no place in L1."""
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
-    loops = (n for n in descend(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop))
+    loops = (
+        n for n in iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop)
+    )
     turned = [sum(isinstance(node, Transpose) for node in loop.body) for loop in loops]
     assert max(turned) == 1
 
@@ -302,7 +305,7 @@ def test_rooms_that_are_not_needed_are_not_there() -> None:
 
     def rooms(program: TensorProgram, tiles: Tiles) -> set[str]:
         (group,) = partition(program, AVX2)
-        nodes = descend(lower(group, tiled(group, tiles), AVX2)[0].body)
+        nodes = iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body)
         return {node.tensor for node in nodes if isinstance(node, Storage)} & {".a_packed", ".c_tile", ".c_edge"}
 
     assert rooms(program_of((48, 16, 64)), (6, 16, 48, 16, 32)) == set()

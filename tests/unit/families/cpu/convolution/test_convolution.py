@@ -8,10 +8,10 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank_units
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan

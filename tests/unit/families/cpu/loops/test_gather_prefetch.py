@@ -8,14 +8,14 @@ import pytest
 import roller_svc
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.errors import IndexRangeError
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Load, loads_of
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.schedule import Compute, Let, Node, Prefetch, descend
+from roller_svc.ir.schedule import Compute, Let, Node, Prefetch, iter_nodes
 
 HW = hardware.load("cpu-x86-avx512")
 TABLE, ROWS = (30000, 1024), 3072
@@ -26,7 +26,7 @@ def nodes(text: str, **inputs: tuple[str, tuple[int, ...]]) -> list[Node]:
     (group,) = partition(program, HW)
     (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
     (tree,) = lower(group, candidate.program, HW)
-    return list(descend(tree.body))
+    return list(iter_nodes(tree.body))
 
 
 def gather(text: str = "y[n,c] = t[i[n],c]", rows: int = ROWS) -> list[Node]:
@@ -34,20 +34,20 @@ def gather(text: str = "y[n,c] = t[i[n],c]", rows: int = ROWS) -> list[Node]:
 
 
 def checked_loads(found: list[Node]) -> list[Load]:
-    return [x for n in found if isinstance(n, Compute) for x in loads_of(n.value) if any(x.checked)]
+    return [x for n in found if isinstance(n, Compute) for x in loads_of(n.value) if any(x.bounds_checked)]
 
 
 def checking(found: list[Node]) -> list[Let]:
-    return [n for n in found if isinstance(n, Let) and n.checked is not None]
+    return [n for n in found if isinstance(n, Let) and n.bounds_check is not None]
 
 
 def test_an_index_is_checked_once_a_row() -> None:
     found = gather()
     (let,) = checking(found)
-    assert let.checked == ("t", 0)
+    assert let.bounds_check == ("t", 0)
     assert not checked_loads(found)
-    assert all(n.var != "n" for n in descend(let.body) if isinstance(n, Let))  # below the row, above its columns
-    assert any(isinstance(n, Let) and n.var == "c.first" for n in descend(let.body))
+    assert all(n.var != "n" for n in iter_nodes(let.body) if isinstance(n, Let))  # below the row, above its columns
+    assert any(isinstance(n, Let) and n.var == "c.first" for n in iter_nodes(let.body))
 
 
 def test_hints_ask_for_the_row_that_a_later_index_names() -> None:
@@ -56,7 +56,7 @@ def test_hints_ask_for_the_row_that_a_later_index_names() -> None:
     (later,) = [n for n in found if isinstance(n, Let) and n.var.endswith(".later")]
     assert hints
     assert {h.tensor for h in hints} == {"t"}
-    assert later.checked is None
+    assert later.bounds_check is None
     (read,) = loads_of(later.value)
     assert read.tensor == "i"  # of a row that exists, the last one's hints too: min(n + 2, 3071)
     assert "3071" in repr(read.index)

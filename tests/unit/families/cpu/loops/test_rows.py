@@ -8,14 +8,14 @@ from cases_cpu import hinting
 
 import roller_svc
 from roller_svc.compiler.lower_and_emit import lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang.parser import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Op, OpKind, walk
+from roller_svc.ir.expr import Op, OpKind, iter_subexpressions
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, descend
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Prefetch, iter_nodes
 
 HW = hinting(load("cpu-x86-avx512"))
 TARGETS = ("local", "cpu-x86-avx2")
@@ -27,12 +27,12 @@ def nodes(text: str, dtype: DType = DType.FLOAT32, shape: tuple[int, int] = (409
     (group,) = partition(parse(text, {"x": TensorType(dtype, shape)}), HW)
     (candidate,), _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 1)
     (tree,) = lower(group, candidate.program, HW)
-    return list(descend(tree.body))
+    return list(iter_nodes(tree.body))
 
 
 def operators(found: list[Node], kind: OpKind) -> int:
     computes = [n for n in found if isinstance(n, Compute)]
-    return sum(isinstance(e, Op) and e.kind is kind for n in computes for e in walk(n.value))
+    return sum(isinstance(e, Op) and e.kind is kind for n in computes for e in iter_subexpressions(n.value))
 
 
 def size_tests(found: list[Node]) -> list[Branch]:
@@ -51,10 +51,10 @@ def test_exponentials_are_computed_once_and_wait_where_the_quotients_go() -> Non
     assert operators(found, OpKind.EXP) == 1
     written = [n for n in found if isinstance(n, Prefetch) and n.for_write]
     summing = [n for n in found if isinstance(n, Loop) and any(
-        operators([c], OpKind.EXP) for c in descend(n.body)
+        operators([c], OpKind.EXP) for c in iter_nodes(n.body)
     )]  # fmt: skip
     assert written
-    assert all(any(hint is n for n in descend(summing[-2].body)) for hint in written)
+    assert all(any(hint is n for n in iter_nodes(summing[-2].body)) for hint in written)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_values_that_cost_little_do_not_wait() -> None:
 
 def test_a_row_is_divided_once() -> None:
     (safe,) = size_tests(nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] * 0.5"))
-    in_loops = [n for n in descend(safe.then) if isinstance(n, Loop) and n.kind is LoopKind.VECTOR]
+    in_loops = [n for n in iter_nodes(safe.then) if isinstance(n, Loop) and n.kind is LoopKind.VECTOR]
     assert in_loops
-    assert not operators(list(descend(tuple(in_loops))), OpKind.DIV)
+    assert not operators(list(iter_nodes(tuple(in_loops))), OpKind.DIV)
 
 
 @pytest.mark.parametrize("text", [

@@ -7,7 +7,7 @@ from cases_cpu import cpu_case
 
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.hardware import load
-from roller_svc.ir.schedule import Loop, LoopKind, Prefetch, descend
+from roller_svc.ir.schedule import Loop, LoopKind, Prefetch, iter_nodes
 
 AVX2 = load("cpu-x86-avx2")
 
@@ -29,7 +29,7 @@ def test_threads_share_the_copy_of_a_large_target(rows: int, shared: bool) -> No
     types = {"data": ("float32", (rows, 256)), "at": ("int32", (2,)), "up": ("float32", (2, 256))}
     case = cpu_case("data[at[b], m] =. up[b, m]", types)
     copy, writes = lower(case.group, case.ranked[0].program, AVX2)
-    kinds = {n.kind for n in descend(copy.body) if isinstance(n, Loop)}
+    kinds = {n.kind for n in iter_nodes(copy.body) if isinstance(n, Loop)}
     assert LoopKind.VECTOR in kinds
-    assert (LoopKind.PARALLEL in kinds) == shared == any(isinstance(n, Prefetch) for n in descend(copy.body))
-    assert all(n.kind is LoopKind.SERIAL for n in descend(writes.body) if isinstance(n, Loop))
+    assert (LoopKind.PARALLEL in kinds) == shared == any(isinstance(n, Prefetch) for n in iter_nodes(copy.body))
+    assert all(n.kind is LoopKind.SERIAL for n in iter_nodes(writes.body) if isinstance(n, Loop))

@@ -13,17 +13,17 @@ import roller_svc
 from roller_svc.analysis.linear import simplified
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.lower_and_emit import generate, lower
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.families.common.cpu.column_reduction import HELD_BYTES, HELD_FOR_MANY
 from roller_svc.frontend.lang.parser import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.hardware import detect_local, load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
 from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.schedule import Compute, JoinLanes, Loop, LoopKind, Node, Prefetch, Storage, descend
+from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node, Prefetch, Storage, iter_nodes
 from roller_svc.toolchain import compile_source
 
 HW = hinting(load("cpu-x86-avx512"))
@@ -35,7 +35,7 @@ def nodes(text: str, **shapes: tuple[int, ...]) -> list[Node]:
     (group,) = partition(program, HW)
     (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
     (tree,) = lower(group, candidate.program, HW)
-    return list(descend(tree.body))
+    return list(iter_nodes(tree.body))
 
 
 def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
@@ -43,7 +43,7 @@ def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
     (held,) = [n for n in found if isinstance(n, Storage)]
     assert held.shape[0] > 64
     rows = next(n for n in found if isinstance(n, Loop) and n.var == "i.piece")
-    assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in descend(rows.body))
+    assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in iter_nodes(rows.body))
 
 
 def test_few_steps_stay_in_registers() -> None:
@@ -53,7 +53,7 @@ def test_few_steps_stay_in_registers() -> None:
 @pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
 def test_only_what_no_cache_of_a_core_holds_is_prefetched(elements: int, prefetched: set[str]) -> None:
     found = nodes("y[i] = x[i] * 2.0", x=(elements,))
-    past_caches = {n.tensor for n in found if isinstance(n, Compute) and n.streamed}  # needs no line to be there
+    past_caches = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
     assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - past_caches
     assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
 
@@ -63,7 +63,7 @@ def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
     reading = [n for n in found if isinstance(n, Prefetch) and n.tensor == "x"]
     pieces = [n for n in found if isinstance(n, Loop) and n.var.endswith(".piece")]
     assert reading
-    assert sum(any(n in reading for n in descend(loop.body)) for loop in pieces) == 1
+    assert sum(any(n in reading for n in iter_nodes(loop.body)) for loop in pieces) == 1
 
 
 @pytest.mark.parametrize(("rows", "in_order"), [(64, False), (1 << 16, True)])
@@ -72,7 +72,7 @@ def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order:
     program = parse("y[i] +=! x[i, j]", {"x": TensorType(DType.FLOAT32, (rows, 121))})
     (group,) = partition(program, HW)
     candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
-    four = next(c for c in candidates if c.program.thread["i"] == 4 and c.program.lanes == 64)
+    four = next(c for c in candidates if c.program.thread["i"] == 4 and c.program.reduce_threads == 64)
     text = generate(Plan((four,)), program, (group,), HW).text
     joins = re.findall(r"y_acc_(\d)_\d \+= \*\(vf32x16 \*\).*\n(?=(.*))", text)
     assert ["__asm__ volatile" in after for _, after in joins] == [in_order] * 4 * 7
@@ -80,7 +80,7 @@ def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order:
 
 
 def test_lanes_of_a_sum_are_joined_at_once() -> None:
-    assert any(isinstance(n, JoinLanes) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
+    assert any(isinstance(n, HorizontalReduce) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
 
 
 def test_quotients_that_the_operand_shows() -> None:
@@ -125,12 +125,12 @@ def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: in
     program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
     (group,) = partition(program, HW)
     candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
-    assert {c.program.streamed for c in candidates} == {False, past}
+    assert {c.program.nontemporal for c in candidates} == {False, past}
     for candidate in candidates:
         way = replace(candidate.program, streamed=True)
         (tree,) = lower(group, way, HW)
-        stored = [n for n in descend(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
-        assert any(n.streamed for n in stored) == (text is NORM and way.lanes > 1)
+        stored = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
+        assert any(n.nontemporal for n in stored) == (text is NORM and way.reduce_threads > 1)
 
 
 def test_rows_past_the_caches_are_right() -> None:
@@ -140,7 +140,7 @@ def test_rows_past_the_caches_are_right() -> None:
     local = detect_local()
     (group,) = partition(program, local)
     candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
-    rows = next(c for c in candidates if c.program.lanes > 1)
+    rows = next(c for c in candidates if c.program.reduce_threads > 1)
     plan = Plan((replace(rows, program=replace(rows.program, streamed=True)),))
     compiled = compile_source(generate(plan, program, (group,), local))
     assert "stream_" in compiled.source.text
@@ -153,7 +153,7 @@ def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
     program = parse("y[i, j, k] = x[i, k] where j in 512", {"x": TensorType(DType.FLOAT32, (128, 512))})
     (group,) = partition(program, hw)
     ranked, _ = rank(group, hw, hw.unit_for(DType.FLOAT32), 1000)
-    whole = [c for c in ranked if not c.program.streamed and c.program.block.as_dict()["k"] == 512]
+    whole = [c for c in ranked if not c.program.nontemporal and c.program.block.as_dict()["k"] == 512]
     one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
     kernel = compile_source(generate(Plan((one,)), program, (group,), hw))
     assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
@@ -204,9 +204,9 @@ def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, r
     })  # fmt: skip
     (group,) = partition(program, HW)
     (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
-    whole = replace(candidate.program, block=candidate.program.block.grown("j", 12288))
+    whole = replace(candidate.program, block=candidate.program.block.with_extent("j", 12288))
     (tree,) = lower(group, whole, HW)
-    (held,) = (n for n in descend(tree.body) if isinstance(n, Storage))
+    (held,) = (n for n in iter_nodes(tree.body) if isinstance(n, Storage))
     assert held.shape == (min(12288, room // DType.FLOAT32.bytes),)
 
 

@@ -14,7 +14,7 @@ from roller_svc.families.cpu.transpose.workload import Turn, layout_space
 from roller_svc.hardware import load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.schedule import Compute, Prefetch, Transpose, descend
+from roller_svc.ir.schedule import Compute, Prefetch, Transpose, iter_nodes
 
 AVX2, AVX512, NEON = load("cpu-x86-avx2"), load("cpu-x86-avx512"), load("cpu-arm-neon")
 AXES = "abcd"
@@ -92,12 +92,12 @@ def test_arithmetic_around_what_is_turned(text: str, types: dict[str, tuple[int,
 
 def test_large_results_may_go_past_the_caches() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (2048, 1040))}, AVX512)
-    assert {c.program.streamed for c in case.ranked} == {False, True}
-    streamed = next(c for c in case.ranked if c.program.streamed)
+    assert {c.program.nontemporal for c in case.ranked} == {False, True}
+    streamed = next(c for c in case.ranked if c.program.nontemporal)
     (tree,) = lower(case.group, streamed.program, AVX512)
-    written = [n for n in descend(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
+    written = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
     assert written
-    assert all(n.streamed for n in written)
+    assert all(n.nontemporal for n in written)
     text = case.source(streamed).text
     assert "movntps" in text
     assert text.index("stream_vf32x16(&") < text.rindex("stores_done()")
@@ -105,14 +105,14 @@ def test_large_results_may_go_past_the_caches() -> None:
 
 def test_small_results_stay_in_the_caches() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (128, 128))}, AVX512)
-    assert not any(c.program.streamed for c in case.ranked)
+    assert not any(c.program.nontemporal for c in case.ranked)
 
 
 @pytest.mark.parametrize("hw", [AVX2, AVX512, NEON], ids=lambda hw: hw.id)
 def test_lanes_are_those_of_the_machine(hw: HardwareSpec) -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (256, 256))}, hw)
     (tree,) = lower(case.group, case.ranked[0].program, hw)
-    (turned,) = {n.lanes for n in descend(tree.body) if isinstance(n, Transpose)}
+    (turned,) = {n.lanes for n in iter_nodes(tree.body) if isinstance(n, Transpose)}
     assert turned == case.hw.vector_bytes // 4
 
 
@@ -125,10 +125,10 @@ def test_tiles_that_are_cut_short_share_a_room() -> None:
 def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
     case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
     first = case.ranked[0].program
-    assert first.streamed  # Zen's stores are faster so
+    assert first.nontemporal  # Zen's stores are faster so
     (tree,) = lower(case.group, first, AVX512)
-    assert all(n.streamed for n in descend(tree.body) if isinstance(n, Compute))
-    assert not any(n.for_write for n in descend(tree.body) if isinstance(n, Prefetch))
+    assert all(n.nontemporal for n in iter_nodes(tree.body) if isinstance(n, Compute))
+    assert not any(n.for_write for n in iter_nodes(tree.body) if isinstance(n, Prefetch))
 
 
 @pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
@@ -136,9 +136,9 @@ def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bo
     hw = hinting(AVX512, gain)
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
     for streamed in (False, True):  # past the caches they pay on every machine
-        program = next(c.program for c in case.ranked if c.program.streamed == streamed)
+        program = next(c.program for c in case.ranked if c.program.nontemporal == streamed)
         (tree,) = lower(case.group, program, hw)
-        assert any(isinstance(n, Prefetch) for n in descend(tree.body)) == (streamed or hinted)
+        assert any(isinstance(n, Prefetch) for n in iter_nodes(tree.body)) == (streamed or hinted)
 
 
 def test_what_a_machine_loses_by_streaming_comes_second() -> None:
@@ -146,13 +146,13 @@ def test_what_a_machine_loses_by_streaming_comes_second() -> None:
     dram = dataclasses.replace(dram, streamed_write_gain=0.56, streamed_copy_gain=0.8)  # Skylake-SP
     slow = dataclasses.replace(AVX512, levels=(dram, *levels))
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, slow)
-    assert not case.ranked[0].program.streamed
+    assert not case.ranked[0].program.nontemporal
 
 
 def test_streamed_maps_with_ragged_rows() -> None:
     tiny = dataclasses.replace(AVX2, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX2.levels))
     case = cpu_case("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (37, 43)), "b": ("float32", (43,))}, tiny)
-    assert any(c.program.streamed for c in case.ranked)
+    assert any(c.program.nontemporal for c in case.ranked)
     case.check_some(6)
 
 
@@ -160,7 +160,7 @@ def test_only_whole_vectors_go_past_the_caches() -> None:
     """Rows of 30: parts of lines, each going to memory by itself, made a map take twice as long."""
     tiny = dataclasses.replace(AVX512, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX512.levels))
     case = cpu_case("y[i, j] = x[i, j] * b[j]", {"x": ("float32", (64, 30)), "b": ("float32", (30,))}, tiny)
-    found = [case.source(c).text for c in case.ranked if c.program.streamed]
+    found = [case.source(c).text for c in case.ranked if c.program.nontemporal]
     assert any("stream_vf32x16(&" in text for text in found)
     assert not any(f"stream_vf32x{lanes}(&" in text for text in found for lanes in (8, 4))
     case.check_some(6)

@@ -14,7 +14,7 @@ from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.families.cpu.window.workload import CROWDED, MAX_STRIDE, Dimension, Layout, Slide, plane_space
 from roller_svc.ir.rprogram import RTile
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, iter_nodes
 from roller_svc.reference.interpreter import evaluate
 
 _PADDED = (
@@ -171,12 +171,12 @@ def rooms(name: str, tile: dict[str, int]) -> dict[str, Storage]:
     thread = RTile(tuple((axis, tile.get(axis, size)) for axis, size in first.thread.extents))
     block = RTile(tuple((axis, -(-size // thread[axis]) * thread[axis]) for axis, size in first.block.extents))
     tree = lower(case.group, replace(first, block=block, thread=thread), AVX2)[0]
-    return {node.tensor: node for node in descend(tree.body) if isinstance(node, Storage)}
+    return {node.tensor: node for node in iter_nodes(tree.body) if isinstance(node, Storage)}
 
 
 @pytest.mark.parametrize(("rows", "width", "is_pinned"), [(1, 16, False), (2, 16, True), (4, 24, True), (4, 32, False)])
 def test_staged_vectors_are_read_once_where_registers_hold_them(rows: int, width: int, *, is_pinned: bool) -> None:
-    assert rooms("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].pinned is is_pinned
+    assert rooms("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].no_rematerialize is is_pinned
 
 
 def test_sums_that_a_function_reads_have_one_room() -> None:
@@ -187,7 +187,7 @@ def test_sums_that_a_function_reads_have_one_room() -> None:
 def test_lines_of_results_shorter_than_a_vector_are_parts_of_one(columns: int, kind: LoopKind) -> None:
     case = cpu_case(*depthwise(columns, 3))
     tree = lower(case.group, case.ranked[0].program, AVX2)[0]
-    loops = [node for node in descend(tree.body) if isinstance(node, Loop) and isinstance(node.body[0], Compute)]
+    loops = [node for node in iter_nodes(tree.body) if isinstance(node, Loop) and isinstance(node.body[0], Compute)]
     assert {(loop.kind, loop.extent) for loop in loops if loop.body[0].tensor == "y"} == {(kind, columns)}
 
 

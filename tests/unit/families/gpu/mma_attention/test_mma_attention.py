@@ -12,16 +12,15 @@ import pytest
 from cases_matrix import AMPERE, TURING, chosen, unit
 
 from roller_svc import hardware
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import best_plans, estimate_program, ranked_groups
+from roller_svc.compiler.partition_cache import PartitionCache, partition
+from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.errors import NoCandidateError
+from roller_svc.families import prepare
 from roller_svc.families.common.gpu.attention.mask import key_bounds, seen_keys
-from roller_svc.families.gpu.mma_attention.cost import attention_problem
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -32,7 +31,7 @@ from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
-from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.kernel_stats import summarize_kernels
 
 Inputs = Mapping[str, str]
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -184,7 +183,7 @@ def test_operations_are_those_of_keys_up_to_the_last_that_a_row_keeps(cond: str)
     (group,) = partition(program(text, inputs), AMPERE)
     seen = sum(max((j + 1 for j in range(50) if MASKS[cond](i, j)), default=0) for i in range(40))
     expected = 4 * seen * 2 * (32 + 32)  # of four heads: products with keys and with values, of 32 features each
-    found = attention_problem(group, AMPERE, unit(AMPERE, "mma_f16")).operations
+    found = prepare(group, AMPERE, unit(AMPERE, "mma_f16"))[1].operations
     assert abs(found / expected - 1) < 0.03  # blocks of rows are sampled
 
 
@@ -215,7 +214,7 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
     on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
     return RProgram(
         group.space, on, tile(tiles.rows, tiles.keys), tile(tiles.warp_rows, tiles.warp_keys),
-        lanes=32 * tiles.keys // tiles.warp_keys, stages=tiles.stages, split_k=tiles.parts,
+        reduce_threads=32 * tiles.keys // tiles.warp_keys, stages=tiles.stages, split_k=tiles.parts,
     )  # fmt: skip
 
 
@@ -234,7 +233,7 @@ def judged(compute: TensorProgram, source: KernelSource, change: Change, *, race
     """The kernel's results, once they agree with the interpreter's."""
     arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
     change(arrays)
-    got = emulated(CompiledKernel(source, b"", "", ()), 1, races=races).run(arrays)
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=races).run(arrays)
     with np.errstate(all="ignore"):
         agreement = agrees(compute, got, evaluate(compute, arrays))
     assert agreement.ok, agreement.detail
@@ -321,7 +320,7 @@ def test_values_of_keys_that_no_row_of_a_block_sees_are_not_read() -> None:
     compute, source = kernel(operator("1, 1", "64, 64", "32, 32", more=", causal=1"), Tiles())
     arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
     arrays["v"][:, :, 32:] = math.nan
-    got = emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)["o"].astype(np.float32)
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays)["o"].astype(np.float32)
     assert not np.isnan(got[:, :, :32]).any()
     assert np.isnan(got[:, :, 32:]).all()
 
@@ -333,29 +332,34 @@ LLAMA_INPUTS = {"q": "float16 1 32 1024 128", "k": "float16 1 8 1024 128", "v": 
 
 def test_the_model_expects_one_kernel_to_be_faster() -> None:
     compute = program(LLAMA, LLAMA_INPUTS)
-    groups, ranked, _ = ranked_groups(compute, AMPERE, 4)
+    groups, ranked, _ = rank_best_partition(compute, AMPERE, 4)
     (group,) = groups
     assert group.attention is not None
-    _, apart = Shared(compute).groupings(AMPERE)
+    _, apart = PartitionCache(compute).partitions(AMPERE)
     assert len(apart) > 1
-    (found,) = kernels(groups, best_plans(ranked, 1)[0], AMPERE)
+    (found,) = summarize_kernels(groups, best_plans(ranked, 1)[0], AMPERE)
     assert (found["kind"], found["family"]) == ("attention", "mma")
     assert [operand["load"] for operand in found["operands"]] == ["async16"] * 3
 
 
 def test_scalar_lanes_compute_attention_in_several_kernels() -> None:
-    demands = Demands(family=KernelFamily.SIMT)
-    groups, _, _ = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, demands)
+    demands = ScheduleConstraints(op_class=OpClass.SIMT)
+    groups, _, _ = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, demands)
     assert all(group.attention is None for group in groups)
 
 
 def test_a_demanded_share_of_the_keys_is_given() -> None:
-    groups, ranked, _ = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(tiles=(("split_k", 2),)))
+    groups, ranked, _ = rank_best_partition(
+        program(LLAMA, LLAMA_INPUTS), AMPERE, 1, ScheduleConstraints(tiles=(("split_k", 2),))
+    )
     assert groups[0].attention is not None
     assert ranked[0][0].program.split_k == 2
     with pytest.raises(NoCandidateError):
-        ranked_groups(
-            program(LLAMA, LLAMA_INPUTS), AMPERE, 1, Demands(family=KernelFamily.MMA, tiles=(("split_k", 10**6),))
+        rank_best_partition(
+            program(LLAMA, LLAMA_INPUTS),
+            AMPERE,
+            1,
+            ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 10**6),)),
         )
 
 
@@ -363,7 +367,7 @@ def test_a_mask_makes_it_faster_and_no_estimate_is_below_its_roofline() -> None:
     whole = LLAMA.replace(".when([j <= i], -60000.0)", "")
     times = {}
     for text in (LLAMA, whole):
-        found = estimate_program(Shared(program(text, LLAMA_INPUTS)), AMPERE)
+        found = estimate_program(PartitionCache(program(text, LLAMA_INPUTS)), AMPERE)
         times[text] = found.plans[0].estimate.seconds
         assert times[text] >= max(roof.seconds for roof in found.roofline)
     assert times[LLAMA] < 0.75 * times[whole]
@@ -371,11 +375,11 @@ def test_a_mask_makes_it_faster_and_no_estimate_is_below_its_roofline() -> None:
 
 @pytest.mark.parametrize("spec", hardware.shipped_specs(), ids=lambda spec: spec.id)
 def test_every_device_has_an_estimate(spec: HardwareSpec) -> None:
-    seconds = estimate_program(Shared(program(LLAMA, LLAMA_INPUTS)), spec).plans[0].estimate.seconds
+    seconds = estimate_program(PartitionCache(program(LLAMA, LLAMA_INPUTS)), spec).plans[0].estimate.seconds
     assert 0 < seconds < 10
 
 
 def test_construction_tells_how_much_each_step_reuses() -> None:
-    _, _, (construction,) = ranked_groups(program(LLAMA, LLAMA_INPUTS), AMPERE, 1)
+    _, _, (construction,) = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1)
     assert construction.trace
-    assert all(math.isfinite(step.reuse) for step in construction.trace)
+    assert all(math.isfinite(step.reuse_score) for step in construction.trace)

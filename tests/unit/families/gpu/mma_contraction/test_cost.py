@@ -9,12 +9,12 @@ import pytest
 from contractions import A100, batched, conv, matmul, unit
 
 from roller_svc import hardware
-from roller_svc.analysis.operand import operands
-from roller_svc.construct.construct import construct, rank
-from roller_svc.ir.estimate import Candidate
+from roller_svc.compiler.rank import construct, rank
+from roller_svc.families import model_of
+from roller_svc.ir.estimate import Candidate, Estimate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.perf.model import estimate
+from roller_svc.ir.rprogram import RProgram
 
 F16 = unit(A100, "mma_f16")
 GROUPS = {
@@ -54,12 +54,12 @@ def test_few_rows_are_bound_by_dram_and_fill_the_device() -> None:
     assert best.estimate.bound == "dram"
     assert best.program.block["m"] in (16, 32)
     assert best.program.grid >= A100.num_cores // 2
-    assert best.estimate.seconds < 1.5 * (GROUPS["skinny"].space.touched_bytes / A100.dram.bandwidth_bytes_per_s)
+    assert best.estimate.seconds < 1.5 * (GROUPS["skinny"].space.compulsory_bytes / A100.dram.bandwidth_bytes_per_s)
 
 
 def test_a_deep_reduction_is_shared_by_many_blocks() -> None:
     best = ranked(GROUPS["deep"])[0].program
-    assert best.split_k > 1 or best.stream_k > 1
+    assert best.split_k > 1 or best.stream_k_blocks > 1
     assert best.split_k == 1 or best.grid >= A100.num_cores // 2
 
 
@@ -72,10 +72,10 @@ def test_batches_become_blocks() -> None:
 def test_an_uneven_last_wave_is_streamed() -> None:
     """256 tiles of 128 x 128 on 108 cores: 2.4 waves."""
     programs = construct(matmul(2048, 2048, 2048), A100, F16).programs
-    streamed = [p for p in programs if p.stream_k]
+    streamed = [p for p in programs if p.stream_k_blocks]
     assert streamed
-    assert all(p.stream_k % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128)
-    assert not any(p.stream_k for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
+    assert all(p.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128)
+    assert not any(p.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -83,7 +83,7 @@ def test_estimates_stay_above_the_floor(name: str) -> None:
     group = GROUPS[name]
     for hw in (A100, hardware.load("nvidia-t4"), hardware.load("nvidia-rtx4090"), hardware.load("nvidia-h200-sxm")):
         one = unit(hw, "mma_f16")
-        floor = max(flops(group) / one.flops_per_s, group.space.touched_bytes / hw.dram.bandwidth_bytes_per_s)
+        floor = max(flops(group) / one.flops_per_s, group.space.compulsory_bytes / hw.dram.bandwidth_bytes_per_s)
         for candidate in ranked(group, hw):
             e = candidate.estimate
             assert math.isfinite(e.seconds)
@@ -93,25 +93,29 @@ def test_estimates_stay_above_the_floor(name: str) -> None:
             assert 0 < e.occupancy <= 1
 
 
+def estimated(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Estimate:
+    return model_of(group, program, hw).estimate(program)
+
+
 @pytest.mark.parametrize("name", GROUPS)
 def test_faster_devices_are_never_slower(name: str) -> None:
     group = GROUPS[name]
     for program in construct(group, A100, F16).programs[::4]:
-        before = estimate(program, A100, operands(group)).seconds
+        before = estimated(group, program, A100).seconds
         for level in A100.levels:
             quick = replace(level, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s)
             faster = replace(A100, levels=tuple(quick if lv is level else lv for lv in A100.levels))
-            assert estimate(program, faster, operands(group)).seconds <= before * (1 + 1e-9)
+            assert estimated(group, program, faster).seconds <= before * (1 + 1e-9)
         quicker = replace(program, unit=replace(F16, flops_per_s=2 * F16.flops_per_s))
-        assert estimate(quicker, A100, operands(group)).seconds <= before * (1 + 1e-9)
+        assert estimated(group, quicker, A100).seconds <= before * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_more_stages_are_never_slower_where_as_many_blocks_fit(name: str) -> None:
     group = GROUPS[name]
     for program in construct(group, A100, F16).programs:
-        one = estimate(program, A100, operands(group))
-        more = estimate(replace(program, stages=program.stages + 1), A100, operands(group))
+        one = estimated(group, program, A100)
+        more = estimated(group, replace(program, stages=program.stages + 1), A100)
         if more.occupancy == one.occupancy:
             assert more.seconds <= one.seconds * (1 + 1e-9)
 
@@ -120,7 +124,7 @@ def test_a_raster_saves_dram_traffic() -> None:
     group = GROUPS["square"]
     program = replace(ranked(group)[0].program, raster=1)
     plain, walked = (
-        {s.name: s.seconds for s in estimate(replace(program, raster=r), A100, operands(group)).stages} for r in (1, 8)
+        {s.name: s.seconds for s in estimated(group, replace(program, raster=r), A100).stages} for r in (1, 8)
     )
     assert walked["dram"] < plain["dram"]
     assert walked["mma"] == plain["mma"]
@@ -132,15 +136,13 @@ def test_loads_that_take_more_instructions_cost_more() -> None:
     copied, turned = matmul(2048, 2048, 2048, "float8_e4m3fn", layout="nt"), matmul(2048, 2048, 2048, "float8_e4m3fn")
     program = replace(ranked(copied, h200, "mma_e4m3")[0].program, stages=2, stream_k=0)
     gathered = replace(program, space=turned.space)
-    assert (
-        estimate(gathered, h200, operands(turned)).seconds > estimate(program, h200, operands(copied)).seconds
-    )  # fmt: skip
+    assert estimated(turned, gathered, h200).seconds > estimated(copied, program, h200).seconds
 
 
 def test_split_reduction_pays_for_its_second_launch() -> None:
     group = GROUPS["deep"]
     split = next(p for p in construct(group, A100, F16).programs if p.split_k > 1)
-    stages = {s.name: s.seconds for s in estimate(split, A100, operands(group)).stages}
+    stages = {s.name: s.seconds for s in estimated(group, split, A100).stages}
     assert stages["combine"] >= A100.limits.launch_overhead_s
-    whole = estimate(replace(split, split_k=1), A100, operands(group))
+    whole = estimated(group, replace(split, split_k=1), A100)
     assert "combine" not in {s.name for s in whole.stages}

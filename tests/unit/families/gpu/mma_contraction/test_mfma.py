@@ -17,10 +17,10 @@ from schedule_support import program
 from roller_svc import toolchain
 from roller_svc.analysis.operand import unfit
 from roller_svc.codegen.cuda.instructions import mfma, mfma_wrapper
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.families.common.gpu.matrix.tile import LoadKind, feeds, fragment_of, mfma_refusal, mma_tile
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
@@ -74,7 +74,7 @@ def test_lanes_hold_what_the_manual_says(name: str) -> None:
     )  # fmt: skip
     launch = LaunchSpec("one", ("a", "b", "c"), block=(64, 1, 1))
     source = KernelSource("one", Language.HIP, GFX90A, text, buffers, (launch,))
-    found = emulated(CompiledKernel(source, b"", "", ()), 1).run({"A": laid_out(a), "B": laid_out(b)})["C"]
+    found = load_emulated(CompiledKernel(source, b"", "", ()), 1).run({"A": laid_out(a), "B": laid_out(b)})["C"]
     product = a.astype(np.int64) @ b.astype(np.int64).T
     # lane l: rows 4 (l / 16) ... of column l % 16
     assert np.array_equal(found.reshape(4, 16, 4).transpose(0, 2, 1).reshape(16, 16), product)
@@ -176,7 +176,7 @@ def test_kernels_are_right(name: str, block: Extents, warp: tuple[int, int]) -> 
     source, found = source_of(name, block, warp), program_of(name)
     assert "mfma_16x16x" in source.text
     arrays = random_inputs(found, 2)
-    module = emulated(CompiledKernel(source, b"", "", ()), 2, races=True)
+    module = load_emulated(CompiledKernel(source, b"", "", ()), 2, races=True)
     verdict = agrees(found, module.run(arrays), evaluate(found, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"
 
@@ -194,6 +194,6 @@ def test_the_models_choice_for_a_large_product_spills_nothing() -> None:
     types = {"A": ("float16", (4096, 4096)), "B": ("float16", (4096, 4096))}
     winner = built(MATMUL, types, "amd-mi250x").winner
     assert winner.compiled is not None
-    assert winner.plan.main.program.unit.name == "mfma_f16"
+    assert winner.plan.dominant_choice.program.unit.name == "mfma_f16"
     assert not any(used.spill_bytes for used in winner.compiled.resources)
     assert re.search(r"__builtin_amdgcn_mfma_f32_16x16x16f16", winner.source.text)

@@ -18,23 +18,23 @@ from roller_svc.codegen.buffer_ref import Place
 from roller_svc.codegen.cuda.function import emit_function
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, A, B
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import less, num, ref
+from roller_svc.ir.index import lt, num, ref
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Role
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import (
-    AwaitCopies,
     Barrier,
     Branch,
     Compute,
-    Copy,
+    CpAsync,
+    CpAsyncWaitGroup,
     Let,
     LoadMatrix,
     Loop,
@@ -44,7 +44,7 @@ from roller_svc.ir.schedule import (
     RoundFragment,
     ScheduleTree,
     Storage,
-    descend,
+    iter_nodes,
 )
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
@@ -73,7 +73,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
     group = contraction(text, hw, **inputs)
     depth = 64 // group.inputs[0][1].dtype.bytes
     by_hand = tiles(group, unit(hw, name), (32, 64, depth), (16, 32), **more)
-    if by_hand.stream_k:
+    if by_hand.stream_k_blocks:
         group = replace(group, stored=(*group.stored, partial_tiles(group.name, by_hand)))
     return lower(group, by_hand, hw)
 
@@ -103,7 +103,7 @@ def without(*kinds: type) -> Callable[[Node], Nodes | None]:
 
 def for_some_lanes(*kinds: type) -> Callable[[Node], Nodes | None]:
     """Under a condition that not all threads of a warp meet."""
-    return lambda node: (Branch(less(ref(LANE), num(16)), (node,)),) if isinstance(node, kinds) else None
+    return lambda node: (Branch(lt(ref(LANE), num(16)), (node,)),) if isinstance(node, kinds) else None
 
 
 def fragment_unloaded(tensor: str) -> Callable[[Node], Nodes | None]:
@@ -116,7 +116,7 @@ def sums_uncleared(node: Node) -> Nodes | None:
 
 def epilogue_inside_the_pipeline(nodes: Nodes) -> Nodes:
     """The room that takes the pipeline's memory, opened while that is in scope."""
-    late = next(n for n in descend(nodes) if isinstance(n, Storage) and n.over)
+    late = next(n for n in iter_nodes(nodes) if isinstance(n, Storage) and n.aliases)
     nodes = changed(nodes, lambda node: () if node is late else None)
 
     def opened(node: Node) -> Nodes | None:
@@ -128,7 +128,7 @@ def epilogue_inside_the_pipeline(nodes: Nodes) -> Nodes:
 
 
 def copies_within_shared_memory(node: Node) -> Nodes | None:
-    if not isinstance(node, Copy):
+    if not isinstance(node, CpAsync):
         return None
     return (replace(node, source=replace(node.source, tensor=SHARED_A, index=node.index)),)
 
@@ -137,17 +137,20 @@ def copies_within_shared_memory(node: Node) -> Nodes | None:
 def test_trees_are_legal(kind: str) -> None:
     for tree in trees(kind):
         check(tree.body)
-    names = {type(node) for node in descend(trees(kind)[0].body)}
+    names = {type(node) for node in iter_nodes(trees(kind)[0].body)}
     assert {LoadMatrix, Mma} <= names
-    assert (Copy in names) == (kind != "through registers")
+    assert (CpAsync in names) == (kind != "through registers")
     assert (RoundFragment in names) == (kind == "rounded")
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "code"),
     [
-        *[(k, without(AwaitCopies), "schedule-order") for k in ("copied", "copied, ragged", "rounded", "streamed")],
-        ("one of them computed", without(AwaitCopies), "schedule-order"),
+        *[
+            (k, without(CpAsyncWaitGroup), "schedule-order")
+            for k in ("copied", "copied, ragged", "rounded", "streamed")
+        ],
+        ("one of them computed", without(CpAsyncWaitGroup), "schedule-order"),
         ("copied", without(Barrier), "schedule-order"),
         ("one of them computed", without(Barrier), "schedule-order"),
         ("copied", fragment_unloaded(A), "schedule-order"),
@@ -244,7 +247,7 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
     by_hand = tiles(group, unit(hw, "mma_f16"), (16, 16, 16), (16, 8), **rprogram)
     source = generate(Plan((chosen(by_hand),)), found, (group,), hw)
     arrays = random_inputs(found, 1)
-    verdict = agrees(found, emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays), evaluate(found, arrays))
+    verdict = agrees(found, load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays), evaluate(found, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"
 
 

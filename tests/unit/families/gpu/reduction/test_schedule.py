@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from roller_svc import hardware
 from roller_svc.analysis.online_reduction import JointKind, joints
-from roller_svc.api import on_device
+from roller_svc.api import load_runner
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition, stored_types
+from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
@@ -46,7 +47,7 @@ def source_of(program: TensorProgram, flight: int, lanes: int = 32, run: int = 4
 
 def run_on(program: TensorProgram, source: KernelSource, x: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     compiled = CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches))
-    call = on_device(compiled, RuntimeChoice.EMULATOR).bound({"x": x})
+    call = load_runner(compiled, RuntimeChoice.EMULATOR).bind({"x": x})
     call()
     return call.finish()
 

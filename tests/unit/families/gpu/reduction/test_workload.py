@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from roller_svc import hardware
-from roller_svc.construct.construct import rank
-from roller_svc.families.gpu.reduction.workload import RowSpace
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
+from roller_svc.families import prepare
+from roller_svc.families.common.gpu.row_space import RowSpace
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.program import TensorType
-from roller_svc.perf.workload import problem
 
 A100 = "nvidia-a100-sxm-80gb"
 SOFTMAX = "m[r] >=! x[r, c]; s[r] +=! exp(x[r, c] - m[r]); y[r, c] = exp(x[r, c] - m[r]) / s[r]"
@@ -35,13 +35,13 @@ def best(expression: str, **shapes: tuple[int, ...]) -> Candidate:
 
 def rows_of(expression: str, shapes: Shapes) -> RowSpace:
     group, hw = group_of(expression, shapes), hardware.load(A100)
-    found = problem(group.space, hw, hw.unit_for(DType.FLOAT32)).rows
-    assert found is not None
-    return found
+    _, workload = prepare(group, hw, hw.unit_for(DType.FLOAT32))
+    assert isinstance(workload.facts, RowSpace)
+    return workload.facts
 
 
 def test_the_longer_a_row_the_more_threads_share_it() -> None:
-    lanes = [best("y[r] +=! x[r, c]", x=(1 << 22 >> k, 1 << k)).program.lanes for k in (3, 8, 14, 20)]
+    lanes = [best("y[r] +=! x[r, c]", x=(1 << 22 >> k, 1 << k)).program.reduce_threads for k in (3, 8, 14, 20)]
     assert lanes == sorted(lanes)
     assert lanes[0] <= 2
     assert lanes[-1] >= 128
@@ -55,7 +55,7 @@ def test_one_long_row_is_split_over_the_grid_and_many_are_not() -> None:
 def test_columns_stand_side_by_side_and_lanes_apart() -> None:
     program = best("y[c] +=! x[r, c]", x=(4096, 4096)).program
     assert program.thread["c"] == 4
-    assert program.lanes > 1
+    assert program.reduce_threads > 1
 
 
 @pytest.mark.parametrize(("columns", "whole"), [(1024, True), (16384, True), (1 << 18, False)])

@@ -11,14 +11,15 @@ import pytest
 from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.analysis.operand import operands
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.post_compile import planned_needs
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.rank import rank
 from roller_svc.errors import WrongAnswerError
+from roller_svc.families import prepare_model
 from roller_svc.families.gpu.simt_contraction.workload import SimtFeeds, chunk, fused_stride, simt_feeds, staged_row
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.expr import Const
@@ -28,8 +29,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.ir.schedule import Let, descend
-from roller_svc.perf.model import model
+from roller_svc.ir.schedule import Let, iter_nodes
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.toolchain import compile_source
@@ -111,7 +111,7 @@ def test_a_warp_is_a_rectangle_whose_lanes_share_what_they_read(block: tuple[int
     found = matmul()
     tiles = found.tiled(block, 4)
     (tree,) = lower(found.group, tiles, A100)
-    lets = {node.var: node.value for node in descend(tree.body) if isinstance(node, Let)}
+    lets = {node.var: node.value for node in iter_nodes(tree.body) if isinstance(node, Let)}
     places = []
     for thread in range(tiles.threads):
         row, column = (fold(lets[f"{axis}.thread"], {".thread": thread}) for axis in "mn")
@@ -208,7 +208,7 @@ def test_no_barrier_and_no_wait_is_idle(hw: HardwareSpec, stages: int) -> None:
     arrays = random_inputs(found.program, seed=0)
 
     def run(text: str) -> None:
-        emulated(CompiledKernel(replace(source, text=text), b"", "", ()), 0, races=True).run(dict(arrays))
+        load_emulated(CompiledKernel(replace(source, text=text), b"", "", ()), 0, races=True).run(dict(arrays))
 
     run(source.text)
     kernel = source.text.index("__global__")
@@ -231,7 +231,7 @@ def test_a_large_product_is_estimated_near_the_peak() -> None:
 def test_buffers_hide_latency(hw: HardwareSpec) -> None:
     """Of a block that has a core for itself: others would hide it too."""
     found = contraction("C[m,n] +=! A[m,k] * B[k,n]", hw, A=(128, 4096), B=(4096, 128))
-    prepared = model(found.group.space, hw, hw.unit_for(DType.FLOAT32), operands(found.group))
+    prepared = prepare_model(found.group, hw, hw.unit_for(DType.FLOAT32))
     single, double = (prepared.estimate(found.tiled(stages=stages)).seconds for stages in (1, 2))
     assert double < 0.98 * single
 

@@ -6,10 +6,10 @@ import pytest
 from cases_matrix import chosen, unit
 
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import construct
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import construct
 from roller_svc.errors import InvariantError
 from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.report import Plan
 from tests.unit.families.gpu.mma_attention.test_mma_attention import SCALED_BELOW, Inputs, operator, program
 from tests.unit.families.gpu.wgmma_attention.test_wgmma_attention import HOPPER, Tiles, tree

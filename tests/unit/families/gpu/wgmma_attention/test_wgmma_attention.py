@@ -12,16 +12,16 @@ from cases_matrix import chosen, unit
 from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.compiler.lower_and_emit import generate, lower
-from roller_svc.compiler.partition_cache import Shared
-from roller_svc.compiler.plans import best_plans, estimate_program, ranked_groups
-from roller_svc.construct.construct import construct, prepared, rank_units
+from roller_svc.compiler.partition_cache import PartitionCache, partition
+from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
+from roller_svc.compiler.rank import construct, rank_units
 from roller_svc.errors import InvariantError, NoCandidateError, ScheduleError
+from roller_svc.families import prepare
 from roller_svc.families.common.gpu.attention.kv_loop import KeySteps
 from roller_svc.families.common.gpu.attention.mask import exact_bounds, key_bounds
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
 from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
-from roller_svc.fusion.partition import partition
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -30,18 +30,18 @@ from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.ir.schedule import AwaitCopies, Copy, Node, PackFragment, ScheduleTree, descend
+from roller_svc.ir.schedule import CpAsync, CpAsyncWaitGroup, Node, PackFragment, ScheduleTree, iter_nodes
 from roller_svc.ir.schedule_hopper import (
-    AwaitBarrier,
-    AwaitWarpgroup,
-    BulkLoad,
-    BulkStore,
-    CommitWarpgroup,
-    FenceAsync,
-    FenceWarpgroup,
-    InitBarrier,
+    FenceProxyAsync,
+    MbarrierInit,
+    MbarrierWait,
     RegisterMatrix,
+    TmaLoad,
+    TmaStore,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 from roller_svc.ir.schedule_text import render
 from roller_svc.perf.model import Model
@@ -49,7 +49,7 @@ from roller_svc.perf.occupancy import block_registers
 from roller_svc.schedule.legality import check
 from roller_svc.toolchain import compile_source
 from roller_svc.toolchain.nvrtc import ptxas_warnings
-from roller_svc.verify.kernel_stats import kernels
+from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.lint import PlannedKernel, lint
 from tests.unit.families.gpu.mma_attention.test_mma_attention import (
     FILLED,
@@ -99,7 +99,13 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
     assert group.attention is not None
     on = unit(HOPPER, "wgmma_f16" if group.attention.dtype is DType.FLOAT16 else "wgmma_bf16")
     return RProgram(
-        group.space, on, tile(64 * tiles.consumers), tile(64), lanes=128, stages=tiles.stages, blocks=tiles.blocks
+        group.space,
+        on,
+        tile(64 * tiles.consumers),
+        tile(64),
+        reduce_threads=128,
+        stages=tiles.stages,
+        persistent_blocks=tiles.blocks,
     )
 
 
@@ -191,8 +197,8 @@ def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> No
 # trees ----------------------------------------------------------------------------------------------------------------
 def weights_packed_early(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Before the products that read the old ones have been awaited."""
-    packs = [node for node in descend(nodes) if isinstance(node, PackFragment)]
-    return changed(nodes, lambda node: (packs[0], node) if node == AwaitWarpgroup(0, ACC) else None)
+    packs = [node for node in iter_nodes(nodes) if isinstance(node, PackFragment)]
+    return changed(nodes, lambda node: (packs[0], node) if node == WgmmaWaitGroup(0, ACC) else None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -200,19 +206,19 @@ def test_trees_are_legal(name: str) -> None:
     found = tree(*CASES[name])
     check(found.body)
     assert "await products, 1 pending" in render(found.body)
-    products = [node for node in descend(found.body) if isinstance(node, WarpgroupMma)]
+    products = [node for node in iter_nodes(found.body) if isinstance(node, WarpgroupMma)]
     assert {isinstance(node.a, RegisterMatrix) for node in products} == {True, False}
-    loaded = {node.map for node in descend(found.body) if isinstance(node, BulkLoad | BulkStore)}
-    assert loaded == {map_.symbol for map_ in found.maps}
-    assert ("copied by threads" in name) == any(isinstance(node, Copy) for node in descend(found.body))
+    loaded = {node.tensor_map for node in iter_nodes(found.body) if isinstance(node, TmaLoad | TmaStore)}
+    assert loaded == {map_.symbol for map_ in found.tensor_maps}
+    assert ("copied by threads" in name) == any(isinstance(node, CpAsync) for node in iter_nodes(found.body))
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *[("whole tiles", kind) for kind in (InitBarrier, AwaitBarrier, AwaitWarpgroup, CommitWarpgroup)],
-        ("whole tiles", FenceWarpgroup),
-        *[("copied by threads", kind) for kind in (AwaitCopies, FenceAsync)],
+        *[("whole tiles", kind) for kind in (MbarrierInit, MbarrierWait, WgmmaWaitGroup, WgmmaCommitGroup)],
+        ("whole tiles", WgmmaFence),
+        *[("copied by threads", kind) for kind in (CpAsyncWaitGroup, FenceProxyAsync)],
     ],
 )
 def test_a_broken_tree_is_refused(name: str, kind: type) -> None:
@@ -229,7 +235,7 @@ def test_products_own_the_weights_that_they_read() -> None:
 def test_products_with_keys_are_awaited_before_their_maxima_are_taken() -> None:
     late = changed(
         tree(*CASES["whole tiles"]).body,
-        lambda node: (AwaitWarpgroup(2),) if node == AwaitWarpgroup(1, ".scores") else None,
+        lambda node: (WgmmaWaitGroup(2),) if node == WgmmaWaitGroup(1, ".scores") else None,
     )
     with pytest.raises(ScheduleError, match="is read while products on it are under way"):
         check(late)
@@ -280,18 +286,18 @@ def test_steps_that_need_no_mask_are_those_whose_keys_all_rows_keep(cond: str) -
 # choice ---------------------------------------------------------------------------------------------------------------
 def test_the_model_expects_warpgroups_to_be_faster_where_there_are_many_rows() -> None:
     compute = program(LLAMA, LLAMA_INPUTS)
-    groups, ranked, _ = ranked_groups(compute, HOPPER, 4)
-    (found,) = kernels(groups, best_plans(ranked, 1)[0], HOPPER)
+    groups, ranked, _ = rank_best_partition(compute, HOPPER, 4)
+    (found,) = summarize_kernels(groups, best_plans(ranked, 1)[0], HOPPER)
     assert (found["kind"], found["family"]) == ("attention", "wgmma")
     assert [operand["load"] for operand in found["operands"]] == ["tma"] * 3
-    _, on_warps, _ = ranked_groups(compute, HOPPER, 1, Demands(family=KernelFamily.MMA))
+    _, on_warps, _ = rank_best_partition(compute, HOPPER, 1, ScheduleConstraints(op_class=OpClass.MMA))
     assert on_warps[0][0].program.unit.takes_fragments
     assert on_warps[0][0].estimate.seconds > ranked[0][0].estimate.seconds
 
 
 def test_one_row_stays_on_warps_whose_blocks_share_the_keys() -> None:
     decode = operator("8, 2", "1, 4096", "128, 128")
-    _, ranked, _ = ranked_groups(program(*decode), HOPPER, 1)
+    _, ranked, _ = rank_best_partition(program(*decode), HOPPER, 1)
     assert ranked[0][0].program.unit.takes_fragments
     assert ranked[0][0].program.split_k > 1
 
@@ -309,15 +315,15 @@ def test_one_row_stays_on_warps_whose_blocks_share_the_keys() -> None:
 def test_what_warpgroups_do_not_do_for_attention_is_refused(tiles: tuple[tuple[str, int], ...], reason: str) -> None:
     (group,) = partition(program(LLAMA, LLAMA_INPUTS), HOPPER)
     with pytest.raises(NoCandidateError, match=reason):
-        rank_units(group, HOPPER, 1, Demands(family=KernelFamily.WGMMA, tiles=tiles))
+        rank_units(group, HOPPER, 1, ScheduleConstraints(op_class=OpClass.WGMMA, tiles=tiles))
 
 
 def test_factors_that_come_through_registers_are_left_to_warps() -> None:
     odd = program(*operator("1, 1", "200, 300", "9, 11"))
     (group,) = partition(odd, HOPPER)
     with pytest.raises(NoCandidateError, match="queries and keys and values through registers"):
-        rank_units(group, HOPPER, 1, Demands(family=KernelFamily.WGMMA))
-    groups, ranked, _ = ranked_groups(odd, HOPPER, 1)
+        rank_units(group, HOPPER, 1, ScheduleConstraints(op_class=OpClass.WGMMA))
+    groups, ranked, _ = rank_best_partition(odd, HOPPER, 1)
     assert any(
         choices[0].program.unit.takes_fragments for g, choices in zip(groups, ranked, strict=True) if g.attention
     )
@@ -329,14 +335,14 @@ def test_every_tile_fits_the_device_and_no_estimate_is_below_its_roofline() -> N
     on = unit(HOPPER, "wgmma_f16")
     programs = construct(group, HOPPER, on).programs
     assert {p.block[group.space.role(AxisRole.M)[0].name] for p in programs} == {64, 128, 192}
-    problem, limits = prepared(group, HOPPER, on), HOPPER.limits
+    problem, limits = prepare(group, HOPPER, on)[1], HOPPER.limits
     for found in programs:
         needs = Model(problem).needs(found)
         assert needs is not None
         assert needs.shared_bytes <= limits.shared_bytes_per_block
         assert block_registers(needs.threads, needs.registers_per_thread, limits) <= limits.registers_per_core
         assert Model(problem).estimate(found).seconds >= problem.floor_s
-    best = estimate_program(Shared(compute), HOPPER)
+    best = estimate_program(PartitionCache(compute), HOPPER)
     assert best.plans[0].estimate.seconds >= max(roof.seconds for roof in best.roofline)
 
 
@@ -344,7 +350,7 @@ def test_blocks_stay_where_no_mask_makes_tiles_differ() -> None:
     on = unit(HOPPER, "wgmma_f16")
     for more, stays in ((", causal=0", True), (CAUSAL, False)):
         (group,) = partition(program(*operator("32, 8", "2048, 2048", "64, 64", more=more)), HOPPER)
-        assert all((p.blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
+        assert all((p.persistent_blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
 
 
 # compiled -------------------------------------------------------------------------------------------------------------

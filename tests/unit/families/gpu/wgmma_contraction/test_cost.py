@@ -10,24 +10,25 @@ from contractions import conv, group, matmul
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands
 from roller_svc.compiler.post_compile import planned_needs
-from roller_svc.construct.construct import RANKED_MATRIX, construct, prepared, rank_units
+from roller_svc.compiler.rank import construct, rank_units
+from roller_svc.construct.construct import RANKED_MATRIX
 from roller_svc.errors import InvariantError, NoCandidateError
+from roller_svc.families import prepare_model
 from roller_svc.families.common.gpu.warpgroups.tile import MOST_COLUMNS, WgmmaLoad, wgmma_tile
 from roller_svc.families.matching import units_for
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.perf.model import Model
 
 H200 = hardware.load("nvidia-h200-sxm")
 B200 = hardware.load("nvidia-b200")
-WGMMA = KernelFamily.WGMMA
+WGMMA = OpClass.WGMMA
 
 
 def best(found: KernelGroup, count: int = 1, *, tf32: bool = False, **tiles: int) -> tuple[Candidate, ...]:
-    return rank_units(found, H200, count, Demands(tf32, WGMMA, tuple(tiles.items())))[0]
+    return rank_units(found, H200, count, ScheduleConstraints(tf32, WGMMA, tuple(tiles.items())))[0]
 
 
 def square(side: int, dtype: str = "bfloat16", layout: str = "nt") -> KernelGroup:
@@ -53,7 +54,7 @@ def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
     assert program.block["k"] == 64
     assert program.cluster == ((2, 1) if program.block["n"] == 256 else (1, 2))
     assert program.stages in (3, 4)
-    assert program.blocks == H200.num_cores
+    assert program.persistent_blocks == H200.num_cores
     assert program.threads == 384
     assert 650 < tflops(8192, first) < 790
     assert loads(found, first) == (WgmmaLoad.TMA, WgmmaLoad.TMA)
@@ -65,8 +66,8 @@ def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
 def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
     """What tiles promise is enough to tell which of them to price: none that is left out is faster by 1 %."""
     found = matmul(m, n, k, "float16", layout="nt", hw=H200)
-    unit = next(unit for unit in units_for(found, H200, Demands(family=WGMMA)).taken)
-    model = Model(prepared(found, H200, unit))
+    unit = next(unit for unit in units_for(found, H200, ScheduleConstraints(op_class=WGMMA)).taken)
+    model = prepare_model(found, H200, unit)
     some, everything = (
         min(model.timed(program).seconds for program in construct(found, H200, unit, limit).programs)
         for limit in (RANKED_MATRIX, 2000)
@@ -78,7 +79,7 @@ def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
 def test_few_tiles_are_cut_until_they_fill_the_device(side: int) -> None:
     (first,) = best(square(side))
     assert first.program.grid >= 0.45 * H200.num_cores
-    assert first.program.blocks == 0
+    assert first.program.persistent_blocks == 0
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(32, 9216), (64, 7168)])
@@ -91,13 +92,13 @@ def test_tiles_of_evened_sides_are_instructions_that_exist(rows: int, depth: int
 
 def test_deep_reductions_are_split() -> None:
     (first,) = best(matmul(128, 128, 65536, "bfloat16", layout="nt", hw=H200))
-    assert first.program.split_k > 8 or first.program.stream_k > 64
+    assert first.program.split_k > 8 or first.program.stream_k_blocks > 64
 
 
 def test_blocks_that_stay_gain_what_lies_between_tiles() -> None:
     found = square(8192)
     staying, leaving = best(found), best(found, blocks=0)
-    assert staying[0].program.blocks == H200.num_cores
+    assert staying[0].program.persistent_blocks == H200.num_cores
     assert staying[0].estimate.seconds < leaving[0].estimate.seconds
 
 
@@ -105,7 +106,7 @@ def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
     found = square(8192)
     (pair,) = best(found)
     alone = replace(pair.program, cluster=(1, 1))
-    again = Model(prepared(found, H200, alone.unit)).estimate(alone)
+    again = prepare_model(found, H200, alone.unit).estimate(alone)
     asked = {stage.name: stage.seconds for stage in again.stages}["l2"]
     assert asked == pytest.approx(1.5 * {s.name: s.seconds for s in pair.estimate.stages}["l2"])
     assert again.seconds > pair.estimate.seconds
@@ -176,9 +177,9 @@ def test_where_it_is_refused_and_why() -> None:
         A=("float16", (128, 64)), B=("float16", (64, 64)),
     )  # fmt: skip
     with pytest.raises(NoCandidateError, match="rows of its results are reduced"):
-        units_for(rows, H200, Demands(family=WGMMA))
+        units_for(rows, H200, ScheduleConstraints(op_class=WGMMA))
     with pytest.raises(NoCandidateError, match="nvidia-b200 has no matrix units of warpgroups"):
-        units_for(square(256, "float16"), B200, Demands(family=WGMMA))
+        units_for(square(256, "float16"), B200, ScheduleConstraints(op_class=WGMMA))
 
 
 @pytest.mark.parametrize(
@@ -219,4 +220,4 @@ def test_blocks_and_clusters_fit_together() -> None:
 def test_a_b200_keeps_to_warps() -> None:
     hw: HardwareSpec = B200
     found = matmul(256, 256, 256, hw=hw)
-    assert [u.name for u in units_for(found, hw, Demands()).taken] == ["mma_f16", "fma_f32"]
+    assert [u.name for u in units_for(found, hw, ScheduleConstraints()).taken] == ["mma_f16", "fma_f32"]

@@ -15,49 +15,49 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
 from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, WholeTiles
 from roller_svc.families.common.view import View
-from roller_svc.fusion.partition import partition
-from roller_svc.ir.accumulation import matrix_sums
+from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.expr import Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import equal, num, ref
+from roller_svc.ir.index import eq, num, ref
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    AwaitCopies,
     Barrier,
     Branch,
-    Copy,
+    CpAsync,
+    CpAsyncWaitGroup,
     Let,
     Loop,
     Node,
     RoundFragment,
     ScheduleTree,
-    descend,
+    iter_nodes,
 )
 from roller_svc.ir.schedule_hopper import (
-    AwaitBarrier,
-    AwaitWarpgroup,
-    BulkLoad,
-    BulkStore,
     ClusterBarrier,
-    CommitWarpgroup,
-    FenceAsync,
-    FenceBarriers,
-    FenceWarpgroup,
-    InitBarrier,
-    SetRegisters,
+    FenceMbarrierInit,
+    FenceProxyAsync,
+    MbarrierInit,
+    MbarrierWait,
+    SetMaxNReg,
+    TmaLoad,
+    TmaStore,
     WarpBarrier,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 from roller_svc.ir.schedule_text import render
 from roller_svc.reference.compare import agrees
@@ -147,7 +147,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
     _, text, inputs, *_ = KINDS[kind]
     found = contraction(text, HOPPER, **inputs)
     by_hand = made(found, kind)
-    if by_hand.stream_k:
+    if by_hand.stream_k_blocks:
         found = replace(found, stored=(*found.stored, partial_tiles(found.name, by_hand)))
     return lower(found, by_hand, HOPPER)
 
@@ -168,12 +168,12 @@ def source(kind: str) -> tuple[TensorProgram, KernelSource]:
 # rules ---------------------------------------------------------------------------------------------------------------
 def first_only(kind: type) -> Callable[[Node], Nodes | None]:
     """Under a condition that one lane of a warp meets."""
-    return lambda node: (Branch(equal(ref(LANE), num(0)), (node,)),) if isinstance(node, kind) else None
+    return lambda node: (Branch(eq(ref(LANE), num(0)), (node,)),) if isinstance(node, kind) else None
 
 
 def of_a_warp(kind: type) -> Callable[[Node], Nodes | None]:
     """Under a condition that one warp of a warpgroup meets."""
-    return lambda node: (Branch(equal(ref(WARP), num(0)), (node,)),) if isinstance(node, kind) else None
+    return lambda node: (Branch(eq(ref(WARP), num(0)), (node,)),) if isinstance(node, kind) else None
 
 
 def meeting_left_out(node: Node) -> Nodes | None:
@@ -185,31 +185,34 @@ def test_trees_are_legal(kind: str) -> None:
     for tree in trees(kind):
         check(tree.body)
         assert render(tree.body)
-    nodes = list(descend(trees(kind)[0].body))
+    nodes = list(iter_nodes(trees(kind)[0].body))
     assert any(isinstance(node, WarpgroupMma) for node in nodes)
-    assert any(isinstance(node, BulkLoad) for node in nodes) == bool(trees(kind)[0].maps)
-    assert any(isinstance(node, Copy) for node in nodes) == ("copied by threads" in kind)
-    shared = any(isinstance(node, BulkLoad) and node.mask is not None for node in nodes)
+    assert any(isinstance(node, TmaLoad) for node in nodes) == bool(trees(kind)[0].tensor_maps)
+    assert any(isinstance(node, CpAsync) for node in nodes) == ("copied by threads" in kind)
+    shared = any(isinstance(node, TmaLoad) and node.multicast_mask is not None for node in nodes)
     assert shared == ("shared along" in kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "code"),
     [
-        *[(k, without(InitBarrier), "schedule-order") for k in ("bulk copies", "copied by threads", "shared along m")],
-        *[(k, without(FenceBarriers), "schedule-order") for k in ("bulk copies", "through registers")],
+        *[(k, without(MbarrierInit), "schedule-order") for k in ("bulk copies", "copied by threads", "shared along m")],
+        *[(k, without(FenceMbarrierInit), "schedule-order") for k in ("bulk copies", "through registers")],
         *[(k, meeting_left_out, "schedule-order") for k in ("bulk copies", "shared along both", "streamed")],
-        *[(k, without(AwaitBarrier), "schedule-order") for k in ("bulk copies", "copied by threads")],
-        *[(k, without(AwaitCopies), "schedule-order") for k in ("copied by threads", "streamed, copied by threads")],
-        *[(k, without(FenceAsync), "schedule-order") for k in ("copied by threads", "tf32, turned")],
-        *[(k, without(AwaitWarpgroup), "schedule-order") for k in ("bulk copies", "one consumer, one stage")],
-        *[(k, without(CommitWarpgroup), "schedule-order") for k in ("bulk copies", "persistent")],
-        ("bulk copies", without(FenceWarpgroup), "schedule-order"),
-        ("bulk copies", without(BulkLoad), "schedule-order"),
+        *[(k, without(MbarrierWait), "schedule-order") for k in ("bulk copies", "copied by threads")],
+        *[
+            (k, without(CpAsyncWaitGroup), "schedule-order")
+            for k in ("copied by threads", "streamed, copied by threads")
+        ],
+        *[(k, without(FenceProxyAsync), "schedule-order") for k in ("copied by threads", "tf32, turned")],
+        *[(k, without(WgmmaWaitGroup), "schedule-order") for k in ("bulk copies", "one consumer, one stage")],
+        *[(k, without(WgmmaCommitGroup), "schedule-order") for k in ("bulk copies", "persistent")],
+        ("bulk copies", without(WgmmaFence), "schedule-order"),
+        ("bulk copies", without(TmaLoad), "schedule-order"),
         ("bulk copies", first_only(WarpgroupMma), "schedule-barrier"),
         ("bulk copies", of_a_warp(WarpgroupMma), "schedule-barrier"),
-        ("bulk copies", of_a_warp(CommitWarpgroup), "schedule-barrier"),
-        ("bulk copies", of_a_warp(SetRegisters), "schedule-barrier"),
+        ("bulk copies", of_a_warp(WgmmaCommitGroup), "schedule-barrier"),
+        ("bulk copies", of_a_warp(SetMaxNReg), "schedule-barrier"),
         ("bulk copies", first_only(WarpBarrier), "schedule-barrier"),
         ("shared along m", of_a_warp(ClusterBarrier), "schedule-barrier"),
     ],
@@ -243,7 +246,7 @@ def visited(visits: WholeTiles, block: int) -> list[tuple[int, int, int, int, in
             match node:
                 case Let(var=var, value=expr, body=body):
                     run(body, known | {var: value(expr, known)})
-                case Loop(var=var, extent=extent, body=body, limit=limit):
+                case Loop(var=var, extent=extent, body=body, stop=limit):
                     for i in range(extent if limit is None else min(extent, value(limit, known))):
                         run(body, known | {var: i})
                 case _:
@@ -286,7 +289,7 @@ def test_every_tile_has_one_block(
 
 
 def test_results_are_stored_in_boxes_where_they_are_rows_of_16_bits() -> None:
-    by_boxes = {kind for kind in KINDS if any(isinstance(node, BulkStore) for node in descend(trees(kind)[0].body))}
+    by_boxes = {kind for kind in KINDS if any(isinstance(node, TmaStore) for node in iter_nodes(trees(kind)[0].body))}
     assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
     others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}
     assert not others & by_boxes  # of 32 bits, of two tensors, columns, rows of 66 elements
@@ -302,8 +305,8 @@ def test_emulated(kind: str) -> None:
     found, text = source(kind)
     for seed in range(2):
         arrays = random_inputs(found, seed)
-        result = emulated(CompiledKernel(text, b"", "", ()), seed, races=kind in RACED).run(arrays)
-        sums = matrix_sums(unit(HOPPER, KINDS[kind][0]), HOPPER.arch)
+        result = load_emulated(CompiledKernel(text, b"", "", ()), seed, races=kind in RACED).run(arrays)
+        sums = accumulator_precision(unit(HOPPER, KINDS[kind][0]), HOPPER.arch)
         verdict = agrees(found, result, evaluate(found, arrays, allow_tf32="tf32" in kind, sums=sums))
         assert verdict.ok, verdict
 
@@ -317,5 +320,5 @@ def test_compiled_without_spills_or_serialised_products() -> None:
         assert not ptxas_warnings(kernel.log), kind
         code = functions["kernel0"]
         assert code.count("HGMMA", "IGMMA", "QGMMA"), kind
-        assert (code.count("UTMALDG") > 0) == bool(kernel.source.launches[0].maps), kind
+        assert (code.count("UTMALDG") > 0) == bool(kernel.source.launches[0].tensor_maps), kind
         assert (code.count("LDGSTS") > 0) == ("copied by threads" in kind), kind

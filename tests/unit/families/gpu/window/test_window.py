@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases_gpu import ONE_CORE, Types, case
 
-from roller_svc.perf.model import estimate
+from roller_svc.families import model_of
 
 _INSIDE = "[h + kh >= 1, h + kh - 1 < {h}, w + kw >= 1, w + kw - 1 < {w}]"
 _WHERE = " where h in {h}, w in {w}"
@@ -70,5 +70,6 @@ def test_sliding_windows_are_worth_it_where_instructions_bound() -> None:
     compute = {}
     for tiles in found.ranked:
         outputs = tiles.thread["h"] * tiles.thread["w"]
-        compute[outputs] = next(s.seconds for s in estimate(tiles, ONE_CORE).stages if s.name == "compute")
+        stages = model_of(found.group, tiles, ONE_CORE).estimate(tiles).stages
+        compute[outputs] = next(s.seconds for s in stages if s.name == "compute")
     assert compute[max(compute)] < compute[min(compute)] / 2

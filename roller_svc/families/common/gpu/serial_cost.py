@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import Problem, address_ops
+from roller_svc.perf.workload import Workload, address_ops
 
 LOOP_OPS = 1.0
 UNROLL = 4  # iterations of an inner loop whose loads the compiler issues together
@@ -24,7 +25,7 @@ def nest_registers(points: int, words: int, limits: Limits) -> int:
     return overhead_registers(limits) + 3 * points * words
 
 
-def simt_nest(p: Problem, launch: Launch) -> Costs:
+def simt_nest(p: Workload[Any], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, plus what a block's own chain cannot hide."""
     mach, hw = p.machine, p.machine.hw
     per_thread = math.prod(launch.thread)
@@ -66,7 +67,7 @@ def simt_nest(p: Problem, launch: Launch) -> Costs:
     )
 
 
-def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[float, float]:
+def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:
     """Instructions of one thread, and loads of one of its points in one iteration."""
     iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
     flops = p.space.flops / (p.outer_points * p.inner_points)
@@ -83,13 +84,13 @@ def _thread_instructions(p: Problem, launch: Launch, per_thread: int) -> tuple[f
     return iterations * repeated + once + stores + 20.0, max(loads, 1.0)
 
 
-def _thread_elements(p: Problem, tensor: AccessFootprint, thread: Tile) -> int:
+def _thread_elements(p: Workload[Any], tensor: AccessFootprint, thread: Tile) -> int:
     """Loads of a thread's points: those of a map share what they have in common, reductions follow one another."""
     axes = tensor.axes if p.inner_points == 1 else p.spatial
     return math.prod([min(thread[i], p.extents[i]) for i in axes])
 
 
-def _cache_requests(p: Problem, launch: Launch) -> float:
+def _cache_requests(p: Workload[Any], launch: Launch) -> float:
     """Cycles that a warp's loads and stores hold the core's cache: a request serves 4 sectors a cycle."""
     warp = p.machine.hw.limits.warp_size
     total = 0.0
@@ -101,7 +102,7 @@ def _cache_requests(p: Problem, launch: Launch) -> float:
     return total
 
 
-def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, warp: int) -> float:
+def _warp_sectors(p: Workload[Any], tensor: AccessFootprint, launch: Launch, warp: int) -> float:
     """Sectors that one warp-wide access touches: lanes are neighbours, then points of the vector axis or the last."""
     if launch.lanes > 1 and p.reduced:
         axis, along = p.reduced[-1], min(launch.lanes, warp)
@@ -117,7 +118,7 @@ def _warp_sectors(p: Problem, tensor: AccessFootprint, launch: Launch, warp: int
     return min(float(warp), warp / along * max(1.0, along * stride * tensor.elem_bytes / SECTOR_BYTES))
 
 
-def _chain_cycles(p: Problem, launch: Launch, iterations: int) -> float:
+def _chain_cycles(p: Workload[Any], launch: Launch, iterations: int) -> float:
     """What one block needs however empty its core is: loads one after another, then the tree over its lanes."""
     latency = p.machine.dram_latency_cycles
     if (last := p.machine.last_cache) is not None and p.inner_points > 1:
@@ -130,7 +131,7 @@ def _chain_cycles(p: Problem, launch: Launch, iterations: int) -> float:
     return cycles + 2 * DEPENDENT_CYCLES * len(p.touched.accesses)
 
 
-def _clipped(p: Problem, launch: Launch) -> Tile:
+def _clipped(p: Workload[Any], launch: Launch) -> Tile:
     """The block's tile inside the tensor, its share of the reduction when that is split."""
     return tuple([
         max(1, min(b, e if a.kind.value == "spatial" else -(-e // launch.split_k)))
@@ -138,7 +139,7 @@ def _clipped(p: Problem, launch: Launch) -> Tile:
     ])  # fmt: skip
 
 
-def _dram_bytes(p: Problem, launch: Launch, block_bytes: float) -> float:
+def _dram_bytes(p: Workload[Any], launch: Launch, block_bytes: float) -> float:
     """Whole transactions of what is touched, and what blocks read again after the last cache dropped it."""
     whole = p.touched.moved_bytes(p.touched.extents)
     again = max(0.0, launch.grid * block_bytes - whole)
@@ -146,7 +147,7 @@ def _dram_bytes(p: Problem, launch: Launch, block_bytes: float) -> float:
     return resident + launch.workspace_bytes
 
 
-def _padding_factor(p: Problem, launch: Launch) -> float:
+def _padding_factor(p: Workload[Any], launch: Launch) -> float:
     factor = 1.0
     for b, e, a in zip(launch.block, p.touched.extents, p.space.axes, strict=True):
         if a.kind.value == "spatial":

@@ -11,7 +11,7 @@ from roller_svc.construct.align import counts, powers
 from roller_svc.construct.rules import Base, exceeds_grid, replaced, spread
 from roller_svc.construct.scale_up import Grown, Look
 from roller_svc.families.common.gpu.loop_rules import NestRules
-from roller_svc.families.gpu.scatter.cost import nest_registers
+from roller_svc.families.common.gpu.serial_cost import nest_registers
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import block_registers
@@ -27,7 +27,7 @@ class SimtNest(NestRules):
 
     def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
         """From one point to many along the vector axis, then the tiles of least traffic."""
-        vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.problem.fast)]
+        vector_only = [t for t in grown.large if all(x == 1 for i, x in enumerate(t) if i != self.workload.fast)]
         return list(dict.fromkeys([*spread(vector_only, MAX_BASES - 1), *grown.large]))[:MAX_BASES]
 
     def look(self, block: Tile, base: Base) -> Look:
@@ -36,7 +36,7 @@ class SimtNest(NestRules):
         return self._measured(block, too_large, "" if too_large else self._alignment_rule(block, threads))
 
     def _capacity_rule(self, threads: int, base: Base) -> str:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
         if threads > MAX_THREADS:
@@ -47,25 +47,25 @@ class SimtNest(NestRules):
         return ""
 
     def _alignment_rule(self, block: Tile, threads: int) -> str:
-        if threads % self.problem.machine.hw.limits.warp_size:
+        if threads % self.workload.machine.hw.limits.warp_size:
             return "execution unit"
-        huge = exceeds_grid(self.problem, block)
+        huge = exceeds_grid(self.workload, block)
         return "grid size" if huge else ""
 
     def fallback(self) -> Sequence[tuple[Tile, Base]]:
         """One point a thread, a warp along the vector axis."""
-        p = self.problem
+        p = self.workload
         warp = p.machine.hw.limits.warp_size
         one = tuple([1] * len(p.extents))
         found = [(replaced(one, p.fast, warp), Base(one))] if p.spatial else []
         return [*found, (one, Base(one))]
 
     def _thread_steps(self, axis: int) -> Tile:
-        p = self.problem
+        p = self.workload
         return powers(min(8 if axis == p.fast else 4, p.extents[axis]))
 
     def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        p = self.problem
+        p = self.workload
         unit = base.thread[axis]
         fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
         if axis == p.fast:
@@ -75,7 +75,7 @@ class SimtNest(NestRules):
         return fitting
 
     def _thread_rule(self, thread: Tile) -> str:
-        p, limits = self.problem, self.problem.machine.hw.limits
+        p, limits = self.workload, self.workload.machine.hw.limits
         points, words = math.prod(self._points(thread)), register_words(p.space.compute_dtype)
         if points > MAX_POINTS:
             return "points per thread"
@@ -85,12 +85,12 @@ class SimtNest(NestRules):
         return "" if fits or points == 1 else "registers per thread"
 
     def _points(self, thread: Tile) -> Tile:
-        return tuple([thread[i] for i in self.problem.spatial])
+        return tuple([thread[i] for i in self.workload.spatial])
 
     def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.problem.touched.measure(tile)
+        footprint_bytes, moved = self.workload.touched.measure(tile)
         points = 1
-        for i in self.problem.spatial:
+        for i in self.workload.spatial:
             points *= tile[i]
         return Look(footprint_bytes, moved / points, too_large, misaligned)
 
@@ -100,4 +100,4 @@ class SimtNest(NestRules):
     @property
     def _first(self) -> tuple[int | None, ...]:
         """Without reuse, the vector axis."""
-        return (self.problem.fast,)
+        return (self.workload.fast,)

@@ -1,0 +1,100 @@
+"""Measurements of `roller bench model --json` → the module of costs that the model ships, fitted to all of them.
+
+    python -m roller_svc.bench.model.fit_costs bench/results/model/MACHINE/RESULT.json [MORE.json ...] \
+        --output roller_svc/perf/cpu_costs_fitted.py
+
+A document's classes whose kernels have changed since are left out: `RESULT.json:-avgpool,maxpool` is all but these. The
+fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
+a shell's `>` would empty it before this script, which imports it, has begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from roller_svc.bench.cases import performance_cases
+from roller_svc.bench.model.fit import fitted_together
+from roller_svc.bench.model.measured_plans import FitCase
+from roller_svc.bench.model.report import fit_cases, read_measurements, spec_of
+from roller_svc.perf.cpu_costs import CpuCosts
+
+Json = dict[str, Any]
+CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "cpu_bench.json"
+DIGITS = 2  # significant ones: what measuring tells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents of one machine or several")
+    parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
+    options = parser.parse_args()
+    by_id = {case.id: case for case in performance_cases(options.cases)}
+    documents = [measured(result) for result in options.results]
+    machines = [(fit_cases(document, by_id), spec_of(document)) for document in documents]
+    costs = fitted_together(machines, CpuCosts())
+    sources = [source(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
+    replace_file(options.output, module(costs, "\n".join(sources)))
+
+
+def measured(result: str) -> Json:
+    """The document, without the classes that are named behind it."""
+    path, _, without = result.partition(":-")
+    document = read_measurements(Path(path))
+    left_out = set(filter(None, without.split(",")))
+    if unknown := left_out - {case["cls"] for case in document["cases"]}:
+        raise SystemExit(f"{path} has no class {', '.join(sorted(unknown))}")
+    return {**document, "cases": [case for case in document["cases"] if case["cls"] not in left_out]}
+
+
+def source(document: Json, cases: Sequence[FitCase]) -> str:
+    """What was measured, where and when."""
+    machine, plans = document["machine"], sum(len(case.plans) for case in cases)
+    return f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}."
+
+
+def replace_file(path: Path, text: str) -> None:
+    """The file has its old text or the new one, never a part."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def module(costs: CpuCosts, sources: str) -> str:
+    """The text of a module whose FITTED are these costs."""
+    parts = {part.name: getattr(costs, part.name) for part in fields(costs)}
+    families = sorted(type(part).__name__ for part in parts.values() if not isinstance(part, float))
+    lines = [
+        '"""The costs of `cpu_costs.py` fitted to measurements; written by `roller_svc/bench/model/fit_costs.py`.',
+        "",
+        sources,
+        '"""',
+        "",
+        "from roller_svc.perf.cpu_costs import (",
+        *(f"    {name}," for name in sorted(("CpuCosts", *families))),
+        ")",
+        "",
+        "FITTED = CpuCosts(",
+    ]
+    for name, part in parts.items():
+        if isinstance(part, float):
+            lines.append(f"    {name}={_rounded(part)},")
+            continue
+        inner = (f"        {one.name}={_rounded(getattr(part, one.name))}," for one in fields(part))
+        lines += [f"    {name}={type(part).__name__}(", *inner, "    ),"]
+    return "\n".join([*lines, ")", ""])
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Rank the rPrograms of a kernel group by the performance model, over all units and families that may compute it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from roller_svc.compiler.constraints import Demanded, demanded, unmet
+from roller_svc.construct.construct import default_limit
+from roller_svc.errors import NoCandidateError
+from roller_svc.families import prepare
+from roller_svc.families.matching import Units, readings, units_for
+from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
+from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
+from roller_svc.perf.common import launching_s
+from roller_svc.perf.footprint import Footprints
+from roller_svc.perf.model import Timed
+from roller_svc.perf.roofline import roofline
+
+# Units that are so near each other by the model are a tie, which the one of the higher rate wins: of small contractions
+# most of the time is launching and latency, and what is assumed of those moves estimates by more.
+TIE = 0.05
+LIMIT = 64
+
+
+def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
+    """Return aligned rPrograms of a group on a unit, unranked, and how they were found (ROLLER, OSDI 2022, §3)."""
+    family, workload = prepare(group, hw, unit)
+    return family.construct(group, workload, limit)
+
+
+def rank(
+    group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
+) -> tuple[tuple[Candidate, ...], Construction]:
+    """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
+    family, p = prepare(group, hw, unit)
+    construction = family.construct(group, p, default_limit(p))
+    model = family.model(p)
+    none = TieBreaks({unit.name: 1.0})
+    timed = [model.timed(program) for program in construction.programs]
+    return none.candidates(none.fastest(top_k, timed)), construction
+
+
+def rank_units(
+    group: KernelGroup, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS,
+    footprints: Footprints | None = None,
+) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
+    """`rank` over all units that may compute the group, their constructions put together. Where there are several
+    units, or readings of the group, more than `top_k` come: behind those the best of each that has none among them, as
+    far as it was constructed. `footprints`: what is known of the program's spaces from other devices; grows."""
+    footprints = {} if footprints is None else footprints
+    units = units_for(group, hw, demands)
+    tie_breaks = _tie_breaks(units)
+    best: list[Timed] = []
+    heads: list[Timed] = []
+    found: list[Construction] = []
+    wanted: list[Demanded] = []
+    failures: list[NoCandidateError] = []
+    roofs: list[tuple[RooflineBound, ...]] = []
+    for unit, view in readings(group, hw, units):
+        try:
+            family, p = prepare(view, hw, unit, footprints)
+        except NoCandidateError as failure:
+            failures.append(failure)
+            continue
+        roofs.append(roofline(p))
+        least_s = p.floor_s + launching_s(p.machine, 1)
+        if len(best) == top_k and tie_breaks.ranked_s(best[-1]) <= least_s * tie_breaks.of_unit[unit.name]:
+            continue  # nothing that this unit computes can be among the best
+        try:
+            construction = family.construct(view, p, default_limit(p), varied=bool(demands.tiles))
+        except NoCandidateError as failure:
+            failures.append(failure)
+            continue
+        found.append(construction)
+        model = family.model(p)
+        wanted.append(demanded(view, family, model, construction.programs, demands))
+        timed = [model.timed(program) for program in wanted[-1].programs]
+        heads += tie_breaks.fastest(1, timed)
+        best = tie_breaks.fastest(top_k, [*best, *timed])
+    if not found:
+        raise _with_another_unit(failures[0], group, hw, units)
+    if not best:
+        raise unmet(group, demands.tiles, wanted)
+    candidates = tie_breaks.candidates([*best, *_absent(heads, best, tie_breaks)])
+    return candidates, _together(found, units.refusals, _lowest(roofs))
+
+
+@dataclass(frozen=True, slots=True)
+class TieBreaks:
+    """Factors by which the plans of each unit, by its name, have to be faster to win a tie."""
+
+    of_unit: Mapping[str, float]
+
+    def ranked_s(self, timed: Timed) -> float:
+        return timed.seconds * self.of_unit[timed.program.unit.name]
+
+    def fastest(self, count: int, timed: list[Timed]) -> list[Timed]:
+        """Return the `count` fastest; break ties at the roofline bound by the unbounded estimate."""
+        return nsmallest(count, timed, key=lambda one: (self.ranked_s(one), one.costs.core_s))
+
+    def candidates(self, timed: list[Timed]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(t.program, t.estimate(), self.of_unit[t.program.unit.name]) for t in timed)
+
+
+def _tie_breaks(units: Units) -> TieBreaks:
+    highest = max(unit.flops_per_s for unit in units.taken)
+    return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE for unit in units.taken})
+
+
+def _absent(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
+    """The heads that are not among the best, best first; none where no more than the one best was asked for."""
+    known = {id(t) for t in best}
+    return tie_breaks.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
+
+
+def _with_another_unit(
+    failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units
+) -> NoCandidateError:
+    """The failure, with what the device's plain unit could do that was not asked for."""
+    plain = hw.unit_for(group.space.compute_dtype)
+    if plain in units.taken or group.attention is not None:
+        return failure
+    try:
+        (candidate,), _ = rank(group, hw, plain, 1)
+    except NoCandidateError:
+        return failure
+    hint = f"what fits: {candidate.program.tile_text} on {plain.name}"
+    return NoCandidateError(failure.message, rejections=failure.rejections, hint=hint)
+
+
+def _lowest(rooflines: list[tuple[RooflineBound, ...]]) -> tuple[RooflineBound, ...]:
+    """Of several units the arithmetic of the fastest; what memory moves is the same for all."""
+    return min(rooflines, key=lambda roofs: roofs[0].seconds)
+
+
+def _together(
+    found: list[Construction], refusals: tuple[str, ...], roofline: tuple[RooflineBound, ...]
+) -> Construction:
+    rejections: Counter[str] = Counter()
+    for construction in found:
+        rejections.update(dict(construction.rejections))
+    return Construction(
+        tuple(p for c in found for p in c.programs), tuple(step for c in found for step in c.trace),
+        sum(c.tiles_visited for c in found), tuple(sorted(rejections.items())), refusals, roofline,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Choose the tiles of a matrix unit that are worth an estimate, by a cheap cost model.
+
+Scale-up lets more tiles through than the performance model can price in milliseconds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from heapq import nsmallest
+from typing import Any
+
+from roller_svc.construct.rules import Base, Prefiltered, Shape, spread
+from roller_svc.construct.scale_up import Look
+from roller_svc.families.common.gpu.matrix.wave_quantization import evened, fills_few_waves
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.workload import Workload
+
+WAVE_BALANCED = 6  # tiles whose extents are changed to fill whole waves
+FASTEST_FRACTION = 2 / 3  # of the priced tiles; the others are there in case the cheap model is wrong
+
+
+class TilePrefilter(Prefiltered):
+    """Rules with approximate cycles for each tile."""
+
+    __slots__ = ()
+
+    workload: Workload[Any]
+
+    @abstractmethod
+    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+        """Estimate roughly the cycles of the core with the most blocks."""
+
+    @abstractmethod
+    def granules(self) -> tuple[int, int]:
+        """Return the steps of a warp's or warpgroup's tile along m and n."""
+
+    @abstractmethod
+    def look(self, block: Tile, base: Base) -> Look: ...
+
+    def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
+        p, granules = self.workload, self.granules()
+
+        def cycles(shape: Shape) -> float:
+            return self.approx_cycles(shape.block, shape.base, shape.split_k)
+
+        few = [s for s in shapes if s.split_k == 1 and fills_few_waves(p, s.block)]
+        balanced = [t for s in nsmallest(WAVE_BALANCED, few, key=cycles) for t in evened(p, s.block, s.base, granules)]
+        looks = [(Shape(block, base), self.look(block, base)) for block, base in balanced]
+        legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
+        order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
+        first = round(FASTEST_FRACTION * count)
+        return [*order[:first], *spread(order[first:], count - first)]

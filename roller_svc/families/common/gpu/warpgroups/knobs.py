@@ -1,0 +1,21 @@
+"""Fields of an rProgram that a caller may set on persistent kernels of warpgroups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller_svc.families.family import Nearest
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.model import Model
+
+
+def nearest_blocks(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
+    if wanted == 0:
+        return Nearest(0)
+    if program.stream_k_blocks:
+        return Nearest(0, "blocks that stream steps walk no whole tiles")
+    size = program.cluster_size
+    near = max(1, min(wanted, program.grid) // size) * size
+    reason = f"{program.grid} tiles of {program.tile_text} take at most as many, in whole clusters of {size} blocks"
+    return Nearest(near, "" if near == wanted else reason)

@@ -1,0 +1,25 @@
+"""Fields of an rProgram that a caller may set on attention by warps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roller_svc.families.common.gpu.attention.knobs import ATTENTION_KNOBS
+from roller_svc.families.family import Knob, Nearest
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.model import Model
+
+
+def nearest_split(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
+    """Split the keys over blocks, none of which is left without."""
+    if wanted < 1:
+        return Nearest(1, "a reduction has at least 1 part")
+    (keys,) = program.space.role(AxisRole.K)
+    steps = -(-keys.extent // program.block[keys.name])
+    parts = next(n for n in range(min(wanted, steps), 0, -1) if (n - 1) * -(-steps // n) < steps)
+    return Nearest(parts, "" if parts == wanted else f"{program.tile_text} makes {steps} steps over the keys")
+
+
+KNOBS: Mapping[str, Knob[Any]] = {**ATTENTION_KNOBS, "split_k": nearest_split}

@@ -1,0 +1,33 @@
+"""Launches of attention whose keys may be split over blocks and warps (FlashDecoding)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roller_svc.construct.rules import at
+from roller_svc.families.common.gpu.attention.tile import Attended, attended, attention_tile, partial_results
+from roller_svc.families.family import GroupLaunch
+from roller_svc.fusion.split.attention import split_attention
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.common import Launch
+from roller_svc.perf.model import read_launch
+from roller_svc.perf.workload import Workload
+
+
+def split_kv_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[GroupLaunch]:
+    """Return one launch, or two where the keys are split: partial results, and their combination."""
+    tile = attention_tile(program, attended(group, program.unit, hw.arch))
+    if tile.pieces == 1:
+        return (GroupLaunch(group, program),)
+    halves = split_attention(group, program, partial_results(group, tile))
+    return (GroupLaunch(halves.partial, halves.partial_program, halves.workspaces), GroupLaunch(halves.combining, None))
+
+
+def split_kv_launch(p: Workload[Attended], program: RProgram) -> Launch:
+    """Read a launch with a workspace for the partial results of each split."""
+    launch = read_launch(p, program)
+    splits = program.split_k * (at(launch.block, p.k) // at(launch.thread, p.k))
+    points = splits * p.outer_points if splits > 1 else 0
+    return launch._replace(workspace_bytes=points * p.elem_bytes)
