@@ -11,9 +11,9 @@ from typing import Any
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, performance_cases
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import RollerError
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.bench.cases import BenchCase
-from roller_svc.compiler.artifact import kept
+from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildReport
-from roller_svc.verify.lint import FindingKind, Lint, LintedLaunch, PlannedKernel, lint
+from roller_svc.verify.lint import FindingKind, LintedLaunch, LintResult, PlannedKernel, lint
 
 Json = dict[str, Any]
 
@@ -69,36 +69,36 @@ def failed(case: BenchCase, error: RollerError) -> Json:
     return {"id": case.id, "cls": case.cls, "error": f"{error.code}: {error.message}"}
 
 
-def linted(reports: Sequence[BuildReport]) -> list[Lint]:
+def linted(reports: Sequence[BuildReport]) -> list[LintResult]:
     """The lint of every build's winner, all for one device. Raises ArgumentError where that has no CUDA kernels."""
     if not reports:
         return []
     hw = reports[0].hardware
     check_target(hw)
-    kernels = [PlannedKernel(kept(one).compiled, one.winner.plan, one.groups) for one in reports]
+    kernels = [PlannedKernel(package_kernel(one).compiled, one.winner.plan, one.groups) for one in reports]
     return lint(kernels, hw)
 
 
 def check_target(hw: HardwareSpec) -> None:
     """Raises ArgumentError for devices whose kernels are not CUDA."""
-    if hw.family is not Family.CUDA:
+    if hw.family is not TargetKind.CUDA:
         raise ArgumentError(
             f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
             hint="--target nvidia-...: roller targets lists the devices",
         )  # fmt: skip
 
 
-def lint_json(report: BuildReport, found: Lint) -> Json:
+def lint_json(report: BuildReport, found: LintResult) -> Json:
     """What was found in one program's kernels: all together, then launch by launch."""
     counts: Counter[str] = Counter()
     for one in found.launches:
         counts.update(dict(one.code.counts))
     halves = half_contractions(report.groups)
-    compiled = kept(report).compiled
+    compiled = package_kernel(report).compiled
     main = [found.launches[compiled.source.main_launch(group.name)].code for group in halves]
     return {
         "kernels": len(found.launches),
-        "unit": report.winner.plan.main.program.unit.name,
+        "unit": report.winner.plan.dominant_choice.program.unit.name,
         "registers": max(one.resources.registers_per_thread for one in found.launches),
         "spill_bytes": sum(one.resources.spill_bytes for one in found.launches),
         "c75xx": found.count(FindingKind.WARNING),
@@ -116,8 +116,8 @@ def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
     """Contractions of float16 or bfloat16 factors that are large enough for tensor cores."""
     return tuple(
         group for group in groups
-        if group.kind is GroupKind.CONTRACTION and group.factors is not None
-        and _given(group.factors.a).dtype in HALVES and _given(group.factors.b).dtype in HALVES
+        if group.kind is GroupKind.CONTRACTION and group.operands is not None
+        and _given(group.operands.a).dtype in HALVES and _given(group.operands.b).dtype in HALVES
         and _extent(group, AxisRole.M) >= LEAST_M and _extent(group, AxisRole.N) >= LEAST_N
         and _extent(group, AxisRole.K) >= LEAST_K
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Requests of a hostile client to a service in a process of its own: none breaks it, none is dear, none gets into code.
 
-bench/service/load.py runs the long form: `python bench/service/load.py fuzz --count 10000`.
+tests/fuzz/load.py runs the long form: `python tests/fuzz/load.py fuzz --count 10000`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def service() -> Iterator[ServiceProcess]:
 
 def check(summary: Summary, *, built_least: int) -> None:
     faults = [f"{seed}: {fault}" for seed, fault in summary.faults]
-    assert not faults, "\n".join([*faults, "(27:28 again: bench/service/load.py --seed 27 fuzz --first 28 --count 1)"])
+    assert not faults, "\n".join([*faults, "(27:28 again: tests/fuzz/load.py --seed 27 fuzz --first 28 --count 1)"])
     assert summary.rss_peak_bytes < RSS_MOST_BYTES
     # a run in which nothing was built, or nothing refused, would show nothing
     assert summary.built >= built_least

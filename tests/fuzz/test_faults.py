@@ -1,6 +1,6 @@
 """Builds of a service whose processes are killed: every one ends with a kernel, and nothing stays behind.
 
-bench/service/load.py runs the long form: `python bench/service/load.py kill --count 300`.
+tests/fuzz/load.py runs the long form: `python tests/fuzz/load.py kill --count 300`.
 """
 
 from __future__ import annotations

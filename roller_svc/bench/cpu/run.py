@@ -31,13 +31,13 @@ from roller_svc.bench.timing_worker import Sample
 from roller_svc.calibration.cpu.limits import Limits
 from roller_svc.errors import (
     ArgumentError,
-    FarmError,
+    BuildServiceError,
     InvariantError,
     KernelTimeoutError,
     RollerError,
     WrongAnswerError,
 )
-from roller_svc.farm.workers import Lane
+from roller_svc.farm.workers import WorkerProcess
 
 Json = dict[str, Any]
 
@@ -70,7 +70,7 @@ class Workers:
 
     threads: int
     settings: Settings
-    lanes: dict[str, Lane[Task, Answer]] = field(default_factory=dict)
+    lanes: dict[str, WorkerProcess[Task, Answer]] = field(default_factory=dict)
     versions: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -79,13 +79,13 @@ class Workers:
     def start(self) -> None:
         """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
         for name in (OURS, *self.settings.peers):
-            self.lanes[name] = Lane(work, _TIMEOUT_S)
+            self.lanes[name] = WorkerProcess(work, _TIMEOUT_S)
             try:
                 self._begin(name)
             except ArgumentError as missing:
                 if name == OURS:
                     raise
-                self.lanes.pop(name).close(at_once=True)
+                self.lanes.pop(name).close(kill=True)
                 self.notes.append(missing.message)
 
     @property
@@ -98,7 +98,7 @@ class Workers:
             self._begin(name)
         try:
             return self.lanes[name].call(task)
-        except (FarmError, KernelTimeoutError, InvariantError):
+        except (BuildServiceError, KernelTimeoutError, InvariantError):
             self.lost.add(name)
             raise
 
@@ -114,7 +114,7 @@ class Workers:
 
     def close(self) -> None:
         for lane in self.lanes.values():
-            lane.close(at_once=True)
+            lane.close(kill=True)
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class Turnstile:
+class MachineLock:
     """A lock on a file that is let go now and then, for machines that several measure on; None: no lock."""
 
     def __init__(self, path: Path | None) -> None:

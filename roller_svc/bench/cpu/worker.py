@@ -166,7 +166,7 @@ def _built(task: BuildOurs) -> Built:
     if compiled is None:
         raise InvariantError(f"{case.id}: the winner has no binary")
     module = backend_for(spec).load(compiled)
-    call: Any = module.bound(arrays)
+    call: Any = module.bind(arrays)
     call()
     results = call.finish()
     try:
@@ -180,7 +180,7 @@ def _built(task: BuildOurs) -> Built:
             raise WrongAnswerError(verdict.detail)
     _state.run = call
     settle()
-    return Built(build_s, model_s, len(report.attempts), proven, want)
+    return Built(build_s, model_s, len(report.results), proven, want)
 
 
 def about(array: NDArray[Any], dtype: DType) -> Value:

@@ -10,9 +10,9 @@ import pytest
 from roller_svc import hardware
 from roller_svc.bench.model.artifact_kernel import artifact_seconds
 from roller_svc.bench.model.published import published_program
-from roller_svc.construct.construct import prepared
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.families import prepare
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
@@ -35,7 +35,7 @@ def seconds(hw: HardwareSpec, taps: int, stride: int, tile: str = "[1, 20, 20]",
     unit = hw.unit_for(DType.FLOAT32)
     step = f"[{taps}, {taps}]"
     tiles = f"[level 0: [tile: {tile}; step: {step}]][level 1: [tile: {thread}; step: [1, 1]]]"
-    found, stages = artifact_seconds(prepared(group, hw, unit), published_program(tiles, group.space, unit))
+    found, stages = artifact_seconds(prepare(group, hw, unit)[1], published_program(tiles, group.space, unit))
     assert math.isfinite(found)
     assert found > max(stage.seconds for stage in stages)
     return found
@@ -69,7 +69,7 @@ def rows_summed(hw: HardwareSpec, columns: int, step: int) -> dict[str, float]:
     (group,) = partition(program, hw)
     unit = hw.unit_for(DType.FLOAT32)
     tiles = f"[level 0: [tile: [128]; step: [{step}]]][level 1: [tile: [2]; step: [1]]]"
-    found, stages = artifact_seconds(prepared(group, hw, unit), published_program(tiles, group.space, unit))
+    found, stages = artifact_seconds(prepare(group, hw, unit)[1], published_program(tiles, group.space, unit))
     return {stage.name: stage.seconds for stage in stages} | {"all": found}
 
 

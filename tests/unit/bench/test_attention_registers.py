@@ -1,30 +1,12 @@
-"""bench/attention_registers.py: its tiles are those of the model, and what is said of rows follows from them."""
+"""bench/attention_registers: its tiles are those of the model, and what is said of rows follows from them."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
-
+from roller_svc.bench import attention_registers as registers
 from roller_svc.ir.hardware import UnitKind
 
 
-@pytest.fixture(scope="module")
-def registers() -> Any:
-    path = Path(__file__).parents[3] / "bench" / "attention_registers.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_grid_reaches_the_limit_from_both_sides(registers: Any) -> None:
+def test_the_grid_reaches_the_limit_from_both_sides() -> None:
     found = list(registers.cases([128]))
     assert len({case.id for case in found}) == len(found)
     for kind in (UnitKind.MMA, UnitKind.WGMMA):
@@ -33,7 +15,7 @@ def test_the_grid_reaches_the_limit_from_both_sides(registers: Any) -> None:
         assert max(off) > registers.GRANULE
 
 
-def test_a_small_tile_takes_fewer_registers_than_are_counted_and_spills_none(registers: Any) -> None:
+def test_a_small_tile_takes_fewer_registers_than_are_counted_and_spills_none() -> None:
     case = next(c for c in registers.cases([64]) if c.kind is UnitKind.WGMMA and "1 consumers" in c.id)
     row = registers.row(case)
     assert row["spill_bytes"] == 0
@@ -41,7 +23,7 @@ def test_a_small_tile_takes_fewer_registers_than_are_counted_and_spills_none(reg
     assert row["counted"] < row["limit"]
 
 
-def test_a_count_is_short_by_what_a_tile_that_is_taken_and_spills_has_left(registers: Any) -> None:
+def test_a_count_is_short_by_what_a_tile_that_is_taken_and_spills_has_left() -> None:
     def row(counted: int, spill_bytes: int = 0) -> dict[str, int]:
         return {"counted": counted, "limit": 100, "registers": 97, "spill_bytes": spill_bytes}
 

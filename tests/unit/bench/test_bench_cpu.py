@@ -194,7 +194,7 @@ def test_workers_start_on_their_cores_only() -> None:
 
 def test_the_turnstile_locks_and_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    turnstile = cpu.Turnstile(path)
+    turnstile = cpu.MachineLock(path)
     turnstile.enter()
     turnstile.enter()
     with path.open() as other:
@@ -203,7 +203,7 @@ def test_the_turnstile_locks_and_lets_go(tmp_path: Path) -> None:
         turnstile.leave()
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     turnstile.close()
-    free = cpu.Turnstile(None)
+    free = cpu.MachineLock(None)
     free.enter()
     free.close()
 
@@ -257,7 +257,7 @@ def test_a_worker_that_died_starts_again_on_its_cores() -> None:
     try:
         with pytest.raises(InvariantError, match="nothing to sample"):
             workers.ask(OURS, TakeSample())
-        workers.lanes[OURS].close(at_once=True)
+        workers.lanes[OURS].close(kill=True)
         assert workers.ask(OURS, Start(OURS, 1)) == {"cores": "1"}
     finally:
         workers.close()

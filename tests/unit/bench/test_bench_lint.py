@@ -13,9 +13,9 @@ from roller_svc import hardware, settings
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.lint import LintTask, half_contractions, lint_cases, summary, tasks_of
 from roller_svc.cli import main
-from roller_svc.errors import FarmError
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.errors import BuildServiceError
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorType
 from roller_svc.toolchain.binaries import sass
@@ -135,7 +135,7 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1
     assert first["errors"] == 1
     monkeypatch.setattr(
-        "roller_svc.cli.bench.spread", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
+        "roller_svc.cli.bench.map_unordered", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
     )
     assert main([*words, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"][TARGET] == first
@@ -181,11 +181,11 @@ def test_cases_of_a_task_that_is_lost_are_tried_alone(
     def crashing(work: object, tasks: list[LintTask], *_: object) -> Iterator[tuple[LintTask, object]]:
         for task in tasks:
             if BAD.id in [case.id for case in task.cases]:
-                yield task, FarmError("the worker process died", code="worker-lost")
+                yield task, BuildServiceError("the worker process died", code="worker-lost")
             else:
                 yield task, lint_cases(task)
 
-    monkeypatch.setattr("roller_svc.cli.bench.spread", crashing)
+    monkeypatch.setattr("roller_svc.cli.bench.map_unordered", crashing)
     path = write_cases(tmp_path / "cases.json")
     assert main(["bench", "lint", "--cases", str(path), "--target", TARGET, "--json"]) == 0
     good, bad = json.loads(capsys.readouterr().out)["targets"][TARGET]["cases"]

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.bench import coverage
+from roller_svc.ir.constraints import OpClass
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run, Task
-
-
-@pytest.fixture(scope="module")
-def coverage() -> ModuleType:
-    path = Path(__file__).parents[3] / "bench" / "coverage.py"
-    spec = importlib.util.spec_from_file_location("kernel_coverage", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def case(name: str, expression: str, **inputs: tuple[str, list[int]]) -> dict[str, Any]:
@@ -42,26 +29,26 @@ CASES = {
 
 
 def test_cases_are_taken_until_all_has_occurred_often_enough(
-    coverage: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coverage, "NEEDED", frozenset({"epilogue none", "epilogue bias", "operand bfloat16"}))
-    tasks = coverage.chosen(corpus.cases_of(CASES, small=True), 2)
+    tasks = coverage.chosen(corpus.parse_cases(CASES, small=True), 2)
     assert [task.cases[0].id for task in tasks].count("plain") == 2
     assert [task.cases[0].id for task in tasks].count("biased") == 2
     assert len({(task.cases[0].id, task.run) for task in tasks}) == 4
     monkeypatch.setattr(coverage, "NEEDED", frozenset({"stream-K"}))
-    (streamed,) = coverage.chosen(corpus.cases_of(CASES, small=True), 1)
+    (streamed,) = coverage.chosen(corpus.parse_cases(CASES, small=True), 1)
     assert dict(streamed.run.tiles)["stream_k"] > 0
 
 
-def test_only_what_is_right_counts(coverage: ModuleType) -> None:
+def test_only_what_is_right_counts() -> None:
     kernel = {
         "kind": "contraction", "family": "mma", "unit": "mma_f16", "lanes": 32, "split_k": 2, "stream_k": 0,
         "stages": 3, "raster": 1, "blocks": 0, "cluster_m": 1, "cluster_n": 1, "epilogue": ["bias"],
         "operands": [{"dtype": "float16", "stored": "float16", "load": load} for load in ("async16", "vector")],
     }  # fmt: skip
-    run = Run("nvidia-a100-sxm-80gb", family=KernelFamily.MMA, tiles=(("split_k", 2),))
-    task = Task(tuple(corpus.cases_of(CASES, small=True)[:1]), run)
+    run = Run("nvidia-a100-sxm-80gb", family=OpClass.MMA, tiles=(("split_k", 2),))
+    task = Task(tuple(corpus.parse_cases(CASES, small=True)[:1]), run)
     rows = [(task, Row("right", "gemm", "ok", kernels=(kernel,))), (task, Row("off", "gemm", "wrong", "by 1"))]
     found = coverage.table(rows, 1, 0.0)
     assert found["occurrences"]["split reduction"] == 1

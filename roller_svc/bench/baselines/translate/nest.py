@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, loads_of, rewrite, substitute, walk
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    iter_subexpressions,
+    loads_of,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.program import Axis, AxisKind, Combine, TensorExpr
 
 _DIVISIONS = (OpKind.FLOORDIV, OpKind.MOD)
@@ -77,7 +89,7 @@ def _divided(nest: Nest) -> tuple[str, int] | None:
     """An axis that can be split, and the extent of its inner part."""
     divisors: dict[str, set[int]] = {}
     for load in loads_of(nest.body):
-        for node in (n for part in load.index for n in walk(part)):
+        for node in (n for part in load.index for n in iter_subexpressions(part)):
             match node:
                 case Op(kind=kind, args=(AxisRef(name=name), by)) if kind in _DIVISIONS:
                     divisors.setdefault(name, set()).add(_whole(by))

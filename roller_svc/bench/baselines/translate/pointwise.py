@@ -12,7 +12,19 @@ from roller_svc.bench.baselines.library import Library, Slot, Trace, no_peer
 from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare, bare_axes, reach
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.expr import (
+    COMPARISONS,
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    iter_subexpressions,
+    loads_of,
+)
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 
 _LOGIC = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
@@ -65,7 +77,7 @@ class Pointwise:
     def store(self, expr: Expr, out: Slot) -> None:
         """The expression's value into `out`, which has all dimensions or broadcasts to them."""
         expr = simplified(expr)
-        self._counts.update(node for node in walk(expr) if isinstance(node, Op | Select | Cast))
+        self._counts.update(node for node in iter_subexpressions(expr) if isinstance(node, Op | Select | Cast))
         value = self.value(expr, out)
         if value is not out:
             self.context.into("copy", self.context.library.convert, value, out=out)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.bench.baselines.translate.nest import bare, bare_axes
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType
 
 
@@ -87,7 +87,7 @@ def patterns_of(segment: Sequence[TensorExpr], types: dict[str, TensorType]) -> 
 
 
 def _functions(segment: Sequence[TensorExpr]) -> set[OpKind]:
-    return {node.kind for s in segment for node in walk(s.body) if isinstance(node, Op)}
+    return {node.kind for s in segment for node in iter_subexpressions(s.body) if isinstance(node, Op)}
 
 
 def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
 def _eps(segment: Sequence[TensorExpr]) -> float:
     """The constant added under a root; 0 where there is none."""
     for statement in segment:
-        for node in walk(statement.body):
+        for node in iter_subexpressions(statement.body):
             if isinstance(node, Op) and node.kind in (OpKind.SQRT, OpKind.RSQRT):
                 added = bare(node.args[0])
                 if isinstance(added, Op) and added.kind is OpKind.ADD:
@@ -127,7 +127,7 @@ def _argmosts(segment: Sequence[TensorExpr]) -> list[Pattern]:
     if first.combine not in (Combine.MAX, Combine.MIN) or second.combine is not Combine.MIN:
         return []
     data = bare(first.body)
-    selects = [n for n in walk(second.body) if isinstance(n, Select)]
+    selects = [n for n in iter_subexpressions(second.body) if isinstance(n, Select)]
     if not isinstance(data, Load) or len(selects) != 1 or len(second.reduced) != 1:
         return []
     place = bare(selects[0].then)
@@ -162,7 +162,7 @@ def _attentions(segment: Sequence[TensorExpr], outside: list[str], types: dict[s
 def _scale(segment: Sequence[TensorExpr]) -> float:
     """The factor of the scores: a constant that multiplies or divides."""
     for statement in segment:
-        for node in walk(statement.body):
+        for node in iter_subexpressions(statement.body):
             if isinstance(node, Op) and node.kind in (OpKind.MUL, OpKind.DIV):
                 for number in map(_constant, node.args):
                     if number is not None:
@@ -185,11 +185,11 @@ def _fixed_norms(statement: TensorExpr, types: dict[str, TensorType]) -> list[Pa
         return []
     data = [n for n in statement.reads_tensors if types[n].shape == statement.type.shape]
     under = {
-        load.tensor for node in walk(statement.body)
+        load.tensor for node in iter_subexpressions(statement.body)
         if isinstance(node, Op) and node.kind in (OpKind.SQRT, OpKind.RSQRT) for load in loads_of(node)
     }  # fmt: skip
     means = {
-        load.tensor for node in walk(statement.body)
+        load.tensor for node in iter_subexpressions(statement.body)
         if isinstance(node, Op) and node.kind is OpKind.SUB and isinstance(bare(node.args[1]), Load)
         for load in loads_of(node.args[1])
     }  # fmt: skip

@@ -20,20 +20,17 @@ from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
 
-BENCH = Path(__file__).resolve().parents[4] / "bench"
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import (
+def bench() -> Any:
+    from roller_svc.bench.gpu import (
+        baselines,
         cases,
-        check,
         clocks,
         interleaved,
         main,
-        peers,
         record,
         report,
         samples,
@@ -41,9 +38,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         targets,
         values,
     )
+    from roller_svc.bench.gpu.cases import check
 
     return types.SimpleNamespace(
-        cases=cases, check=check, clocks=clocks, interleaved=interleaved, main=main, peers=peers, record=record,
+        baselines=baselines, cases=cases, check=check, clocks=clocks, interleaved=interleaved, main=main, record=record,
         report=report, samples=samples, session=session, targets=targets, values=values,
     )  # fmt: skip
 
@@ -222,7 +220,7 @@ def test_goals_are_shares_of_the_peers_speed(bench: Any) -> None:
 
 
 def test_what_is_compared_with_which_compiler(bench: Any) -> None:
-    cases = {case.id: case for case in bench.samples.sampled_cases(BENCH / "data" / "public.json", 20)}
+    cases = {case.id: case for case in bench.samples.sampled_cases(bench.main.DATA, 20)}
     square = bench.samples.references()[0]
     attention = next(case for case in cases.values() if case.attention is not None)
     rope = next(case for case in cases.values() if case.cls == "rope")
@@ -237,8 +235,8 @@ def test_what_is_compared_with_which_compiler(bench: Any) -> None:
 def test_a_peer_that_is_not_there_is_skipped_with_the_reason(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     square = bench.samples.references()[0]
-    for name in bench.peers.PEERS:
-        found = bench.peers.peer_works(name, square, square.program(), {})
+    for name in bench.baselines.PEERS:
+        found = bench.baselines.peer_works(name, square, square.program(), {})
         assert (found.told, found.work) == ({"name": name, "skipped": "torch is not installed"}, None)
 
 
@@ -382,7 +380,7 @@ def judged_by_case(task: Any) -> str:
 
 
 def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cases = [c for c in bench.samples.sampled_cases(BENCH / "data" / "public.json", 1) if c.attention is not None][:1]
+    cases = [c for c in bench.samples.sampled_cases(bench.main.DATA, 1) if c.attention is not None][:1]
     out = tmp_path / "gpu.jsonl"
     fakes = {"timed": lambda task: (timed(task)[0], types.SimpleNamespace(case=task.case)), "judge": judged_by_case}
     session = session_of(bench, monkeypatch, out, cases, "measure", "compare", **fakes)
@@ -491,7 +489,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_as_torch_has_it_gives_the_references_values(bench: Any, name: str) -> None:
     import torch
-    from gpu_bench.torch_program import torch_function
+
+    from roller_svc.bench.gpu.baselines.torch_program import torch_function
 
     text, shapes = PROGRAMS[name]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
@@ -505,7 +504,8 @@ def test_a_program_as_torch_has_it_gives_the_references_values(bench: Any, name:
 @pytest.mark.parametrize("text", ["g[at[n]] +=. x[n]", "y[i] +=! x[i + r] * w[r] * v[r, i] where i in 40, r in 25"])
 def test_what_torch_has_no_way_to_write_is_refused(bench: Any, text: str) -> None:
     import torch
-    from gpu_bench.torch_program import torch_function
+
+    from roller_svc.bench.gpu.baselines.torch_program import torch_function
 
     shapes = {"g": ("float32", [9]), "at": ("int32", [4]), "x": ("float32", [64]), "w": ("float32", [25]),
               "v": ("float32", [25, 40])}  # fmt: skip
@@ -528,7 +528,8 @@ CONVOLUTIONS = {
 def test_a_convolution_of_the_library_has_the_programs_layout(bench: Any, layout: str) -> None:
     """Images whose channels come last stay where they are, and are its channels_last."""
     import torch
-    from gpu_bench.torch_program import library_convolution
+
+    from roller_svc.bench.gpu.baselines.torch_program import library_convolution
 
     text, shapes = CONVOLUTIONS[layout]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
@@ -547,7 +548,8 @@ def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
-    from gpu_bench.library_peer import library_variants
+
+    from roller_svc.bench.gpu.baselines.torch_library import library_variants
 
     setting = ["default"]
 
@@ -574,7 +576,8 @@ def test_attention_is_asked_of_every_backend_in_every_way(
     bench: Any, key_heads: int, queries: int, keys: int, causal: bool
 ) -> None:
     import torch
-    from gpu_bench.attention_peer import BACKENDS, attention_variants
+
+    from roller_svc.bench.gpu.baselines.attention import BACKENDS, attention_variants
 
     shape = bench.samples.Attention(4, key_heads, queries, keys, causal)
     seen = (1, key_heads, keys, 16)
@@ -596,10 +599,11 @@ def test_attention_is_asked_of_every_backend_in_every_way(
 def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> None:
     """Tensors without memory: of attention the backend that takes them is asked."""
     import torch
-    from gpu_bench.library_peer import library_variants
+
+    from roller_svc.bench.gpu.baselines.torch_library import library_variants
 
     asked = set()
-    for case in [*bench.samples.references(), *bench.samples.sampled_cases(BENCH / "data" / "public.json", 1)]:
+    for case in [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)]:
         program = case.program()
         tensors = {name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype.value), device="meta")
                    for name, kind in program.inputs}  # fmt: skip
@@ -625,7 +629,7 @@ def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> Non
 def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
     bench: Any, text: str, order: list[int] | None
 ) -> None:
-    from gpu_bench.library_peer import permutation
+    from roller_svc.bench.gpu.baselines.torch_library import permutation
 
     types_ = dict(tensor_types({"x": {"dtype": "float32", "shape": [4, 4, 4]}}))
     assert permutation(parse(text, types_, None)) == order
@@ -634,7 +638,8 @@ def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
 @with_torch
 def test_a_program_is_traced_for_torchs_compiler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
-    from gpu_bench.compiled_peer import compiled_variants
+
+    from roller_svc.bench.gpu.baselines.torch_compile import compiled_variants
 
     text, shapes = PROGRAMS["product"]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)

@@ -22,7 +22,6 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchS
 from roller_svc.runtime.cuda import arrays as cuda_arrays
 from roller_svc.runtime.cuda import module as cuda
 
-BENCH = Path(__file__).resolve().parents[4] / "bench"
 COMPILED = CompiledKernel(
     KernelSource(
         "k", Language.CUDA, Arch("sm_", 80), "",
@@ -35,12 +34,10 @@ COMPILED = CompiledKernel(
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import (
+def bench() -> Any:
+    from roller_svc.bench.gpu import (
         cases,
-        check,
-        fault,
+        device_errors,
         guarded,
         machine,
         main,
@@ -49,12 +46,14 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         sanitized,
         timing,
         verify,
-        window_text,
     )
+    from roller_svc.bench.gpu.baselines import window_text
+    from roller_svc.bench.gpu.cases import check
 
     return types.SimpleNamespace(
-        cases=cases, check=check, fault=fault, guarded=guarded, machine=machine, main=main, rehearsal=rehearsal,
-        samples=samples, sanitized=sanitized, timing=timing, verify=verify, window_text=window_text,
+        cases=cases, check=check, device_errors=device_errors, guarded=guarded,
+        machine=machine, main=main, rehearsal=rehearsal, samples=samples, sanitized=sanitized, timing=timing,
+        verify=verify, window_text=window_text,
     )  # fmt: skip
 
 
@@ -141,13 +140,13 @@ def test_what_is_not_written_or_read_beside_an_input_is_nan(bench: Any, monkeypa
 
 def test_a_device_that_refuses_ends_the_process(bench: Any) -> None:
     """What a lane takes for an error of ours would leave its process, and a broken context in it, to the next task."""
-    with pytest.raises(bench.fault.DeviceFault) as raised, bench.fault.ending_the_process():
+    with pytest.raises(bench.device_errors.DeviceFault) as raised, bench.device_errors.ending_the_process():
         raise LaunchError("CUDA_ERROR_ILLEGAL_ADDRESS")
     assert not isinstance(raised.value, RollerError)
 
 
 def test_a_device_without_room_leaves_the_process(bench: Any) -> None:
-    with pytest.raises(LaunchError), bench.fault.ending_the_process():
+    with pytest.raises(LaunchError), bench.device_errors.ending_the_process():
         raise LaunchError("no room", code="out-of-memory")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import types
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,12 @@ from roller_svc.ir.hardware import Measured
 from roller_svc.ir.kernel import Buffer, KernelSource, Role
 from roller_svc.toolchain import compile_source, sass_text
 
-BENCH = Path(__file__).resolve().parents[4] / "bench"
 H200, A100 = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import probe_kernels, probing
+def bench() -> Any:
+    from roller_svc.bench.gpu import probe_kernels, probing
 
     return types.SimpleNamespace(kernels=probe_kernels, probing=probing)
 

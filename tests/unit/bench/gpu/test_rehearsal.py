@@ -18,34 +18,31 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.errors import FarmError, KernelTimeoutError
+from roller_svc.errors import BuildServiceError, KernelTimeoutError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.reference.inputs import drawn_patterns, random_inputs
 
-BENCH = Path(__file__).resolve().parents[4] / "bench"
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    from gpu_bench import device_inputs, lanes, main, rehearsal, report, samples
-    from gpu_bench.rehearsal import driver, few, libraries, memory
+def bench() -> Any:
+    from roller_svc.bench.gpu import device_inputs, main, rehearsal, report, samples, workers
+    from roller_svc.bench.gpu.rehearsal import driver, libraries, memory, subset
 
     return types.SimpleNamespace(
-        device_inputs=device_inputs, driver=driver, few=few, lanes=lanes, libraries=libraries, main=main,
+        device_inputs=device_inputs, driver=driver, subset=subset, workers=workers, libraries=libraries, main=main,
         memory=memory, rehearsal=rehearsal, report=report, samples=samples,
     )  # fmt: skip
 
 
 # lanes ---------------------------------------------------------------------------------------------------------------
 def test_every_task_comes_back_with_its_result(bench: Any) -> None:
-    found = dict(bench.lanes.spread(operator.neg, range(6), 2, 60.0, time.monotonic() + 600))
+    found = dict(bench.workers.spread(operator.neg, range(6), 2, 60.0, time.monotonic() + 600))
     assert found == {n: -n for n in range(6)}
 
 
 def test_a_bug_is_the_answer_to_its_task_and_the_next_goes_on(bench: Any) -> None:
-    pool = bench.lanes.Pool(len, 1, 60.0)
+    pool = bench.workers.Pool(len, 1, 60.0)
     for task in (5, [1, 2]):
         pool.submit(task)
     (_, first), (_, second) = (pool.next(time.monotonic() + 600) for _ in range(2))
@@ -55,13 +52,13 @@ def test_a_bug_is_the_answer_to_its_task_and_the_next_goes_on(bench: Any) -> Non
 
 
 def test_what_is_at_work_when_the_time_is_up_is_killed(bench: Any) -> None:
-    before = bench.lanes.workers()
+    before = bench.workers.workers()
     until = time.monotonic() + 1.5
-    assert list(bench.lanes.spread(time.sleep, [3600.0] * 2, 2, 3600.0, until)) == []
-    assert bench.lanes.end_processes(before)
-    assert bench.lanes.workers() <= before
-    assert list(bench.lanes.spread(time.sleep, [3600.0], 1, 3600.0, until)) == []  # is not even begun
-    assert bench.lanes.workers() <= before
+    assert list(bench.workers.spread(time.sleep, [3600.0] * 2, 2, 3600.0, until)) == []
+    assert bench.workers.end_processes(before)
+    assert bench.workers.workers() <= before
+    assert list(bench.workers.spread(time.sleep, [3600.0], 1, 3600.0, until)) == []  # is not even begun
+    assert bench.workers.workers() <= before
 
 
 def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +72,14 @@ def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypat
         def call(self, task: Any) -> Any:
             if len(made) == 1:
                 stuck.wait()
-                raise FarmError("it ended after all")
+                raise BuildServiceError("it ended after all")
             return task
 
-        def close(self, *, at_once: bool) -> None:
+        def close(self, *, kill: bool) -> None:
             pass
 
-    monkeypatch.setattr(bench.lanes, "Lane", Stuck)
-    lane = bench.lanes.BoundedLane(operator.neg, 3600.0)
+    monkeypatch.setattr(bench.lanes, "WorkerProcess", Stuck)
+    lane = bench.workers.BoundedLane(operator.neg, 3600.0)
     with pytest.raises(KernelTimeoutError, match="abandoned"):
         lane.call(7, until=time.monotonic())
     assert lane.call(7) == 7
@@ -186,16 +183,18 @@ def test_a_graph_of_torchs_takes_its_time_when_it_is_replayed(
 
 
 def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
-    from gpu_bench.cases import checks_for
+    from roller_svc.bench.gpu.cases import checks_for
 
     every = checks_for(hardware.load("nvidia-h200-sxm"))
-    found = bench.few.rehearsed_checks(every)
+    found = bench.subset.rehearsed_checks(every)
     small = {check.family for check in every if not check.family.endswith("-large")}
     assert {check.family for check in found} == small
-    cases = bench.few.rehearsed_cases([*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)])
+    cases = bench.subset.rehearsed_cases(
+        [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)]
+    )
     assert len({case.id for case in cases}) == len(cases) < 30
     assert any(case.attention is not None for case in cases)
-    assert bench.samples.data_bytes(cases[0].program()) <= bench.few.EMULATED_BYTES
+    assert bench.samples.data_bytes(cases[0].program()) <= bench.subset.EMULATED_BYTES
 
 
 @pytest.mark.emulator

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[4] / "bench"
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
-def wheels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("gpu_bench.wheels")
+def wheels() -> Any:
+    return importlib.import_module("roller_svc.bench.gpu.wheels")
 
 
 def wheel(folder: Path, name: str, tags: str, version: str = "1.0", needs: str = "") -> Path:
@@ -50,14 +49,15 @@ def test_the_table_of_needs_is_what_metadata_says(wheels: Any) -> None:
 def test_the_bench_imports_no_other_package(wheels: Any) -> None:
     """What a process has loaded once all of the bench is imported, but for what torch and Triton are needed for."""
     code = (
-        "import pkgutil, importlib, sys, gpu_bench\n"
-        "for one in pkgutil.iter_modules(gpu_bench.__path__):\n"
-        "    try: importlib.import_module('gpu_bench.' + one.name)\n"
+        "import pkgutil, importlib, sys\n"
+        "from roller_svc.bench import gpu\n"
+        "for module in pkgutil.walk_packages(gpu.__path__, gpu.__name__ + '.'):\n"
+        "    try: importlib.import_module(module.name)\n"
         "    except ModuleNotFoundError as lack: assert lack.name in ('torch', 'triton'), lack\n"
         "files = {n.partition('.')[0]: getattr(m, '__file__', None) or '' for n, m in sys.modules.items()}\n"
         "print(' '.join(sorted(n for n, file in files.items() if 'site-packages' in file)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": f"{BENCH}:{BENCH.parent}"}, check=True,
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, check=True,
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     owners = importlib.metadata.packages_distributions()
     known = {wheels.canonical(name) for name in (*wheels.ROOTS, *(n for needs in wheels.NEEDS.values() for n in needs))}

@@ -1,0 +1,99 @@
+"""A case → the calls of the vendors' libraries that do it, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from roller_svc.bench.gpu.baselines import Variant
+from roller_svc.bench.gpu.baselines.attention import attention_variants
+from roller_svc.bench.gpu.baselines.torch_program import library_convolution
+from roller_svc.bench.gpu.baselines.torch_timing import blas
+from roller_svc.bench.gpu.baselines.window_text import kernel_extents, windows
+from roller_svc.bench.gpu.samples import TimedCase
+from roller_svc.ir.expr import AxisRef, Load
+from roller_svc.ir.program import TensorProgram
+from roller_svc.verify.run_and_verify import einsum_equation
+
+Call = Callable[[], Any]
+BLAS = ("cublas", "cublaslt")
+
+
+def library_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
+    """Empty where no library has the operation in one call. Products go by both of cuBLAS's interfaces."""
+    if case.attention is not None:
+        return attention_variants(case.attention, tensors)
+    einsum = einsum_equation(program)
+    if einsum is not None:
+        factors = [tensors[name] for name in einsum.operands]
+        if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
+            return _by_blas("torch matmul", lambda: torch.matmul(*factors))
+        return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *factors))
+    given = list(tensors.values())
+    order = permutation(program)
+    if order is not None:
+        return [Variant("torch permute", lambda: given[0].permute(order).contiguous())]
+    found = _call(case, given)
+    if found is not None:
+        return [Variant(*found)]
+    convolution = library_convolution(program, tensors)
+    return [] if convolution is None else [Variant(*convolution)]
+
+
+def permutation(program: TensorProgram) -> list[int] | None:
+    """The order of the input's dimensions in the output, of a program that does nothing but change it; else None."""
+    body, index = program.statements[0].body, program.statements[0].index
+    if len(program.statements) != 1 or not isinstance(body, Load):
+        return None
+    read, written = ([axis.name for axis in one if isinstance(axis, AxisRef)] for one in (body.index, index))
+    whole = dict(program.inputs)[body.tensor].shape == tuple(program.statements[0].extents[name] for name in read)
+    if len(read) != len(body.index) or sorted(read) != sorted(written) or read == written or not whole:
+        return None
+    return [read.index(name) for name in written]
+
+
+def _by_blas(name: str, call: Call) -> list[Variant]:
+    return [Variant(f"{name}, {library}", call, partial(blas, library)) for library in BLAS]
+
+
+def _call(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+    match case.cls:
+        case "relu":
+            return "torch relu", lambda: torch.relu(given[0])
+        case "add":
+            return "torch add", lambda: given[0] + given[1]
+        case "softmax":
+            return "torch softmax", lambda: torch.softmax(given[0], -1)
+        case "layernorm":
+            return "torch layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
+        case "embedding":
+            return "torch embedding", lambda: functional.embedding(given[1], given[0])
+        case "rmsnorm" if len(given) == 2:
+            return "torch rms_norm", lambda: functional.rms_norm(given[0], given[0].shape[-1:], given[1], eps=1e-5)
+    return _over_windows(case, given)
+
+
+def _over_windows(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+    """Of images whose channels come first, which are those of the corpus."""
+    found = windows(case.expression, given[0].ndim)
+    if found is None:
+        return None
+    stride, padding = found
+    match case.cls.removeprefix("kb_").replace("_1x1", ""):
+        case "conv2d" | "conv2d_bias":
+            return "torch conv2d", lambda: functional.conv2d(*given, stride=stride, padding=padding)
+        case "conv2d_bias_relu":
+            return "torch conv2d, relu", lambda: torch.relu(functional.conv2d(*given, stride=stride, padding=padding))
+        case "depthwise":
+            weight = given[1].reshape(given[0].shape[1], 1, *given[1].shape[-2:])
+            groups = given[0].shape[1]
+            return "torch conv2d", lambda: functional.conv2d(given[0], weight, None, stride, padding, 1, groups)
+        case "maxpool" | "avgpool" as kind if len(kernel_extents(case.expression)) == 2:
+            pool = functional.max_pool2d if kind == "maxpool" else functional.avg_pool2d
+            kernel = kernel_extents(case.expression)
+            return f"torch {kind}", lambda: pool(given[0], kernel, stride, padding)
+    return None

@@ -1,0 +1,106 @@
+"""What the measurements were made with: device, driver, packages, commit; or what is missing for them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from roller_svc import calibration
+from roller_svc.errors import LaunchError
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.runtime.cuda.module import device_present
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "torch", "triton", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime",
+            "nvidia-cublas", "nvidia-cudnn-cu13")  # fmt: skip
+_CLOCKS = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,ecc.mode.current"
+
+
+def missing() -> str | None:
+    """Why nothing can run on a device here, in words; None where something can."""
+    if not device_present():
+        return "there is no NVIDIA device here (no driver, or a driver without a device); --dry does without"
+    if importlib.util.find_spec("cupy") is None:
+        return "there is a device, but no CuPy: pip install cupy-cuda13x; --dry does without"
+    return None
+
+
+def here() -> Json:
+    """What is known without a device."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def device(_: object) -> Json:
+    """The first device, as the driver describes it. For a process of its own: it opens the device.
+
+    Raises LaunchError where the driver refuses.
+    """
+    cupy = import_cupy()
+    runtime = cupy.cuda.runtime
+    try:
+        found = runtime.getDeviceProperties(0)
+        versions = {"driver_cuda": runtime.driverGetVersion(), "runtime_cuda": runtime.runtimeGetVersion()}
+        cupy.cuda.Device(0).synchronize()
+    except runtime.CUDARuntimeError as error:
+        raise LaunchError(f"the device cannot be opened: {error}", code="no-device") from error
+    return {
+        "name": found["name"].decode(),
+        "capability": [found["major"], found["minor"]],
+        "bus_id": runtime.deviceGetPCIBusId(0),
+        "cores": found["multiProcessorCount"],
+        "memory_bytes": found["totalGlobalMem"],
+        "l2_bytes": found["l2CacheSize"],
+        "shared_bytes_opt_in": found["sharedMemPerBlockOptin"],
+        **versions,
+        "driver": _asked("driver_version"),
+        "clocks": clocks(),
+    }
+
+
+def clocks() -> Json:
+    """As nvidia-smi prints them; empty where it is missing or refuses."""
+    values = (_asked(_CLOCKS) or "").split(", ")
+    names = _CLOCKS.split(",")
+    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+
+
+def target_of(found: Json) -> HardwareSpec | None:
+    """The shipped spec of a device, by its name and capability."""
+    major, minor = found["capability"]
+    return calibration.shipped_spec(found["name"], (major, minor))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _asked(fields: str) -> str | None:
+    return _printed("nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader")
+
+
+def _printed(*command: str) -> str | None:
+    """What a command prints; None where it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

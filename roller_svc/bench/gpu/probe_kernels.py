@@ -1,0 +1,247 @@
+"""CUDA C++ texts of the probes: what no document says of a device, each a kernel as those of calibration are.
+
+Wrappers of instructions are the ones that generated kernels call, so that what is measured is what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from roller_svc.calibration.cuda.kernels import OPERATIONS, SECONDS, Kernel
+from roller_svc.codegen.cuda.instructions import instruction
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.schedule_hopper import WARP_THREADS
+from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
+
+BYTES = "bytes/s"
+BLOCK_THREADS = 256
+STAGES = 4  # boxes in flight of a block
+BOX_BYTES = 8192
+ELEMENT_BYTES = 2
+# One thread of a warp, as CUTLASS chooses it (cute::elect_one_sync).
+_ELECT = """__device__ __forceinline__ int elect_one() {
+  int leader;
+  asm volatile("{\\n.reg .pred chosen;\\nelect.sync _|chosen, 0xffffffff;\\nselp.b32 %0, 1, 0, chosen;\\n}"
+               : "=r"(leader) :: "memory");
+  return leader;
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSizes:
+    """`rounds`: of every loop. `rows`: of 128 bytes, of the tensor that TMA walks. `bins`: that atomics share."""
+
+    cores: int
+    rounds: int = 1024
+    rows: int = 1 << 16
+    bins: int = 64
+
+
+def barrier_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
+    yield _round_trip(hw, sizes)
+    yield _empty_grid(hw, sizes, cluster=1)
+    yield _empty_grid(hw, sizes, cluster=2)
+    yield _cluster_sync(hw, sizes)
+
+
+def tma_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
+    """Who issues a copy, and how long the rows of its box are."""
+    for leader in ("thread", "elect"):
+        yield _copies(hw, sizes, leader, 128)
+    yield _copies(hw, sizes, "thread", 32)
+
+
+def atomic_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
+    for name in ("red", "cas"):
+        yield _additions(hw, sizes, name)
+
+
+def bringing(hw: HardwareSpec, view: TensorMap, words: int) -> KernelSource:
+    """From X, `words` of 4 bytes, to Y: the box at the map's first element, as it lies in shared memory. The map's
+    buffer is `x`."""
+    count = view.bytes // 4
+    zeros = ", 0" * view.rank
+    load = f"tma_load_{view.rank}d"
+    text = (
+        wrappers("barrier_init", "fence_barrier_init", "barrier_expect", "barrier_wait", load)
+        + f"""extern "C" __global__ void __launch_bounds__({WARP_THREADS}, 1)
+bring(const unsigned int *__restrict__ x, unsigned int *__restrict__ y, const __grid_constant__ TensorMap view) {{
+  __shared__ __align__(1024) unsigned int room[{count}];
+  __shared__ __align__(8) unsigned long long full[1];
+  if ((int)threadIdx.x == 0) {{
+    barrier_init(&full[0], 1);
+    fence_barrier_init();
+  }}
+  __syncthreads();
+  if ((int)threadIdx.x == 0) {{
+    barrier_expect(&full[0], {view.bytes});
+    {load}(&room[0], &view, &full[0]{zeros});
+  }}
+  barrier_wait(&full[0], 0);
+  for (int i = (int)threadIdx.x; i < {count}; i += {WARP_THREADS}) y[i] = room[i];
+}}
+"""
+    )
+    buffers = (
+        Buffer("X", "x", Role.INPUT, DType.UINT32, (words,)),
+        Buffer("Y", "y", Role.OUTPUT, DType.UINT32, (count,)),
+    )
+    launch = LaunchSpec("bring", ("x", "y"), (1, 1, 1), (WARP_THREADS, 1, 1), tensor_maps=(view,))
+    return KernelSource("bring", Language.CUDA, hw.arch, text, buffers, (launch,))
+
+
+def rounded_box() -> TensorMap:
+    """8 rows of 32 numbers of float32, which become tf32 on their way."""
+    return TensorMap("view", "x", DType.FLOAT32, MapMode.TILED, (32, 8), (128,), (32, 8), (1, 1), tf32=True)
+
+
+def small_box(rows: int) -> TensorMap:
+    """64 columns of 16 bits; the box reaches beyond the last of few rows."""
+    return TensorMap("view", "x", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 64), (1, 1),
+                     swizzle=Swizzle.NONE)  # fmt: skip
+
+
+def wrappers(*names: str) -> str:
+    """The texts of wrappers of instructions, and of what they call, each once."""
+    texts: dict[str, str] = {}
+
+    def add(wanted: Iterable[str]) -> None:
+        for name in wanted:
+            found = instruction(name)
+            if found is not None:
+                add(found.needs)
+                texts.setdefault(name, found.text)
+
+    add(names)
+    return "\n".join(texts.values()) + "\n"
+
+
+def _round_trip(hw: HardwareSpec, sizes: ProbeSizes) -> Kernel:
+    """A thread arrives at a barrier that another warp waits for, which arrives at one that the first waits for."""
+    text = (
+        wrappers("barrier_init", "barrier_arrive", "barrier_wait")
+        + f"""extern "C" __global__ void
+__launch_bounds__({2 * WARP_THREADS}) round_trip() {{
+  __shared__ __align__(8) unsigned long long there[1], back[1];
+  if (threadIdx.x == 0) {{ barrier_init(&there[0], 1); barrier_init(&back[0], 1); }}
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < {sizes.rounds}; ++i) {{
+    if (threadIdx.x == 0) {{ barrier_arrive(&there[0]); barrier_wait(&back[0], i & 1); }}
+    if (threadIdx.x == {WARP_THREADS}) {{ barrier_wait(&there[0], i & 1); barrier_arrive(&back[0]); }}
+  }}
+}}
+"""
+    )
+    return _kernel(hw, "mbarrier_round_trip", SECONDS, sizes.rounds, "an arrival, a wait, an arrival back, a wait",
+                   "round_trip", text, (), 1, 2 * WARP_THREADS)  # fmt: skip
+
+
+def _empty_grid(hw: HardwareSpec, sizes: ProbeSizes, cluster: int) -> Kernel:
+    name = f"launch_cluster_{cluster}"
+    declared = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
+    text = f'extern "C" __global__ void {declared}__launch_bounds__({WARP_THREADS}) {name}() {{}}\n'
+    how = f"an empty kernel of a block a core, in clusters of {cluster}, between two others"
+    return _kernel(hw, name, SECONDS, 1, how, name, text, (), sizes.cores // 2 * 2, WARP_THREADS, cluster=cluster)
+
+
+def _cluster_sync(hw: HardwareSpec, sizes: ProbeSizes) -> Kernel:
+    text = (
+        wrappers("cluster_sync")
+        + f"""extern "C" __global__ void __cluster_dims__(2, 1, 1)
+__launch_bounds__({BLOCK_THREADS}) meet() {{
+#pragma unroll 1
+  for (int i = 0; i < {sizes.rounds}; ++i) cluster_sync();
+}}
+"""
+    )
+    how = f"a barrier of two blocks of {BLOCK_THREADS} threads, with release and acquire"
+    return _kernel(hw, "cluster_sync", SECONDS, sizes.rounds, how, "meet", text, (), sizes.cores // 2 * 2,
+                   BLOCK_THREADS, cluster=2)  # fmt: skip
+
+
+def _copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) -> Kernel:
+    """Each block brings box after box of a tensor that the last cache holds, a few at a time, and does nothing else."""
+    name = f"tma_{leader}_rows_{row_bytes}"
+    box_rows = min(256, BOX_BYTES // row_bytes)
+    box_bytes = box_rows * row_bytes
+    rows = sizes.rows * 128 // row_bytes
+    view = TensorMap("view", "source", DType.FLOAT16, MapMode.TILED, (row_bytes // ELEMENT_BYTES, rows), (row_bytes,),
+                     (row_bytes // ELEMENT_BYTES, box_rows), (1, 1), swizzle=Swizzle(row_bytes))  # fmt: skip
+    chosen = "(int)threadIdx.x == 0" if leader == "thread" else "elect_one()"
+    text = (
+        wrappers("barrier_init", "fence_barrier_init", "barrier_expect", "barrier_wait", "tma_load_2d")
+        + (_ELECT if leader == "elect" else "")
+        + f"""extern "C" __global__ void __launch_bounds__({WARP_THREADS})
+{name}(const unsigned int *__restrict__ source, const __grid_constant__ TensorMap view) {{
+  __shared__ __align__(1024) unsigned char room[{STAGES * box_bytes}];
+  __shared__ __align__(8) unsigned long long full[{STAGES}];
+  if ((int)threadIdx.x == 0) {{
+    for (int s = 0; s < {STAGES}; ++s) barrier_init(&full[s], 1);
+    fence_barrier_init();
+  }}
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < {sizes.rounds + STAGES}; ++i) {{
+    const int s = i % {STAGES};
+    if (i >= {STAGES}) barrier_wait(&full[s], (i / {STAGES} - 1) & 1);
+    __syncwarp();
+    if (i < {sizes.rounds} && {chosen}) {{
+      barrier_expect(&full[s], {box_bytes});
+      tma_load_2d(&room[s * {box_bytes}], &view, &full[s], 0,
+                  ((int)blockIdx.x * {sizes.rounds} + i) % {rows // box_rows} * {box_rows});
+    }}
+    __syncwarp();
+  }}
+}}
+"""
+    )
+    blocks = 2 * sizes.cores
+    source = Buffer("source", "source", Role.INPUT, DType.UINT32, (sizes.rows * 32,))
+    how = f"boxes of rows of {row_bytes} bytes from the last cache, issued by "
+    how += "lane 0" if leader == "thread" else "the lane that elect.sync chooses"
+    return _kernel(hw, name, BYTES, float(box_bytes) * sizes.rounds * blocks, how, name, text, (source,), blocks,
+                   WARP_THREADS, maps=(view,))  # fmt: skip
+
+
+def _additions(hw: HardwareSpec, sizes: ProbeSizes, name: str) -> Kernel:
+    """Threads of all warps add to few elements, neighbours to others than their own."""
+    red = "    atomicAdd(results + at, values[i % 8]);\n"
+    cas = """    unsigned int *place = (unsigned int *)(results + at);
+    unsigned int seen = *(volatile unsigned int *)place, before;
+    do {
+      before = seen;
+      seen = atomicCAS(place, before, __float_as_uint(__uint_as_float(before) + values[i % 8]));
+    } while (seen != before);
+"""
+    text = f"""extern "C" __global__ void __launch_bounds__({BLOCK_THREADS})
+add_{name}(const float *values, float *results) {{
+  const int thread = blockIdx.x * {BLOCK_THREADS} + threadIdx.x;
+#pragma unroll 1
+  for (int i = 0; i < {max(1, sizes.rounds // 64)}; ++i) {{
+    const int at = (thread * 7 + i) % {sizes.bins};
+{red if name == "red" else cas}  }}
+}}
+"""
+    blocks = 2 * sizes.cores
+    buffers = (
+        Buffer("values", "values", Role.INPUT, DType.FLOAT32, (8,)),
+        Buffer("results", "results", Role.OUTPUT, DType.FLOAT32, (sizes.bins,)),
+    )
+    amount = float(max(1, sizes.rounds // 64)) * blocks * BLOCK_THREADS
+    how = f"additions of float32 to {sizes.bins} elements by " + ("red" if name == "red" else "compare-and-swap")
+    return _kernel(hw, f"atomic_{name}_{sizes.bins}", OPERATIONS, amount, how, f"add_{name}", text, buffers, blocks,
+                   BLOCK_THREADS)  # fmt: skip
+
+
+def _kernel(
+    hw: HardwareSpec, name: str, unit: str, amount: float, how: str, function: str, text: str,
+    buffers: tuple[Buffer, ...], blocks: int, threads: int, *, maps: tuple[TensorMap, ...] = (), cluster: int = 1,
+) -> Kernel:  # fmt: skip
+    args = tuple(b.symbol for b in buffers)
+    launch = LaunchSpec(function, args, (blocks, 1, 1), (threads, 1, 1), tensor_maps=maps, cluster=cluster)
+    return Kernel(name, unit, amount, how, KernelSource(name, Language.CUDA, hw.arch, text, buffers, (launch,)))

@@ -1,0 +1,272 @@
+"""A probe's name → rows of one table: what it measured, beside the field of the spec that it would replace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc import hardware
+from roller_svc.bench.gpu.cases.check import Check
+from roller_svc.bench.gpu.device_errors import ending_the_process
+from roller_svc.bench.gpu.device_inputs import on_device
+from roller_svc.bench.gpu.interleaved import OurWork, interleaved
+from roller_svc.bench.gpu.probe_kernels import (
+    ProbeSizes,
+    atomic_probes,
+    barrier_probes,
+    bringing,
+    rounded_box,
+    small_box,
+    tma_probes,
+)
+from roller_svc.bench.gpu.verify import built
+from roller_svc.calibration.cuda.kernels import Kernel, kernels, sizes_of
+from roller_svc.calibration.cuda.spec import measured_kernels
+from roller_svc.errors import require
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.hardware import HardwareSpec, Measured, UnitKind
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.reference.inputs import drawn_patterns
+from roller_svc.runtime.binding import Array
+from roller_svc.runtime.cuda import driver as cuda_driver
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.toolchain import compile_source
+
+Json = dict[str, Any]
+SECONDS = 1.5  # of measuring one group of kernels, after they are compiled
+# Those of calibration that the model rests on most; one occupancy that suffices of each.
+CONSTANTS = ("launch", "clock", "copy_dram_4", "copy_dram_8", "read_l2_4", "read_l2_8", "latency_l2", "latency_dram")
+SMALL_ROWS = (17, 64, 500, 1023)  # of 128 bytes: tensors of less than 128 KiB
+SMALL_RUNS = 50
+MANTISSA_CUT = 13  # bits that float32 has more than tf32
+DISTINCT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """`run`: on the device; else everything is only compiled."""
+
+    name: str
+    target: str
+    run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device's spec, and whether it is there."""
+
+    hw: HardwareSpec
+    run: bool
+
+
+def probe_names(target: str) -> list[str]:
+    """The probes that the target's device has what it takes for, in the order in which they tell most."""
+    hopper = any(unit.kind is UnitKind.WGMMA for unit in hardware.load(target).units)
+    return [name for name in PROBES if hopper or name not in _OF_HOPPER]
+
+
+def probed(task: ProbeTask) -> list[Json]:
+    """The probe's rows."""
+    with ending_the_process():
+        return PROBES[task.name](Place(hardware.load(task.target), task.run))
+
+
+def row(
+    name: str, value: float | str, unit: str, how: str, hw: HardwareSpec, *, samples: int, field: str | None = None,
+    **more: Any,
+) -> Json:  # fmt: skip
+    """`field`: of the spec, whose value there is beside it."""
+    return {
+        "name": name, "status": "ok", "value": value, "unit": unit, "samples": samples, "how": how,
+        "field": field, "spec_value": None if field is None else spec_value(hw, field), **more,
+    }  # fmt: skip
+
+
+def spec_value(hw: HardwareSpec, field: str) -> float:
+    """What the spec has in a field, such as 'levels.l2.latency_s'."""
+    found: Any = hardware.to_mapping(hw)
+    for part in field.split("."):
+        found = found[part] if isinstance(found, dict) else next(one for one in found if one["name"] == part)
+    return float(found)
+
+
+def source_rows(sources: Iterable[KernelSource]) -> list[Json]:
+    """Of kernels that are only compiled."""
+    return [
+        {"name": one.name, "status": "compiled", "registers": compile_source(one).resources[0].registers_per_thread}
+        for one in sources
+    ]
+
+
+def _timed(every: tuple[Kernel, ...], place: Place) -> list[Json]:
+    if not place.run:
+        return source_rows(kernel.source for kernel in every)
+    return [_measured_row(one, place.hw) for one in measured_kernels(every, place.hw.num_cores, 0, SECONDS)]
+
+
+def _measured_row(one: Measured, hw: HardwareSpec) -> Json:
+    """With all that `measured` of a spec takes, under `entry`."""
+    entry = {key: value for key, value in dataclasses.asdict(one).items() if value is not None}
+    return row(one.name, one.quiet, one.unit, one.how, hw, samples=one.samples, field=one.figure, least=one.min,
+               most=one.max, entry=entry)  # fmt: skip
+
+
+def constants(place: Place) -> list[Json]:
+    every = kernels(place.hw, sizes_of(place.hw))
+    return _timed(tuple(kernel for kernel in every if kernel.name in CONSTANTS), place)
+
+
+def barriers(place: Place) -> list[Json]:
+    return _timed(tuple(barrier_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+
+
+def copies(place: Place) -> list[Json]:
+    return _timed(tuple(tma_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+
+
+def atomics(place: Place) -> list[Json]:
+    return _timed(tuple(atomic_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+
+
+def tf32_rounding(place: Place) -> list[Json]:
+    """Whether TMA rounds float32 to the nearest tf32 or cuts it off: a factor of 2 in the error of products."""
+    source = bringing(place.hw, rounded_box(), 256)
+    if not place.run:
+        return source_rows([source])
+    given = rounding_inputs()
+    found = CudaModule(compile_source(source)).run({"X": import_cupy().asarray(given)})["Y"].get()
+    how, share = rounding_of(given, found)
+    text = "float32 brought through a TFLOAT32 map"
+    return [row("tma_tf32_rounding", how, "", text, place.hw, samples=given.size, nearest_share=share)]
+
+
+def rounding_inputs() -> Array:
+    """256 numbers of float32, as bits: beside numbers of tf32, between two of them, and ties of even and odd ones."""
+    residues = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x800, 0x1800], np.uint32)
+    kept = np.arange(32, dtype=np.uint32) + 0x1FC00  # from 1 on, mantissas even and odd
+    return (kept[:, None] << MANTISSA_CUT | residues).astype(np.uint32).reshape(-1)
+
+
+def rounding_of(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]:
+    """In a word, and the share of numbers between two of tf32 that went to the nearer one."""
+    low, residue = given >> MANTISSA_CUT, given & 0x1FFF
+    kept, tie = found >> MANTISSA_CUT, residue == 0x1000
+    up = kept == low + 1
+    if np.array_equal(found, given):
+        return "none: all bits kept", 0.0
+    between = (residue != 0) & ~tie
+    share = float(np.mean(up[between] == (residue[between] > 0x1000)))
+    if not up.any():
+        return "cut off", share
+    if share < 1:
+        return "neither nearest nor cut off", share
+    even = np.array_equal(up[tie], (low[tie] & 1) == 1)
+    return f"nearest, ties {'to even' if even else 'away' if up[tie].all() else 'otherwise'}", share
+
+
+def small_maps(place: Place) -> list[Json]:
+    """Whether small tensors need bit 85 of their maps cleared: boxes that reach beyond them, brought both ways."""
+    sources = [bringing(place.hw, small_box(rows), rows * 32) for rows in SMALL_ROWS]
+    if not place.run:
+        return source_rows(sources[:1])
+    cupy = import_cupy()
+    wrong = dict.fromkeys((False, True), 0)
+    for rows, source in zip(SMALL_ROWS, sources, strict=True):
+        compiled = compile_source(source)
+        given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
+        wanted = small_box_wanted(given, rows)
+        for mend in wrong:
+            wrong[mend] += sum(
+                int((found != wanted).sum()) for found in _brought(cupy, compiled, cupy.asarray(given), mend=mend)
+            )
+    how = "words wrong in boxes beyond the ends of tensors below 128 KiB, maps "
+    said = {False: f"{how}as the driver makes them", True: f"{how}with bit 85 cleared"}
+    return [
+        row(f"small_maps_{'mended' if mend else 'as_encoded'}", count, "words", said[mend], place.hw,
+            samples=SMALL_RUNS * len(SMALL_ROWS))
+        for mend, count in wrong.items()
+    ]  # fmt: skip
+
+
+def small_box_wanted(given: Array, rows: int) -> Array:
+    """Words of a box of 64 rows of 128 bytes: what the tensor has of them, then zeros."""
+    wanted = np.zeros(64 * 32, np.uint32)
+    wanted[: min(rows, 64) * 32] = given[: 64 * 32]
+    return wanted
+
+
+def _brought(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
+    """By a driver that is told whether to clear the bit."""
+    driver = cuda_driver.Driver(cuda_driver.driver().library, mend_small_maps=mend)
+    launch = compiled.source.launches[0]
+    (function,) = CudaModule(compiled).functions(cupy, 0)
+    y = cupy.zeros((64 * 32,), np.dtype(np.uint32))
+    parameters = driver.parameters(launch, {"x": int(x.data.ptr), "y": int(y.data.ptr)})
+    found = []
+    for _ in range(SMALL_RUNS):
+        y.fill(0)
+        driver.launch(function.ptr, launch, parameters, cupy.cuda.get_current_stream().ptr)
+        found.append(y.get())
+    return found
+
+
+def gelu_epilogue(place: Place) -> list[Json]:
+    """What a function in the epilogue costs; the model counts it as one instruction."""
+    types = (("A", ("float16", (8192, 512))), ("B", ("float16", (8192, 512))))
+    text = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); C[m,n] = {}.cast(`float16`)"
+    checks = {name: Check(name, "probe", text.format(body), types) for name, body in (
+        ("epilogue_plain", "S[m,n]"), ("epilogue_gelu", "gelu(S[m,n])"))}  # fmt: skip
+    return _programs(place, checks, "8192 x 8192 x 512, float16")
+
+
+def decode_attention(place: Place) -> list[Json]:
+    """64 blocks, which are half of the cores, against keys split for 128 and 256."""
+    halves = {"Q": (8, 32, 1, 128), "K": (8, 8, 8192, 128), "V": (8, 8, 8192, 128)}
+    types = tuple((name, ("bfloat16", shape)) for name, shape in halves.items())
+    checks = {
+        f"decode_split_{split}": Check(f"decode_split_{split}", "probe", "O = attention(Q, K, V)", types,
+                                       tiles=(("split_k", split),) if split > 1 else ())
+        for split in (1, 2, 4)
+    }  # fmt: skip
+    return _programs(place, checks, "one query of 32 heads over 8192 keys of 8, batch 8, bfloat16")
+
+
+def _programs(place: Place, checks: dict[str, Check], how: str) -> list[Json]:
+    """Times of programs whose kernels the model chooses, in turns."""
+    reports = {name: built(check, place.hw.id) for name, check in checks.items()}
+    compiled = {name: require(report.winner.compiled, f"{name}, compiled") for name, report in reports.items()}
+    predicted = {name: report.winner.plan.estimate.seconds for name, report in reports.items()}
+    if not place.run:
+        return [{"name": name, "status": "compiled", "predicted_s": predicted[name]} for name in checks]
+    cupy = import_cupy()
+    works = {}
+    for name, check in checks.items():
+        program = parse(check.expression, dict(tensor_types(check.types)), None)
+        arrays = on_device(cupy, program, drawn_patterns(program, 0, None, DISTINCT))
+        works[name] = OurWork(cupy, [CudaModule(compiled[name]).bind(arrays)])
+    times, _ = interleaved(works, None)
+    return [
+        row(name, one["median_s"], "s", how, place.hw, samples=one["samples"], least=one["min_s"], most=one["max_s"],
+            predicted_s=predicted[name])
+        for name, one in times.items()
+    ]  # fmt: skip
+
+
+PROBES: dict[str, Callable[[Place], list[Json]]] = {
+    "constants": constants,
+    "tf32-rounding": tf32_rounding,
+    "small-maps": small_maps,
+    "barriers": barriers,
+    "tma": copies,
+    "atomics": atomics,
+    "gelu-epilogue": gelu_epilogue,
+    "decode-attention": decode_attention,
+}
+_OF_HOPPER = ("tf32-rounding", "small-maps", "barriers", "tma")

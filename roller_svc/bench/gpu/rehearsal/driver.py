@@ -1,0 +1,231 @@
+"""A device that is not there: its clock is a sum of estimates, its kernels are run by the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from roller_svc import hardware
+from roller_svc.bench.gpu.rehearsal import Plan
+from roller_svc.bench.gpu.timing import JudgeTask, TimingTask
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
+from roller_svc.runtime.binding import numpy_dtype
+
+SPEC = "nvidia-h200-sxm"
+EMULATED_BYTES = 2 << 20  # kernels of larger buffers are not run
+NOWHERE = 1 << 60  # addresses of arrays without memory
+SMALL_DEVICE_BYTES = 24 << 20  # of one that runs out of memory
+EVERY = 3  # so many tasks go by before the next on a device with faults meets its own
+LAST = 4  # tasks that a device that disappears does
+SLOW_S = 4.0  # that each wait for a slow device takes
+_LAUNCH_S = 2e-6
+_FOREVER_S = 3600.0
+
+
+class DriverError(Exception):
+    """What the runtime or the driver answers."""
+
+
+class NoMemoryError(MemoryError):
+    """Of CuPy."""
+
+
+class Device:
+    """Its clock, its memory, and what befalls it. `uncomputed`: a kernel was launched whose results nobody knows."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.spec: HardwareSpec = hardware.load(SPEC)
+        self.now_s = 0.0
+        self.held_bytes = 0
+        self.functions: dict[int, Function] = {}
+        self.predicted_s: dict[str, float] = {}
+        self.uncomputed = False
+        self.broken = ""
+        self._ticks = 0
+        self._launches_left = math.inf
+        self._next_address = NOWHERE
+
+    def begin(self, task: object) -> None:
+        """What the model expects of the task's kernels; and what is to befall the device meanwhile."""
+        self.uncomputed = False
+        if isinstance(task, TimingTask):
+            self.predicted_s |= {one.compiled.source.key: one.predicted_s for one in task.candidates}
+        with (self.plan.folder / "tasks").open("ab") as counted:
+            counted.write(b".")
+            number = counted.tell()
+        if self.plan.fault == "fault" and number % EVERY == 0:
+            self._launches_left = 2
+        if self.plan.fault == "gone" and number > LAST:
+            self.broken = "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
+            if number == LAST + 1:
+                time.sleep(_FOREVER_S)  # what is under way when a device goes does not come back
+
+    def amended(self, result: Any) -> Any:
+        """A row whose kernel was too large for the emulator is not judged."""
+        if self.uncomputed and isinstance(result, tuple) and isinstance(result[1], JudgeTask):
+            return result[0] | {"judged": "not judged: rehearsed, and too large to be emulated"}, None
+        return result
+
+    def check(self) -> None:
+        if self.broken:
+            raise DriverError(self.broken)
+
+    def wait(self) -> None:
+        self.check()
+        if self.plan.fault == "slow":
+            time.sleep(SLOW_S)
+
+    def advance(self, seconds: float) -> None:
+        """A little unevenly, so that samples differ."""
+        self._ticks += 1
+        self.now_s += seconds * (1 + self._ticks * 7 % 5 / 200)
+
+    def work(self, nbytes: float, flops: float = 0.0, dtype: str = "float32") -> None:
+        """As long as memory takes, or the fastest unit that computes in the type without rounding it."""
+        fitting = [one for one in self.spec.units if one.in_dtype.value == dtype]
+        exact = [one for one in fitting if not one.is_matrix or dtype not in ("float32", "float64")]
+        rate = max((one.flops_per_s for one in exact), default=self.spec.units[0].flops_per_s)
+        self.advance(_LAUNCH_S + max(nbytes / self.spec.dram.bandwidth_bytes_per_s, flops / rate))
+
+    def allocated(self, nbytes: int) -> None:
+        self.check()
+        most = SMALL_DEVICE_BYTES if self.plan.fault == "memory" else self.spec.dram.capacity_bytes
+        if self.held_bytes + nbytes > most:
+            raise NoMemoryError(f"Out of memory allocating {nbytes} bytes")
+        self.held_bytes += nbytes
+
+    def freed(self, nbytes: int) -> None:
+        self.held_bytes -= nbytes
+
+    def address(self, nbytes: int) -> int:
+        self._next_address += -(-nbytes // 512) * 512
+        return self._next_address - -(-nbytes // 512) * 512
+
+    def launched(self) -> None:
+        self.check()
+        self._launches_left -= 1
+        if self._launches_left < 0:
+            self.broken = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
+            self.check()
+
+
+class Function:
+    """The function of one launch of a module."""
+
+    def __init__(self, device: Device, loaded: Module, index: int) -> None:
+        self.device, self.loaded, self.index = device, loaded, index
+        self.ptr = 1000 + len(device.functions)
+        device.functions[self.ptr] = self
+
+    def __call__(self, grid: object, block: object, arguments: Any, shared_mem: int, stream: Any) -> None:
+        self.run([int(one) for one in arguments], stream.ptr)
+
+    def run(self, addresses: list[int], stream: int) -> None:
+        """Now, or when the graph that records it is replayed; then its time passes and nothing is computed."""
+        self.device.launched()
+        source = self.loaded.source
+        predicted = self.device.predicted_s.get(source.key)
+        size = sum(b.bytes for b in source.buffers)
+        share = len(source.launches)
+
+        def passes() -> None:
+            if predicted is None:
+                self.device.work(size / share)
+            else:
+                self.device.advance(predicted / share)
+
+        recording = Stream.recording(stream)
+        if recording is not None:
+            recording.append(passes)
+            return
+        passes()
+        launch = source.launches[self.index]
+        self.loaded.memory |= dict(zip(launch.args, addresses, strict=True))
+        if self.index == share - 1:
+            self.loaded.compute()
+
+
+class Module:
+    """A cubin, and the text that it comes from; all its launches are emulated together, at the last of them."""
+
+    loading: CompiledKernel | None = None
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.memory: dict[str, int] = {}
+
+    def load(self, binary: bytes) -> None:
+        assert Module.loading is not None
+        assert binary == Module.loading.binary
+        self.compiled = Module.loading
+        self.source: KernelSource = self.compiled.source
+
+    def get_function(self, name: str) -> Function:
+        index = [launch.name for launch in self.source.launches].index(name)
+        return Function(self.device, self, index)
+
+    def compute(self) -> None:
+        outer = [b for b in self.source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+        known = all(b.symbol in self.memory and self.memory[b.symbol] < NOWHERE for b in outer)
+        if not known or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
+            self.device.uncomputed = bool(outer)
+            return
+        inputs = {
+            b.name: _values_at(self.memory[b.symbol], b)
+            for b in outer if b.role is Role.INPUT
+        }  # fmt: skip
+        results = load_emulated(self.compiled).run(inputs)
+        for buffer in outer:
+            if buffer.role is Role.OUTPUT:
+                made = np.ascontiguousarray(results[buffer.name])
+                ctypes.memmove(self.memory[buffer.symbol], made.ctypes.data, made.nbytes)
+
+
+def _values_at(address: int, buffer: Buffer) -> Any:
+    return np.frombuffer(ctypes.string_at(address, buffer.bytes), numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+
+
+class Stream:
+    """One that may record."""
+
+    every: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
+
+    def __init__(self, device: Device | None = None, *, non_blocking: bool = True) -> None:
+        self.ptr = 1 + len(Stream.every)
+        while any(other.ptr == self.ptr for other in Stream.every):
+            self.ptr += 1
+        self.recorded: list[Callable[[], None]] | None = None
+        Stream.every.add(self)
+
+    @staticmethod
+    def recording(pointer: int) -> list[Callable[[], None]] | None:
+        found = [one.recorded for one in Stream.every if one.ptr == pointer and one.recorded is not None]
+        return found[0] if found else None
+
+    def begin_capture(self) -> None:
+        self.recorded = []
+
+    def end_capture(self) -> Any:
+        recorded, self.recorded = self.recorded or [], None
+        return types.SimpleNamespace(launch=lambda stream: [passes() for passes in recorded])
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at_s = device, 0.0
+
+    def record(self, stream: object = None) -> None:
+        self.at_s = self.device.now_s
+
+    def synchronize(self) -> None:
+        self.device.wait()

@@ -1,0 +1,48 @@
+"""A process without a device → one with a device that is not there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from roller_svc.bench.gpu import clocks, probing
+from roller_svc.bench.gpu.rehearsal import Plan
+from roller_svc.bench.gpu.rehearsal.driver import Device, Module
+from roller_svc.bench.gpu.rehearsal.libraries import installed_libraries
+from roller_svc.bench.gpu.rehearsal.memory import cupy_of
+from roller_svc.bench.gpu.rehearsal.nvidia import DriverLibrary, NvmlLibrary
+from roller_svc.calibration import samples
+from roller_svc.calibration.cuda.kernels import Sizes
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.runtime.cuda import driver as cuda_driver
+from roller_svc.runtime.cuda import module as cuda
+
+# Of the kernels of calibration, whose arrays the host fills; and how long each group of them is measured.
+_SIZES = Sizes(cores=0, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=64, steps=64)
+_SECONDS = 0.2
+
+
+@cache
+def installed(plan: Plan) -> Device:
+    """The device of this process, in place of what it has not: for good, since the process is for nothing else."""
+    device = Device(plan)
+    sys.modules["cupy"] = cupy_of(device)
+    installed_libraries(device)
+    load = cuda._load
+
+    def loaded(compiled: CompiledKernel, cupy: Any, index: int) -> tuple[Any, ...]:
+        Module.loading = compiled
+        return load(compiled, cupy, index)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (cuda, "_load", loaded), (cuda, "device_present", lambda: True),
+        (clocks, "nvml_library", NvmlLibrary), (samples, "waiting_s", lambda: 0.0),
+        (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
+    ]  # fmt: skip
+    driver = cuda_driver.Driver(DriverLibrary(device.functions), mend_small_maps=True)
+    replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver)]
+    for module, name, value in replaced:
+        setattr(module, name, value)
+    return device

@@ -1,0 +1,128 @@
+"""Checks → compute-sanitizer's findings; run as a module, it is what the sanitizer watches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from roller_svc.bench.gpu.cases import checks
+from roller_svc.bench.gpu.cases.check import Check
+from roller_svc.bench.gpu.verify import built
+from roller_svc.compiler.artifact import package_kernel
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.frontend.parse import parse
+from roller_svc.reference.inputs import random_inputs
+from roller_svc.runtime.cuda.arrays import import_cupy, placed
+from roller_svc.runtime.cuda.module import CudaModule
+
+Json = dict[str, Any]
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+BENCH = Path(__file__).resolve().parents[1]
+_FOUND = 86  # our exit code for findings: none of Python's
+_ERRORS = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?)")
+_MOST_TEXT = 4000
+_LAST_WORDS_S = 3.0
+
+
+def sample(every: list[Check]) -> list[Check]:
+    """The second check of each family, which is small, or its only one; without those that fill a device."""
+    families: dict[str, list[Check]] = {}
+    for check in every:
+        if not check.family.endswith("-large"):
+            families.setdefault(check.family, []).append(check)
+    return [group[min(1, len(group) - 1)] for group in families.values()]
+
+
+def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
+    """One row a tool, all of them side by side; one row that says so where there is no compute-sanitizer."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return [{"tool": "compute-sanitizer", "status": "not run", "detail": "it is not on the PATH"}]
+    words = [
+        sys.executable,
+        "-m",
+        "roller_svc.bench.gpu.sanitized",
+        "--target",
+        target,
+        *(check.id for check in chosen),
+    ]
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(BENCH), str(BENCH.parent), *([inherited] if inherited else [])]
+    running = [
+        subprocess.Popen(
+            [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)}, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        for tool in TOOLS
+    ]  # fmt: skip
+    until = time.monotonic() + timeout_s
+    return agreed([_finished(tool, one, until) for tool, one in zip(TOOLS, running, strict=True)])
+
+
+def agreed(rows: list[Json]) -> list[Json]:
+    """What racecheck finds counts for wrong where memcheck or synccheck find something too: it does not know all of
+    mbarriers, TMA and wgmma, and takes what they order for a hazard."""
+    confirmed = any(row["status"] == "wrong" for row in rows if row["tool"] in ("memcheck", "synccheck"))
+    return [
+        {**row, "status": "unconfirmed"}
+        if row["tool"] == "racecheck" and row["status"] == "wrong" and not confirmed else row
+        for row in rows
+    ]  # fmt: skip
+
+
+def _finished(tool: str, process: subprocess.Popen[str], until: float) -> Json:
+    try:
+        text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the program that it watches too
+        return {"tool": tool, "status": "timeout", "detail": _last_words(process)}
+    return judged_text(tool, text, process.returncode)
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """What a killed tool had said; nothing where a process of it, stuck in the driver, keeps the pipe open."""
+    try:
+        text, _ = process.communicate(timeout=_LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        return "it could not be ended"
+    return text[-_MOST_TEXT:]
+
+
+def judged_text(tool: str, text: str, code: int) -> Json:
+    """What the tool's report says; where it has no summary, or no error and yet a failure, it did not get that far."""
+    summary = _ERRORS.search(text)
+    if summary is None:
+        return {"tool": tool, "status": "not run", "detail": text[-_MOST_TEXT:], "exit_code": code}
+    errors = int(summary[1] or summary[2])
+    status = "wrong" if errors else "ok" if code == 0 else "not run"
+    detail = "" if status == "ok" else text[-_MOST_TEXT:]
+    return {"tool": tool, "status": status, "errors": errors, "detail": detail, "exit_code": code}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("ids", nargs="+")
+    options = parser.parse_args()
+    cupy = import_cupy()
+    cupy.cuda.set_allocator(None)  # a pool's neighbours would hide an access beside a buffer
+    for check in (check for check in checks() if check.id in options.ids):
+        print(f"== {check.id}", flush=True)
+        program = parse(check.expression, dict(tensor_types(check.types)), None)
+        arrays = random_inputs(program, 0, check.hints)
+        CudaModule(package_kernel(built(check, options.target)).compiled).run(placed(arrays))
+        cupy.cuda.runtime.deviceSynchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""A case → the times of its best candidates on the device and of others' kernels for the same work, in turns."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller_svc import hardware
+from roller_svc.bench.gpu.baselines import peer_works
+from roller_svc.bench.gpu.clocks import Nvml, opened
+from roller_svc.bench.gpu.device_errors import ending_the_process
+from roller_svc.bench.gpu.device_inputs import elements, on_device, room
+from roller_svc.bench.gpu.interleaved import OurWork, Work, interleaved, screened
+from roller_svc.bench.gpu.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
+from roller_svc.calibration import calibrated_cuda
+from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.errors import BuildError, InvariantError
+from roller_svc.ir.accumulation import AccumulatorPrecision
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.program import TensorProgram
+from roller_svc.reference.compare import agrees
+from roller_svc.reference.interpreter import sample_places, sampled
+from roller_svc.reference.values import storage_dtype
+from roller_svc.runtime.binding import Array
+from roller_svc.runtime.cuda.arrays import DeviceBytes, import_cupy
+from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.toolchain import compile_source
+from roller_svc.verify.kernel_stats import summarize_kernels
+from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, SAMPLED_ELEMENTS, accumulation_of
+
+Json = dict[str, Any]
+MOST_SETS = 64  # of copies of the arrays, to find them out of the cache
+# Twice the cache, and a little: then what is read again has been replaced by then, whatever the cache prefers to keep.
+_CACHES = 2.5
+COPIED_BYTES = 2 << 30
+# A third of what devices with spec sheets of today do with float32 outside matrix units for a byte of their memory.
+STREAMING_FLOPS_PER_BYTE = 4.0
+# Programs of so few points are judged whole: the reference makes ten million a second.
+JUDGED_WHOLE_POINTS = 3_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTask:
+    case: TimedCase
+    target: str
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate of a program, compiled. `rank`: its place by the model, 0 the best."""
+
+    rank: int
+    predicted_s: float
+    bound: str
+    kernels: tuple[Json, ...]
+    compiled: CompiledKernel
+    sums: AccumulatorPrecision | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimingTask:
+    """`peers`: whose kernels are timed in turns with ours. `bus_id`: of the device, for its clocks. `cold`: ours are
+    timed on arrays out of the cache too."""
+
+    case: TimedCase
+    candidates: tuple[Built, ...]
+    peers: tuple[str, ...]
+    bus_id: str | None = None
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTask:
+    """What the fastest candidate made of the elements of each output that `sampled` chooses, as bytes."""
+
+    case: TimedCase
+    sums: AccumulatorPrecision | None
+    count: int
+    values: Mapping[str, Array]
+
+
+def build(task: BuildTask) -> tuple[Built, ...]:
+    """The best candidates that compile; raises InputError for a program that is refused, BuildError where none does."""
+    program, hw = task.case.program(), hardware.load(task.target)
+    groupings = rank_partitions(PartitionCache(program), hw, task.top_k)
+    plans = select_for_measurement(merge_ranked_plans(groupings, task.top_k), groupings, task.top_k)
+    found: list[Built] = []
+    failures: list[BuildError] = []
+    for rank, one in enumerate(plans):
+        try:
+            compiled = compile_source(generate(one.plan, program, one.groups, hw))
+        except BuildError as failure:
+            failures.append(failure)
+            continue
+        estimate = one.plan.estimate
+        described, sums = summarize_kernels(one.groups, one.plan, hw), accumulation_of(one.plan, hw)
+        found.append(Built(rank, estimate.seconds, estimate.bound, described, compiled, sums))
+    if not found:
+        raise failures[0]
+    return tuple(found)
+
+
+def timed(task: TimingTask) -> tuple[Json, JudgeTask | None]:
+    """The row, and what is to be judged elsewhere while the device goes on."""
+    cupy = import_cupy()
+    with ending_the_process():
+        try:
+            return _timed(cupy, task)
+        finally:
+            _free(cupy)
+
+
+def _timed(cupy: Any, task: TimingTask) -> tuple[Json, JudgeTask | None]:
+    case, program = task.case, task.case.program()
+    patterns, device = timing_patterns(case, program), None if task.bus_id is None else opened(task.bus_id)
+    arrays = on_device(cupy, program, patterns)
+    rows, works = [], {}
+    for built in task.candidates:
+        works[built.rank] = OurWork(cupy, [CudaModule(built.compiled).bind(arrays)])
+        rows.append(_candidate(built) | {"screened_s": screened(works[built.rank])})
+    if not rows:
+        raise InvariantError(f"{case.id} has no candidate to time")
+    best = min(zip(rows, task.candidates, strict=True), key=lambda pair: float(pair[0]["screened_s"]))[1]
+    first = task.candidates[0]
+    contenders: dict[str, Work] = {"ours": works[best.rank]}
+    if first is not best:
+        contenders["first"] = works[first.rank]
+    peers = {name: peer_works(name, case, program, arrays) for name in task.peers}
+    contenders |= {name: peer.work for name, peer in peers.items() if peer.work is not None}
+    times, clocks = interleaved(contenders, device)
+    row = _figures(program, task, rows, best, times) | {"clocks": clocks}
+    row["peers"] = {name: peer.told | times.get(name, {}) | _beside(times) for name, peer in peers.items() if peer.told}
+    if task.cold:
+        both = {one.rank: one for one in (best, first)}
+        cold = {rank: _cold(cupy, one, program, patterns, device) for rank, one in both.items()}
+        row |= {"cold_s": cold[best.rank], "first_cold_s": cold[first.rank]}
+    task_to_judge = _to_judge(cupy, case, program, best, arrays)
+    if task_to_judge is None:
+        row["judged"] = "not judged: an element takes too many points"
+    return row, task_to_judge
+
+
+def _figures(
+    program: TensorProgram, task: TimingTask, rows: list[Json], best: Built, times: Mapping[str, Json]
+) -> Json:
+    ours, first = times["ours"], times.get("first", times["ours"])
+    return {
+        "bytes": data_bytes(program),
+        "fused": len(program.statements) > 1,
+        "memory_bound": memory_bound(best.kernels, program, task.case.flops),
+        "candidates": rows,
+        "best_s": ours["median_s"],
+        "best_min_s": ours["min_s"],
+        "samples": ours["samples"],
+        "best_rank": best.rank,
+        "predicted_s": task.candidates[0].predicted_s,
+        "first_s": first["median_s"],
+        "first_min_s": first["min_s"],
+    }
+
+
+def _beside(times: Mapping[str, Json]) -> Json:
+    """Our times of the block that a peer was timed in, with which it is compared."""
+    ours, first = times["ours"], times.get("first", times["ours"])
+    return {"ours_s": ours["median_s"], "ours_min_s": ours["min_s"], "first_s": first["median_s"]}
+
+
+def memory_bound(found: Sequence[Json], program: TensorProgram, flops: float | None) -> bool:
+    """Whether its arrays should stream as a copy does: no products, little work for each byte, and every array read
+    whole, which those that integers index are not."""
+    products = any(kernel["kind"] in ("contraction", "attention") for kernel in found)
+    floats = all(kind.dtype.is_float for _, kind in program.inputs)
+    return not products and floats and (flops or 0.0) <= STREAMING_FLOPS_PER_BYTE * data_bytes(program)
+
+
+def copy_bandwidth(_: object) -> Json:
+    """Bytes a second of a copy within the device, what is read and what is written both counted."""
+    cupy = import_cupy()
+    runtime = cupy.cuda.runtime
+    source, target = (room(cupy, COPIED_BYTES) for _ in range(2))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    best_s: float = math.inf
+    for _ in range(10):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        runtime.memcpyAsync(target.data.ptr, source.data.ptr, COPIED_BYTES, runtime.memcpyDeviceToDevice, stream.ptr)
+        end.record(stream)
+        end.synchronize()
+        best_s = min(best_s, cupy.cuda.get_elapsed_time(start, end) / 1e3)
+    return {"bytes": 2 * COPIED_BYTES, "seconds": best_s, "bytes_per_s": 2 * COPIED_BYTES / best_s}
+
+
+def calibrated(seconds: float) -> Json:
+    """The spec of the device with what `roller calibrate` measures of it."""
+    return hardware.to_mapping(calibrated_cuda(0, seconds))
+
+
+def judge(task: JudgeTask) -> str:
+    """Whether the fastest is right at this size, by the reference; on inputs made anew from the case's seed."""
+    program = task.case.program()
+    want = sampled(program, timing_inputs(task.case, program), task.count, sums=task.sums)
+    results: dict[str, Array] = {}
+    for out in program.outputs:
+        kind = program.types[out.tensor]
+        whole = np.zeros(math.prod(kind.shape), storage_dtype(kind.dtype))
+        whole[want[out.name].at] = task.values[out.name].view(whole.dtype)
+        results[out.name] = whole.reshape(kind.shape)
+    agreement = agrees(program, results, want)
+    return "ok" if agreement.ok else f"wrong: {agreement.detail}"
+
+
+def judged_elements(program: TensorProgram) -> int | None:
+    """How many elements of each output are judged; None where one takes too many points."""
+    outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
+    points = sum(statement.points for statement in program.statements)
+    if points > MAX_INTERPRETED_POINTS and points / outputs * SAMPLED_ELEMENTS > MAX_INTERPRETED_POINTS:
+        return None
+    return SAMPLED_ELEMENTS if points > JUDGED_WHOLE_POINTS else outputs
+
+
+def _to_judge(
+    cupy: Any, case: TimedCase, program: TensorProgram, best: Built, arrays: Mapping[str, DeviceBytes]
+) -> JudgeTask | None:
+    """The elements that `sampled` will choose."""
+    count = judged_elements(program)
+    if count is None:
+        return None
+    call = CudaModule(best.compiled).bind(arrays)
+    call()
+    results = call.finish()
+    values = {
+        out.name: elements(
+            cupy, results[out.name], sample_places(program.types[out.tensor].shape, count, np.random.default_rng(0))
+        )
+        for out in program.outputs
+    }
+    return JudgeTask(case, best.sums, count, values)
+
+
+def _candidate(built: Built) -> Json:
+    resources = built.compiled.resources
+    return {
+        "rank": built.rank,
+        "predicted_s": built.predicted_s,
+        "bound": built.bound,
+        "kernels": list(built.kernels),
+        "registers": max(r.registers_per_thread for r in resources),
+        "shared_bytes": max(r.shared_bytes for r in resources),
+        "spill_bytes": sum(r.spill_bytes for r in resources),
+    }
+
+
+def _cold(
+    cupy: Any, built: Built, program: TensorProgram, patterns: Mapping[str, Array], device: Nvml | None
+) -> float | None:
+    """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns. None
+    where so many copies would be needed that they are not made; of large arrays one copy is enough."""
+    cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
+    sets: int = math.ceil(_CACHES * cache / data_bytes(program))
+    if sets > MOST_SETS:
+        return None
+    module = CudaModule(built.compiled)
+    calls = [module.bind(on_device(cupy, program, patterns)) for _ in range(sets)]
+    times, _ = interleaved({"cold": OurWork(cupy, calls)}, device)
+    return float(times["cold"]["median_s"])
+
+
+def _free(cupy: Any) -> None:
+    """What the two libraries keep of the device's memory: the next case takes other sizes."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    if importlib.util.find_spec("torch") is not None:
+        import torch  # noqa: PLC0415 - optional, and slow to import
+
+        torch.cuda.empty_cache()

@@ -1,0 +1,18 @@
+"""A file of a run without a device → what the emulator said of each check, for a run that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from roller_svc.bench.gpu.record import read
+
+Json = dict[str, Any]
+
+
+def verdicts(path: Path | None) -> dict[str, Json]:
+    """By id of the check: `key` of the kernel's text and `emulator`, its verdict. Raises ArgumentError."""
+    if path is None:
+        return {}
+    rows = (line for line in read(path) if line["section"] == "verification")
+    return {row["id"]: {"key": row["key"], "emulator": row["emulator"]} for row in rows if "emulator" in row}

@@ -1,0 +1,198 @@
+"""A check → a row: its kernel run on a device, or in the emulator, on several sets of inputs, and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller_svc.bench.gpu.cases.check import Check
+from roller_svc.bench.gpu.device_errors import ending_the_process
+from roller_svc.bench.gpu.guarded import GuardedCall
+from roller_svc.bench.gpu.products import whole_product
+from roller_svc.bench.gpu.values import inputs, values_of
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
+from roller_svc.errors import BuildError, RollerError, ToolchainMissingError
+from roller_svc.ir.accumulation import AccumulatorPrecision
+from roller_svc.ir.kernel import CompiledKernel
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildReport
+from roller_svc.runtime.binding import Array
+from roller_svc.runtime.cuda.arrays import import_cupy
+from roller_svc.verify.kernel_stats import summarize_kernels
+from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, accumulation_of, verify_results
+
+Json = dict[str, Any]
+# Beyond this the interpreter, which does ten million a second, judges a sample alone (trial.py).
+EMULATED_POINTS = MAX_INTERPRETED_POINTS
+RUNS = 2  # of each set: a race need not show the first time, but two runs should give the same bits
+LATER_SETS_S = 2.0  # what the sets after the first may take of one check: the reference takes most of it
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """`sets` of inputs; `on_device`: else the emulator runs what it can, and what is too large is only compiled.
+    `verdict`: the row that such a run left of this check, with the key of the text that it was about."""
+
+    check: Check
+    target: str
+    sets: int
+    on_device: bool
+    verdict: Json | None = None
+
+
+def built(check: Check, target: str) -> BuildReport:
+    """The kernel that the model chooses. Raises RollerError."""
+    return build_kernel(build_request(
+        check.expression, check.types, target=target, top_k=1, select="model", allow_tf32=check.allow_tf32,
+        family=check.unit, tiles=dict(check.tiles),
+    ))  # fmt: skip
+
+
+def verify(task: Verification) -> Json:
+    """The row. Of a kernel that cannot be built, "refused"; what else is raised ends this process, and is a row too."""
+    check, began = task.check, time.monotonic()
+    row: Json = {"id": check.id, "family": check.family, "status": "ok", "detail": ""}
+    try:
+        report = built(check, task.target)
+        compiled = _compiled(report)
+    except RollerError as failure:
+        return row | {"status": "refused", "detail": f"{failure.code}: {failure.message}"}
+    row |= described(report, compiled)
+    row |= {"build_s": time.monotonic() - began, "key": compiled.source.key}
+    if task.verdict is not None and task.verdict["key"] == row["key"]:
+        row["emulator"] = task.verdict["emulator"]
+    judge = Judge(check, report.program, accumulation_of(report.winner.plan, report.hardware))
+    points = sum(statement.points for statement in report.program.statements)
+    emulable = points <= EMULATED_POINTS
+    if not task.on_device and not emulable:
+        return row | {"status": "compiled", "detail": f"{points:.2g} points are too many for the emulator"}
+    first_done = math.inf
+    for number in range(task.sets if emulable else 1):
+        arrays = inputs(report.program, number, check)
+        found = _run(judge, compiled, arrays) if task.on_device else None
+        if emulable and (found is None or found.verdict["status"] != "ok"):  # a device has nothing to do meanwhile
+            row["emulator"] = emulation(judge, compiled, arrays, found)
+        verdict = found.verdict if found is not None else row["emulator"]
+        row = _with(row, verdict, number)
+        first_done = min(first_done, time.monotonic())
+        if row["status"] != "ok" or time.monotonic() > first_done + LATER_SETS_S:
+            break
+    row["seconds"] = time.monotonic() - began
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What results of a check are held against; `sums`: how its kernels add products."""
+
+    check: Check
+    program: TensorProgram
+    sums: AccumulatorPrecision | None
+
+    def verdict(self, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
+        """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
+        against a product in float32, where the check is one and PyTorch has a device."""
+        check = self.check
+        agreement = verify_results(self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.sums)
+        verdict: Json = {
+            "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
+            "max_abs_error": agreement.max_abs_error,
+        }  # fmt: skip
+        if agreement.ok and check.product is not None:
+            whole = whole_product(check.product, arrays, results)
+            if whole is not None:
+                verdict["whole"] = dataclasses.asdict(whole)
+                if whole.wrong:
+                    verdict |= {"status": "wrong", "detail": whole.detail}
+        return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a device made of one set of inputs."""
+
+    results: Mapping[str, Array]
+    verdict: Json
+
+
+def described(report: BuildReport, compiled: CompiledKernel) -> Json:
+    """What the kernel is: the same words as `roller corpus` has, and what it takes of a device."""
+    return {
+        "kernels": list(summarize_kernels(report.groups, report.winner.plan, report.hardware)),
+        "launches": [
+            {"name": launch.name, "grid": launch.grid[0], "threads": launch.block[0], "zeroed": list(launch.zeroed),
+             **dataclasses.asdict(resources)}
+            for launch, resources in zip(compiled.source.launches, compiled.resources, strict=True)
+        ],
+        "workspace_bytes": compiled.source.workspace_bytes,
+    }  # fmt: skip
+
+
+def emulation(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array], found: Found | None) -> Json:
+    """The emulator's verdict, and how far a device's results are from its own; bitwise where that is 0."""
+    try:
+        results = load_emulated(compiled).run(arrays)
+    except ToolchainMissingError as missing:
+        return {"status": "not run", "detail": missing.message}
+    except BuildError as failure:
+        return {"status": "error", "detail": f"{failure.code}: {failure.message}"}
+    verdict = judge.verdict(arrays, results)
+    if found is not None:
+        verdict["difference"] = max(_distance(results[name], found.results[name]) for name in results)
+    return verdict
+
+
+def _run(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array]) -> Found:
+    with ending_the_process():
+        call = GuardedCall(compiled, arrays, import_cupy())
+        runs = [call.results() for _ in range(RUNS)]
+    verdict = judge.verdict(arrays, runs[0])
+    disturbed = call.disturbed()
+    if disturbed:
+        verdict |= {"status": "wrong", "detail": f"wrote {'; '.join(disturbed)}"}
+    verdict["repeatable"] = all(_same(runs[0], other) for other in runs[1:])
+    if verdict["status"] == "ok" and not verdict["repeatable"]:
+        again = judge.verdict(arrays, runs[-1])
+        verdict |= {key: again[key] for key in ("status", "detail")}
+    return Found(runs[0], verdict)
+
+
+def _with(row: Json, verdict: Json, number: int) -> Json:
+    """The row after one more set of inputs: its worst error, and the first thing wrong."""
+    errors = [error for error in (row.get("max_abs_error"), verdict.get("max_abs_error")) if error is not None]
+    row |= {"max_abs_error": max(errors, default=None), "sets": number + 1}
+    if "repeatable" in verdict:
+        row["repeatable"] = row.get("repeatable", True) and verdict["repeatable"]
+    if "whole" in verdict:
+        row["whole"] = verdict["whole"]
+    if verdict["status"] == "ok":
+        return row
+    status = "compiled" if verdict["status"] == "not run" else verdict["status"]
+    return row | {"status": status, "detail": f"set {number} ({values_of(number).value}): {verdict['detail']}"}
+
+
+def _compiled(report: BuildReport) -> CompiledKernel:
+    compiled = report.winner.compiled
+    if compiled is None or not compiled.binary:
+        raise ToolchainMissingError(f"nothing was compiled for {report.hardware.id}")
+    return compiled
+
+
+def _same(first: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return all(np.array_equal(first[n].view(np.uint8), other[n].view(np.uint8)) for n in first if first[n].shape)
+
+
+def _distance(first: Array, other: Array) -> float:
+    """Greatest difference; NaN beside NaN is none."""
+    a, b = first.astype(np.float64), other.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.where(same, 0.0, np.abs(a - b)), initial=0.0))

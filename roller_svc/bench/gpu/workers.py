@@ -1,0 +1,147 @@
+"""Worker processes whose every wait is bounded: a process stuck in the driver costs its lane, not the run."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.process
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Generic, TypeVar
+
+from roller_svc.errors import KernelTimeoutError, RollerError
+from roller_svc.farm.workers import WorkerProcess
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STUCK_S = 8.0  # beyond a task's time, until its lane is given up: it kills the process and waits for its end
+ENDING_S = 3.0  # what killed processes get to be gone
+_LOOK_S = 0.05  # between two looks at what runs
+_QUIET_LOOKS = 5  # without a process, before none is taken to come
+
+
+class BoundedLane(Generic[T, R]):
+    """A lane that is abandoned where it neither answers nor ends; the next task gets a fresh one."""
+
+    def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
+        self._make: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(work, timeout_s)
+        self._timeout_s = timeout_s
+        self._lane: WorkerProcess[T, R] | None = None
+
+    def call(self, task: T, until: float = float("inf")) -> R:
+        """Return the result of a task, or raise what the work raised.
+
+        Raises BuildServiceError where the worker is lost, and KernelTimeoutError at `until` (monotonic) at the latest.
+        """
+        lane = self._lane or self._make()
+        self._lane = None  # it comes back with an answer
+        answers = queue.SimpleQueue[R | RollerError]()
+        _background(lambda: answers.put(_answer(lane.call, task)))
+        try:
+            answer = answers.get(timeout=max(0.0, min(self._timeout_s + STUCK_S, until - time.monotonic())))
+        except queue.Empty:
+            raise KernelTimeoutError("the worker neither answered nor ended in time: it was abandoned") from None
+        self._lane = lane
+        if isinstance(answer, RollerError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End its worker; what is still at work is ended by `end_processes`."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            _background(lambda: lane.close(kill=True)).join(ENDING_S)
+
+
+class Pool(Generic[T, R]):
+    """So many bounded lanes that take tasks as they come in, and give results as they are done."""
+
+    def __init__(self, work: Callable[[T], R], jobs: int, timeout_s: float) -> None:
+        self._tasks = queue.SimpleQueue[T]()
+        self._results = queue.SimpleQueue[tuple[T, R | RollerError]]()
+        self._work, self._timeout_s, self._jobs = work, timeout_s, jobs
+        self._serving = 0
+        self._closed = threading.Event()
+        self.pending = 0
+
+    def submit(self, task: T) -> None:
+        self.pending += 1
+        self._tasks.put(task)
+        if self._serving < min(self._jobs, self.pending):
+            self._serving += 1
+            _background(self._serve)
+
+    def next(self, until: float) -> tuple[T, R | RollerError] | None:
+        """A task that is done, with its result or its error; None where none is until then (monotonic)."""
+        try:
+            found = self._results.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            return None
+        self.pending -= 1
+        return found
+
+    def close(self) -> None:
+        """Begin nothing more. What is still at work is ended by `end_processes`."""
+        self._closed.set()
+
+    def _serve(self) -> None:
+        lane = BoundedLane(self._work, self._timeout_s)
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Empty):
+                task = self._tasks.get(timeout=_LOOK_S)
+                try:
+                    answer: R | RollerError = lane.call(task)
+                except RollerError as error:
+                    answer = error
+                self._results.put((task, answer))
+        lane.close()
+
+
+def spread(
+    work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float, until: float
+) -> Iterator[tuple[T, R | RollerError]]:
+    """Every task with its result, or with the error that ended it, as they come; those that are done until then."""
+    pool: Pool[T, R] = Pool(work, jobs, timeout_s)
+    if time.monotonic() >= until:
+        return
+    try:
+        for task in tasks:
+            pool.submit(task)
+        while pool.pending and (found := pool.next(until)) is not None:
+            yield found
+    finally:
+        pool.close()
+
+
+def workers() -> set[multiprocessing.process.BaseProcess]:
+    """Those of this process that run."""
+    return set(multiprocessing.active_children())
+
+
+def end_processes(spared: Set[multiprocessing.process.BaseProcess] = frozenset()) -> bool:
+    """Kill every other worker, those that a lane starts in place of one too; whether all are gone in a few seconds."""
+    until, quiet = time.monotonic() + ENDING_S, 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < until:
+        running = workers() - spared
+        quiet = 0 if running else quiet + 1
+        for process in running:
+            process.kill()
+        time.sleep(_LOOK_S)
+    return quiet == _QUIET_LOOKS
+
+
+def _answer(call: Callable[[T], R], task: T) -> R | RollerError:
+    try:
+        return call(task)
+    except RollerError as error:
+        return error
+
+
+def _background(work: Callable[[], object]) -> threading.Thread:
+    """A thread that keeps no interpreter from ending."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,168 @@
+"""Function of one argument → coefficients of the polynomial nearest to it on an interval.
+
+`python tools/fit_minimax.py` prints every table of
+`roller_svc/codegen/c/vector/elementary.py` with its largest weighted
+error. Arithmetic is decimal, 60 digits, on a grid of Chebyshev points. Coefficients are rounded one by one, the lowest
+power first, and the rest fitted anew to what the rounding leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal, getcontext
+
+getcontext().prec = 60
+GRID = 122  # even: no point at the middle of the interval, where some functions are 0 / 0
+ROUNDS = 16
+ONE, TWO = Decimal(1), Decimal(2)
+PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+Function = Callable[[Decimal], Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`value(x)` by sum(c[i] * basis(x)**i) on [low, high]; the error at x counts `weight(x)` times."""
+
+    name: str
+    value: Function
+    low: str
+    high: str
+    count: int
+    weight: Function
+    basis: Function = lambda x: x
+    double: bool = False
+
+    def grid(self) -> list[Decimal]:
+        low, high = Decimal(self.low), Decimal(self.high)
+        turns = [Decimal(math.cos(math.pi * i / (GRID - 1))) for i in range(GRID)]
+        return sorted({(low + high) / 2 + (high - low) / 2 * t for t in turns})
+
+
+def solved(rows: list[list[Decimal]]) -> list[Decimal]:
+    """The solution of a square system whose rows end in their right-hand sides."""
+    n = len(rows)
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(i + 1, n):
+            by = rows[r][i] / rows[i][i]
+            rows[r] = [a - by * b for a, b in zip(rows[r], rows[i], strict=True)]
+    found = [Decimal(0)] * n
+    for i in reversed(range(n)):
+        known = sum((rows[i][j] * found[j] for j in range(i + 1, n)), Decimal(0))
+        found[i] = (rows[i][n] - known) / rows[i][i]
+    return found
+
+
+def nearest(powers: list[list[Decimal]], values: list[Decimal], weights: list[Decimal]) -> list[Decimal]:
+    """Coefficients of the functions in the columns of `powers` with nearly the least largest weighted error.
+
+    Lawson's iteration (1961): weighted least squares, a point's weight growing with its error.
+    """
+    count, counts = len(powers[0]), [w * w for w in weights]
+    best, least = [Decimal(0)] * count, Decimal("Infinity")
+    for _ in range(ROUNDS):
+        rows = [
+            [_weighted(counts, powers, [row[j] for row in powers], i) for j in range(count)]
+            + [_weighted(counts, powers, values, i)]
+            for i in range(count)
+        ]
+        coefficients = solved(rows)
+        errors = [
+            abs(v - sum((c * p for c, p in zip(coefficients, row, strict=True)), Decimal(0))) * w
+            for row, v, w in zip(powers, values, weights, strict=True)
+        ]
+        if max(errors) < least:
+            best, least = coefficients, max(errors)
+        total = sum((c * e for c, e in zip(counts, errors, strict=True)), Decimal(0))
+        counts = [c * e / total for c, e in zip(counts, errors, strict=True)]
+    return best
+
+
+def _weighted(counts: list[Decimal], powers: list[list[Decimal]], other: list[Decimal], i: int) -> Decimal:
+    return sum((c * row[i] * v for c, row, v in zip(counts, powers, other, strict=True)), Decimal(0))
+
+
+def rounded(value: Decimal, *, double: bool) -> float:
+    return float(value) if double else float(struct.unpack("f", struct.pack("f", float(value)))[0])
+
+
+def fitted(fit: Fit) -> tuple[list[float], float]:
+    """The rounded coefficients, lowest power first, and the largest weighted error with them."""
+    grid = fit.grid()
+    values, weights = [fit.value(x) for x in grid], [fit.weight(x) for x in grid]
+    powers = [[fit.basis(x) ** i for i in range(fit.count)] for x in grid]
+    kept: list[float] = []
+    rest = list(values)
+    for done in range(fit.count):
+        following = nearest([row[done:] for row in powers], rest, weights)[0]
+        kept.append(rounded(following, double=fit.double))
+        rest = [r - Decimal(kept[-1]) * row[done] for r, row in zip(rest, powers, strict=True)]
+    return kept, float(max(abs(r * w) for r, w in zip(rest, weights, strict=True)))
+
+
+def series(x: Decimal, term: Decimal, ratio: Callable[[int], Decimal]) -> Decimal:
+    """term + term r(1) + term r(1) r(2) + ... in which the terms fall away."""
+    total, n = term, 0
+    while abs(term) > Decimal("1e-58"):
+        n += 1
+        term *= ratio(n)
+        total += term
+    return total
+
+
+def erf(x: Decimal) -> Decimal:
+    """Abramowitz and Stegun 7.1.6: all terms positive."""
+    return TWO / PI.sqrt() * (-x * x).exp() * series(x, x, lambda n: TWO * x * x / (2 * n + 1))
+
+
+def sine(x: Decimal) -> Decimal:
+    return series(x, x, lambda n: -x * x / (2 * n * (2 * n + 1)))
+
+
+def cosine(x: Decimal) -> Decimal:
+    return series(x, ONE, lambda n: -x * x / (2 * n * (2 * n - 1)))
+
+
+LN2 = TWO.ln()
+HALF = Decimal("0.5")
+# half of ln 2 and a little, for the reduced argument is rounded
+NEAR = "0.3467"
+FITS = (
+    Fit("exp f32: (e^r - 1 - r) / r^2", lambda r: (r.exp() - 1 - r) / (r * r), f"-{NEAR}", NEAR, 5, lambda r: r * r),
+    Fit("exp2 f32: (2^r - 1) / r", lambda r: ((r * LN2).exp() - 1) / r, "-0.5001", "0.5001", 6, abs),
+    Fit(
+        "log f32: (log(1 + f) - f + f^2 / 2) / f^3", lambda f: ((1 + f).ln() - f + f * f / 2) / f**3,
+        "-0.292894", "0.414214", 9, lambda f: abs(f**3 / (1 + f).ln()),
+    ),
+    Fit(
+        "erf f32: erf(x) / x - 1", lambda x: erf(x) / x - 1, "0.001", "0.93", 7, lambda x: x / erf(x), lambda x: x * x
+    ),
+    Fit("erfc f32: -log(erfc(x))", lambda x: -(1 - erf(x)).ln(), "0.92", "4.0", 9, lambda x: (1 - erf(x)) / erf(x)),
+    Fit("sin f32: (sin(r) - r) / r^3", lambda r: (sine(r) - r) / r**3, "0.001", "0.7855", 3,
+        lambda r: r**3 / sine(r), lambda r: r * r),
+    Fit("cos f32: (cos(r) - 1 + r^2 / 2) / r^4", lambda r: (cosine(r) - 1 + r * r / 2) / r**4, "0.001", "0.7855", 3,
+        lambda r: r**4 / cosine(r), lambda r: r * r),
+    Fit("exp f64: (e^r - 1 - r) / r^2", lambda r: (r.exp() - 1 - r) / (r * r), f"-{NEAR}", NEAR, 10, lambda r: r * r,
+        double=True),
+    Fit("log f64: (log((1 + s) / (1 - s)) - 2 s) / s^3", lambda s: (((1 + s) / (1 - s)).ln() - 2 * s) / s**3,
+        "0.001", "0.17158", 7, lambda s: s * s / 2, lambda s: s * s, double=True),
+)  # fmt: skip
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    for fit in FITS:
+        if wanted and not any(fit.name.startswith(w) for w in wanted):
+            continue
+        coefficients, error = fitted(fit)
+        print(f"{fit.name}: error 2^{math.log2(error):.1f}")
+        print("    " + ", ".join(repr(c) for c in coefficients))
+
+
+if __name__ == "__main__":
+    main()
