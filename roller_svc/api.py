@@ -1,4 +1,4 @@
-"""The Python API: compile, estimate, targets, reference, load, and the kernel one gets."""
+"""The Python API: compile, estimate, targets, reference, load, and the Kernel class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import estimate as ir_estimate
-from roller_svc.ir.estimate import Roof
+from roller_svc.ir.estimate import RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan, RuntimeChoice
@@ -41,8 +41,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the model says of a plan. `program` is the rProgram of its longest kernel; `plan` has them all. `roofline`:
-    what no plan of the program on that device goes below; a kernel's own estimate has none."""
+    """The performance model's estimate of a plan."""
 
     seconds: float
     stages: tuple[Stage, ...]
@@ -50,28 +49,28 @@ class Estimate:
     occupancy: float
     waves: int
     uncertainty: float
-    program: RProgram
-    plan: Plan
-    roofline: tuple[Roof, ...] = ()
+    program: RProgram  # of the plan's slowest kernel
+    plan: Plan  # all kernels
+    roofline: tuple[RooflineBound, ...] = ()  # lower bounds for every plan; empty for a compiled kernel
 
     @classmethod
-    def from_plan(cls, plan: Plan, roofline: tuple[Roof, ...] = ()) -> Estimate:
+    def from_plan(cls, plan: Plan, roofline: tuple[RooflineBound, ...] = ()) -> Estimate:
         total: ir_estimate.Estimate = plan.estimate
         stages = tuple(Stage(stage.name, stage.seconds) for stage in total.stages)
         return cls(
-            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty, plan.dominant_choice.program,
-            plan, roofline,
+            total.seconds, stages, total.bound, total.occupancy, total.waves, total.uncertainty,
+            plan.dominant_choice.program, plan, roofline,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One of the plans that were tried; `measurement` is None where it was not timed, `error` where it built."""
+    """A plan that was considered for a kernel."""
 
-    program: RProgram
+    program: RProgram  # of the plan's slowest kernel
     estimate: Estimate
-    measurement: Measurement | None
-    error: BuildError | None
+    measurement: Measurement | None  # None if it was not timed
+    error: BuildError | None  # None if it compiled
 
     @classmethod
     def from_result(cls, result: CandidateResult) -> Candidate:
@@ -81,7 +80,7 @@ class Candidate:
 
 
 class Call(Protocol):
-    """A kernel bound to arrays: calling it runs all launches, `finish` gives the results."""
+    """A kernel bound to arrays: a call runs all launches, `finish` returns the results."""
 
     def __call__(self) -> None: ...
 
@@ -89,7 +88,7 @@ class Call(Protocol):
 
 
 class Runner(Protocol):
-    """A kernel on its device."""
+    """A kernel loaded on its device."""
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]: ...
 
@@ -97,7 +96,7 @@ class Runner(Protocol):
 
 
 class Kernel:
-    """A compiled kernel: call it with arrays, look at how it was made, save it."""
+    """A compiled kernel, which can be called, inspected and saved."""
 
     def __init__(
         self,
@@ -129,24 +128,23 @@ class Kernel:
         return cls(package_kernel(report), report.winner.plan, report.results, report.request.runtime)
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
-        """The outputs by name. `out` gives arrays to write them to."""
+        """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays are given by name: kernel(A=a, B=b)", code="unknown-argument")
+            raise ArgumentError("arrays must be keyword arguments: kernel(A=a, B=b)", code="unknown-argument")
         return self.run(arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """The same call for names that are no Python argument."""
+        """Run the kernel on arrays by name, including names that are not Python identifiers."""
         return self.runner().run(*_checked_mappings(arrays, out))
 
     def prepare(self, /, *unnamed: Never, **constants: object) -> Prepared:
-        """The kernel with the inputs that were named `constants` when it was compiled: what it makes of them alone,
-        packed weights for instance, is made now and not again in every call.
+        """Bind the inputs declared as `constants` and compute what depends only on them, such as packed weights.
 
-        The arrays must stay as they are for as long as the result is in use. On CPUs; elsewhere constants are only
-        kept.
+        The arrays must not change while the result is in use. Only CPU kernels are prepacked; elsewhere the constants
+        are only stored.
         """
         if unnamed:
-            raise ArgumentError("arrays are given by name: kernel.prepare(W=w)", code="unknown-argument")
+            raise ArgumentError("arrays must be keyword arguments: kernel.prepare(W=w)", code="unknown-argument")
         runner = self.runner()
         if isinstance(runner, CpuModule):
             return Prepared(runner.prepare(constants))
@@ -155,18 +153,18 @@ class Kernel:
         return Prepared(_UnpreparedKernel(runner, dict(constants)))
 
     def runner(self) -> Runner:
-        """The kernel loaded on its device, or in the emulator, at first use."""
+        """Return the kernel loaded on its device or in the emulator; load it on first use."""
         with self._lock:
             if self._runner is None:
                 self._runner = load_runner(self.parts.compiled, self.runtime)
             return self._runner
 
     def ptx(self) -> str:
-        """The PTX of a CUDA kernel, made anew from its text."""
+        """Return the PTX of a CUDA kernel, compiled from its source."""
         return toolchain.ptx(self._cuda("PTX").source)
 
     def sass(self) -> str:
-        """The machine code of a CUDA kernel in words; takes nvdisasm, which `[cuda]` brings."""
+        """Return the SASS of a CUDA kernel. Needs nvdisasm, which the extra `[cuda]` installs."""
         return toolchain.sass_text(self._cuda("SASS").binary)
 
     def _cuda(self, what: str) -> CompiledKernel:
@@ -176,7 +174,7 @@ class Kernel:
         return compiled
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write text, binary and metadata.json: enough to launch the kernel without this project."""
+        """Write source, binary and metadata.json, which suffice to launch the kernel without this project."""
         return saved.save(self.parts, folder)
 
     def __repr__(self) -> str:
@@ -184,25 +182,25 @@ class Kernel:
 
 
 class Prepared:
-    """A kernel that has its constants: call it with the other arrays."""
+    """A kernel with bound constants: call it with the other arrays."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
-        """The outputs by name. `out` gives arrays to write them to."""
+        """Run the kernel and return the outputs by name; write them to arrays in `out` if given."""
         if unnamed:
-            raise ArgumentError("arrays are given by name: prepared(A=a)", code="unknown-argument")
+            raise ArgumentError("arrays must be keyword arguments: prepared(A=a)", code="unknown-argument")
         return self.run(arrays, out)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """The same call for names that are no Python argument."""
+        """Run the kernel on arrays by name, including names that are not Python identifiers."""
         return self._runner.run(*_checked_mappings(arrays, out))
 
 
 @dataclass(frozen=True, slots=True)
 class _UnpreparedKernel:
-    """A kernel on a device where nothing is prepared: its constants are given again in every call."""
+    """A kernel with constants on a device without prepacking: passes the constants in every call."""
 
     runner: Runner
     constants: Mapping[str, object]
@@ -215,7 +213,7 @@ class _UnpreparedKernel:
 
     def _with_constants(self, arrays: Mapping[str, object]) -> dict[str, object]:
         if twice := sorted(self.constants.keys() & arrays.keys()):
-            raise ArgumentError(f"{twice[0]} is a constant, and is there already", code="unknown-argument")
+            raise ArgumentError(f"constant {twice[0]!r} is already bound", code="unknown-argument")
         return {**arrays, **self.constants}
 
 
@@ -235,13 +233,25 @@ def compile(  # a name and options, as docs/api.md has them
     constants: Sequence[str] = (),
     **unknown: Never,
 ) -> Kernel:
-    """The fastest kernel found for an expression. `hardware`, a spec or YAML text, stands in place of `target`.
+    """Compile an expression to the fastest kernel that is found.
 
-    `family` ("simt", "mma", "wgmma") and `tiles` ({"split_k": 4}) narrow down what is chosen from. `constants`: inputs
-    that stay the same from call to call; see Kernel.prepare.
+    Args:
+        expression: the program.
+        inputs: dtype and shape of each input.
+        target: id of the device; "local" is the host CPU.
+        outputs: names of the outputs; default: tensors that are never read.
+        top_k: number of candidates to build.
+        select: "measure" to time the candidates, "model" to trust the ranking.
+        runtime: "auto", or "emulator" to run a GPU kernel on the CPU.
+        allow_tf32: allow TF32 for float32 products.
+        hardware: a spec, or its YAML text, instead of `target`.
+        family: kernel family of GPU contractions: "simt", "mma" or "wgmma".
+        tiles: constraints on the candidates, such as {"split_k": 4}.
+        constants: inputs that do not change between calls; see Kernel.prepare.
+        unknown: rejected.
     """
     if unknown:
-        raise ArgumentError(f"compile has no option {next(iter(unknown))!r}", code="invalid-option")
+        raise ArgumentError(f"unknown option of compile: {next(iter(unknown))!r}", code="invalid-option")
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
@@ -258,27 +268,27 @@ def estimate(
     *,
     allow_tf32: bool = False,
 ) -> dict[str, list[Estimate]]:
-    """The model's best plans for every target, best first; no compiler and no device is touched."""
+    """Return the estimates of the best plans for each target, best first. Uses no compiler and no device."""
     count = validate_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
-        raise ArgumentError(f"two of the targets are {duplicates[0]}, which answers are named by", code="invalid-option",
-                            hint="give each spec an id of its own: dataclasses.replace(spec, id=...)")  # fmt: skip
+        raise ArgumentError(f"duplicate target {duplicates[0]!r} with different specs", code="invalid-option",
+                            hint="give each spec its own id: dataclasses.replace(spec, id=...)")  # fmt: skip
     return {each.spec.id: [Estimate.from_plan(plan, each.roofline) for plan in each.plans] for each in estimates}
 
 
 def targets() -> tuple[HardwareSpec, ...]:
-    """Every device there is a spec for, the CPU at hand among them."""
+    """Return the specs of all known devices, including the host CPU."""
     return devices.all_specs()
 
 
 def reference(
     expression: str, inputs: Inputs, arrays: Mapping[str, Any], outputs: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """What the interpreter makes of the arrays: slow, and right by definition."""
+    """Run the program by the reference interpreter, which is slow and defines the correct result."""
     _check_mapping("arrays", arrays)
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
@@ -287,17 +297,17 @@ def reference(
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:
-    """A kernel that was saved; needs no compiler.
+    """Load a saved kernel, without a compiler.
 
-    Loading runs nothing. Calling the kernel runs the machine code in its folder as this process: for another's folder
-    that is as running another's program.
+    Loading runs no code. Calling the kernel runs the machine code in its directory with the rights of this process, so
+    load only kernels from trusted sources.
     """
     parts = saved.load(folder)
     return Kernel(parts, load_plan(parts), ())
 
 
 def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Runner:
-    """The kernel's runtime with the binary in it; the emulator takes the text."""
+    """Load a kernel's binary on its device, or its source into the emulator."""
     if runtime is RuntimeChoice.EMULATOR:
         return load_emulated(compiled)
     match compiled.source.language:
@@ -320,4 +330,4 @@ def _checked_mappings(
 
 def _check_mapping(argument: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise ArgumentError(f"{argument} must map names to arrays, not {type(value).__qualname__}", code="not-an-array")
+        raise ArgumentError(f"{argument} must map names to arrays, got {type(value).__qualname__}", code="not-an-array")

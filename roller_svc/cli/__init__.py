@@ -1,4 +1,4 @@
-"""The `roller` command: one module for each verb, loaded when it is used."""
+"""The `roller` command: one module per subcommand, loaded on use."""
 
 from __future__ import annotations
 

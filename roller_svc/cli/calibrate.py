@@ -1,4 +1,4 @@
-"""roller calibrate: micro-benchmarks of the device at hand → its spec, printed or written."""
+"""roller calibrate: measure a local device by micro-benchmarks and print or write its spec."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from roller_svc import calibration, hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 
 _CUDA = re.compile(r"cuda:(\d{1,3})")
-COLUMNS = ("figure", "unit", "taken", "min", "median", "max")
+COLUMNS = ("value", "unit", "taken", "min", "median", "max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", default=hardware.LOCAL, metavar="ID", help="default: local, the CPU this runs on")
-    parser.add_argument("--output", metavar="FILE", help="write the spec there, as YAML, and tell what was measured")
     parser.add_argument(
-        "--seconds", type=float, default=calibration.SECONDS, metavar="S", help="about how long (default: %(default)s)"
+        "--target", default=hardware.LOCAL, metavar="ID", help="device to measure; default: local, the host CPU"
     )
-    parser.add_argument("--json", action="store_true", help="the spec as one JSON document on stdout, nothing else")
+    parser.add_argument("--output", metavar="FILE", help="write the spec to FILE as YAML, and print the measurements")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=calibration.SECONDS,
+        metavar="S",
+        help="approximate duration (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="write the spec as JSON to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -47,8 +53,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _calibrate(target: str, seconds: float) -> HardwareSpec:
-    """Of what is detected where the target is this CPU, of a shipped spec with this machine's cores and caches, or of
-    an NVIDIA device by its number."""
+    """Calibrate the host CPU, a shipped spec with this machine's cores and caches, or an NVIDIA device by number."""
     if match := _CUDA.fullmatch(target):
         calibration.check_cuda(int(match[1]))
         return calibration.calibrated_cuda(int(match[1]), seconds)
@@ -56,7 +61,7 @@ def _calibrate(target: str, seconds: float) -> HardwareSpec:
         return calibration.calibrated(hardware.detect_local(), seconds=seconds)
     spec = hardware.load(target)
     calibration.check_present(spec)
-    spec_here = calibration.on_this_machine(spec) if spec.family is Family.CPU else spec
+    spec_here = calibration.on_this_machine(spec) if spec.family is TargetKind.CPU else spec
     return calibration.calibrated(spec_here, seconds=seconds)
 
 
@@ -71,13 +76,13 @@ def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _check_writable(path: Path) -> None:
-    """Before anything is measured."""
+    """Raise ArgumentError if the file cannot be written, before anything is measured."""
     with _temporary_sibling(path) as part:
         part.touch(exist_ok=False)
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
+    """Write a file atomically."""
     with _temporary_sibling(path) as part:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
@@ -86,8 +91,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _temporary_sibling(path: Path) -> Iterator[Path]:
-    """A name in the same folder, nothing of which stays. Raises ArgumentError (unwritable-file) for what the system
-    refuses meanwhile."""
+    """Yield a temporary path in the same directory and remove it. Convert OSError to ArgumentError."""
     part = path.parent / f".roller-{os.getpid()}.part"
     try:
         if path.is_dir():
@@ -96,5 +100,5 @@ def _temporary_sibling(path: Path) -> Iterator[Path]:
     except OSError as failure:
         raise ArgumentError(f"cannot write {path}: {failure.strerror or failure}", code="unwritable-file") from failure
     finally:
-        with suppress(OSError):  # such as that of a folder which is not there
+        with suppress(OSError):  # the directory may not exist
             part.unlink()

@@ -1,4 +1,4 @@
-"""Arguments → a verb, and whatever ends it → an exit code."""
+"""Parse the arguments, run the subcommand, and map errors to exit codes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from roller_svc.cli.context import CommandContext
 from roller_svc.errors import ArgumentError, InputError, LaunchError, RollerError, ToolchainMissingError
 from roller_svc.version import __version__
 
-# Verb → what it does. The verb's module has add_arguments(parser) and execute(options) -> exit code.
+# Subcommands with their help. The module of a subcommand has add_arguments(parser) and execute(options) -> exit code.
 COMMANDS = {
-    "compile": "build a kernel, show or save it",
-    "run": "build a kernel, run it on random inputs, check it against the reference, time it",
-    "estimate": "what the model expects, on one or more devices; builds nothing",
-    "explain": "how a kernel came about: tiles, candidates, costs",
-    "targets": "the devices, and what compiles for them here; check: a spec beside the device at hand",
-    "calibrate": "measure the device at hand and write its spec",
-    "corpus": "compile, run and judge every case of a file",
-    "bench": "measure the project itself: construct, lint, model, cpu",
-    "lint": "what the machine code of a program's CUDA kernels has and lacks",
+    "compile": "compile a kernel; print or save it",
+    "run": "compile a kernel, run it on random inputs, check it against the reference and time it",
+    "estimate": "estimate the time of a program on one or more devices, without compiling",
+    "explain": "explain how a kernel was constructed: tiles, candidates, costs",
+    "targets": "list devices and their compilers; check: compare a spec with the local device",
+    "calibrate": "measure the local device and write its spec",
+    "corpus": "compile, run and check every case of a file",
+    "bench": "benchmark this project: construct, lint, model, cpu",
+    "lint": "lint compiled CUDA kernels (spills, missing instructions)",
     "serve": "run the HTTP service",
 }
 
@@ -39,14 +39,14 @@ class Command(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, 1 the work failed, 2 the input was refused, 3 a toolchain or device is missing."""
+    """Return the exit code: 0 done, 1 failed, 2 invalid input, 3 a toolchain or device is missing."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     context = CommandContext()
     as_json = "--json" in words
     try:
         command, options = _parse(words, context)
         return command.execute(options)
-    except SystemExit as ended:  # argparse has shown what it was asked for
+    except SystemExit as ended:  # argparse has printed the help or the version
         return ended.code if isinstance(ended.code, int) else REJECTED
     except RollerError as error:
         import_module("roller_svc.cli.errors").print_error(error, context.expression, as_json=as_json)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # who read our output has had enough; Python must not complain about it while it ends
+        # the reader closed the pipe: keep Python from reporting it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
@@ -68,7 +68,7 @@ def exit_code(error: RollerError) -> int:
 
 
 class _ArgumentParser(argparse.ArgumentParser):
-    """Refuses what it does not know as every input is refused."""
+    """Reports invalid arguments as ArgumentError."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -76,10 +76,10 @@ class _ArgumentParser(argparse.ArgumentParser):
 
 
 def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse.Namespace]:
-    """The verb and its options. Only that verb's module is loaded: the others' start-up time is not ours."""
+    """Parse the subcommand and its options. Import only its module, which keeps start-up fast."""
     parser = _ArgumentParser(prog="roller", description="Tensor expressions in, fast kernels out.")
     parser.add_argument("--version", action="version", version=f"roller {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = words[0] if words else ""
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(
@@ -89,5 +89,5 @@ def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse
             command: Command = import_module(f"roller_svc.cli.{name}")
             command.add_arguments(subparser)
     options = parser.parse_args(words)
-    options.texts = context
+    options.context = context
     return command, options

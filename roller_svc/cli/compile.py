@@ -1,4 +1,4 @@
-"""roller compile: an expression → a kernel, shown or saved."""
+"""roller compile: compile an expression; print or save the kernel."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_device(parser)
     common.add_build(parser, "measure")
     common.add_server(parser)
-    parser.add_argument("--save", metavar="DIR", help="write text, binary and metadata.json there")
-    parser.add_argument("--source", action="store_true", help="show the kernel's text")
-    parser.add_argument("--ptx", action="store_true", help="show a CUDA kernel's PTX; with --save, keep it too")
-    parser.add_argument("--sass", action="store_true", help="show a CUDA kernel's machine code; likewise")
+    parser.add_argument("--save", metavar="DIR", help="write source, binary and metadata.json to DIR")
+    parser.add_argument("--source", action="store_true", help="print the kernel's source")
+    parser.add_argument("--ptx", action="store_true", help="print a CUDA kernel's PTX; with --save also write it")
+    parser.add_argument("--sass", action="store_true", help="print a CUDA kernel's SASS; with --save also write it")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def build_locally(options: argparse.Namespace) -> Kernel:
-    """The kernel, built in this process."""
+    """Compile the kernel in this process."""
     return Kernel.from_report(build_kernel(common.parse_request(options)))
 
 
@@ -70,9 +70,8 @@ def summary(facts: dict[str, Any]) -> str:
     ]
     estimate = facts["estimate"]
     if estimate:
-        lines.append(
-            f"estimate: {show.format_seconds(estimate['seconds'])}, bound by {estimate['bound']} ({show.format_stages(estimate)})"
-        )
+        seconds, stages = show.format_seconds(estimate["seconds"]), show.format_stages(estimate)
+        lines.append(f"estimate: {seconds}, bound by {estimate['bound']} ({stages})")
     if facts["candidates"]:
         if revised := show.format_compiled_estimate(facts["candidates"][0]):
             lines.append(revised)
@@ -84,7 +83,7 @@ def summary(facts: dict[str, Any]) -> str:
 
 
 def candidates_table(attempts: list[dict[str, Any]]) -> str:
-    """The candidates, best first: estimated, measured, tiles; where kernels differ in what they compute, that too."""
+    """Format the candidates, best first: estimate, measurement, tiles, and kernels if these differ."""
     kernels_by_plan = [", ".join(group["as"] for group in attempt.get("groups", ())) for attempt in attempts]
     kernels_differ = len(set(kernels_by_plan)) > 1
     rows = []

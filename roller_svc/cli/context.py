@@ -1,4 +1,4 @@
-"""What a command was given, kept for the errors that point into it."""
+"""Context of a subcommand: the program text, for error messages that quote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""roller corpus: every case of a file compiled, run and judged, in worker processes."""
+"""roller corpus: compile, run and check every case of a file, in worker processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller_svc.compiler.request import parse_enum, validate_tiles
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.action import generator_digest
 from roller_svc.farm.workers import map_unordered
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 from roller_svc.settings import settings
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run, Task
@@ -26,25 +26,25 @@ MAX_FAILURES_SHOWN = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE.json", help="the corpus")
-    parser.add_argument("--target", default="local", metavar="ID", help="the device (default: %(default)s)")
-    parser.add_argument("--small", action="store_true", help="the small variant of a case, where it has one")
-    parser.add_argument("--emulate", action="store_true", help="run kernels of GPUs on the CPU")
-    parser.add_argument("--races", action="store_true", help="with --emulate: report races of threads too; slower")
+    parser.add_argument("file", metavar="FILE.json", help="corpus file")
+    parser.add_argument("--target", default="local", metavar="ID", help="device (default: %(default)s)")
+    parser.add_argument("--small", action="store_true", help="use the small variant of each case, if it has one")
+    parser.add_argument("--emulate", action="store_true", help="run GPU kernels in the CPU emulator")
+    parser.add_argument("--races", action="store_true", help="with --emulate: run the race detector (slower)")
     common.add_family(parser)
-    seeds = "run each case on inputs of N seeds; the emulator's threads run in another order each time"
+    seeds = "run each case on inputs from N seeds; the emulator also uses another thread schedule for each"
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
-    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="timeout per program, seconds")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "seeds", "every", "jobs", "timeout")
     if options.races and not options.emulate:
-        raise ArgumentError("--races is for emulated kernels: --emulate --races", code="invalid-option")
+        raise ArgumentError("--races requires --emulate", code="invalid-option")
     run = _run(options)
     text = common.read_text_file(options.file)
     try:
@@ -71,7 +71,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _run_tasks(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple[Row, ...]]:
-    """Rows as they come, one task after the other in each of the worker processes."""
+    """Yield the rows of each task in order of completion."""
     for task, result in map_unordered(corpus.verify_task, tasks, options.jobs, options.timeout):
         yield corpus.failed_rows(task, result) if isinstance(result, RollerError) else result
 
@@ -79,13 +79,13 @@ def _run_tasks(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple
 def _run(options: argparse.Namespace) -> Run:
     return Run(
         options.target, options.emulate, options.seeds, options.races,
-        None if options.family is None else parse_enum(KernelFamily, "family", options.family),
+        None if options.family is None else parse_enum(OpClass, "family", options.family),
         validate_tiles(common.parse_tiles(options)),
     )  # fmt: skip
 
 
 def _run_id(options: argparse.Namespace, run: Run, text: str) -> str:
-    """Of what decides the rows: the file, the options, this version."""
+    """Hash everything that determines the rows: the file, the options, this version."""
     parts = [text, options.small, options.every, repr(run), generator_digest()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

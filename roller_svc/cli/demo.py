@@ -1,4 +1,4 @@
-"""make demo: two kernels built and run on this machine's CPU, and one written for a GPU that need not be here."""
+"""make demo: compile and run two kernels on the host CPU, and compile one for a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Y[n, f, ho, wo] +=! X[n, c, ho + kh - 1, wo + kw - 1]
 
 @dataclass(frozen=True, slots=True)
 class DemoProgram:
-    """One program of the demonstration."""
+    """A program of the demonstration."""
 
     title: str
     expression: str
@@ -79,9 +79,9 @@ def _run_on_cpu(program: DemoProgram) -> None:
     numpy_s = measure(lambda: _run_numpy(arrays), budget_s=0.5).median_s
     _print_report(program, report, facts)
     work = report.program.flops / 1e9
-    print(f"\nours  {show.format_seconds(kernel_s):>8}  {work / kernel_s:7.1f} GFLOP/s")
-    print(f"numpy {show.format_seconds(numpy_s):>8}  {work / numpy_s:7.1f} GFLOP/s")
-    print(f"largest error against the reference: {agreement.max_abs_error:.3g}\n")
+    print(f"\nroller {show.format_seconds(kernel_s):>8}  {work / kernel_s:7.1f} GFLOP/s")
+    print(f"numpy  {show.format_seconds(numpy_s):>8}  {work / numpy_s:7.1f} GFLOP/s")
+    print(f"PASS: max abs error {agreement.max_abs_error:.3g}\n")
 
 
 def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, object]) -> None:
@@ -98,7 +98,7 @@ def _print_report(program: DemoProgram, report: BuildReport, facts: dict[str, ob
 
 
 def _first_steps(trace: list[Json]) -> list[Json]:
-    """The first steps on each level: the whole trace is what `roller explain` shows."""
+    """Return the first steps of each level; `roller explain` shows the whole trace."""
     levels = dict.fromkeys(step["level"] for step in trace)
     return [step for level in levels for step in [s for s in trace if s["level"] == level][:STEPS_PER_LEVEL]]
 
@@ -108,7 +108,7 @@ def _build_for_gpu(program: DemoProgram) -> None:
         build_kernel(build_request(program.expression, program.inputs, target=GPU, top_k=1, select="model"))
     )
     folder = kernel.save(FOLDER / GPU)
-    print(f"=== {program.title}, for {GPU}, which need not be here")
+    print(f"=== {program.title}, for {GPU}")
     for launch, used in zip(kernel.launches, kernel.resources, strict=True):
         print(
             f"{launch.name}: grid {launch.grid}, block {launch.block}, {used.registers_per_thread} registers,"
@@ -118,7 +118,7 @@ def _build_for_gpu(program: DemoProgram) -> None:
 
 
 def _run_numpy(arrays: Arrays) -> NDArray[np.float32]:
-    """The same in numpy: matmul and tanh-free GELU, or im2col and matmul."""
+    """Compute the same program by numpy: matmul and erf GELU, or im2col and matmul."""
     if "X" in arrays:
         return _convolution(arrays["X"], arrays["W"])
     value: NDArray[np.float32] = arrays["A"] @ arrays["B"] + arrays["bias"]
@@ -135,7 +135,7 @@ def _convolution(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.f
 
 
 def _erf(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Abramowitz and Stegun 7.1.26: numpy has no erf, and this is near enough for a time."""
+    """Approximate erf (Abramowitz and Stegun 7.1.26), which numpy lacks."""
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     result: NDArray[np.float32] = np.sign(x) * (1 - poly.astype(np.float32) * np.exp(-x * x))

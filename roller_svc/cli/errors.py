@@ -1,4 +1,4 @@
-"""Errors → stderr for people and, with --json, the one document on stdout."""
+"""Print errors to stderr and, with --json, as a JSON document to stdout."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def print_error(error: RollerError, expression: str, *, as_json: bool) -> None:
 
 
 def render_error(error: RollerError, expression: str) -> str:
-    """What a terminal shows: with the place in the expression, or the end of what the compiler said."""
+    """Format an error with its place in the expression, or with the compiler's output."""
     match error:
-        case SpecError():  # its lines are those of the spec, which the message names
+        case SpecError():  # line and column refer to the spec file that the message names
             location = "" if error.line is None else f"line {error.line}, column {error.column}: "
             hint = f"\nhint: {error.hint}" if error.hint else ""
             return f"error: {location}{error.code}: {error.message}{hint}"

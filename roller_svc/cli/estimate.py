@@ -1,4 +1,4 @@
-"""roller estimate: what the model expects on one or more devices; no compiler and no device is touched."""
+"""roller estimate: estimate a program on one or more devices, without a compiler or device."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
-    parser.add_argument("--target", action="append", default=[], metavar="ID", help="a device; may be repeated")
+    parser.add_argument("--target", action="append", default=[], metavar="ID", help="device; may be repeated")
     parser.add_argument(
-        "--hardware", action="append", default=[], metavar="FILE", help="a device's spec in YAML; may be repeated"
+        "--hardware", action="append", default=[], metavar="FILE", help="YAML spec of a device; may be repeated"
     )
     parser.add_argument(
         "--top-k", type=int, default=1, metavar="K", help="plans for each device (default: %(default)s)"
     )
-    parser.add_argument("--what-if", action="store_true", help="what a tenth more of each resource would save")
-    parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
+    sensitivity = "print the sensitivity of the estimate to each resource (+10 %%)"
+    parser.add_argument("--sensitivity", "--what-if", action="store_true", dest="sensitivity", help=sensitivity)
+    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
     common.add_server(parser)
 
 
@@ -45,16 +46,15 @@ def execute(options: argparse.Namespace) -> int:
                 ("target", "", "estimated", "bound", "occupancy", "waves", "unit", "tiles"), _rows(estimates)
             )
         )
-        print(f"\nNo tiles go below\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}")
-        if options.what_if:
-            print(
-                f"\nA tenth more of a resource, the tiles left as they are\n{show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))}"
-            )
+        print(f"\nRoofline (lower bounds)\n{show.format_table(ROOFLINE_COLUMNS, _roofline_rows(estimates))}")
+        if options.sensitivity:
+            table = show.format_table(SENSITIVITY_COLUMNS, _sensitivity_rows(estimates))
+            print(f"\nSensitivity to each resource (+10 %), for the same tiles\n{table}")
     return 0
 
 
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """In this process. What is wrong with the program or a device's name is an error here, not a row."""
+    """Estimate in this process. Raises InputError for an invalid program or device id."""
     item = Item(
         common.read_expression(options), common.parse_inputs(options), options.output or None, options.allow_tf32
     )
@@ -62,17 +62,17 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     results = estimate_item(item, [*options.target, *specs] or ["local"], count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
-    if options.what_if:
-        for estimate, one in zip(estimates, results, strict=True):
-            estimate["sensitivity"] = plan_sensitivity_json(item, one.spec, one.plans[0])
+    if options.sensitivity:
+        for estimate, result in zip(estimates, results, strict=True):
+            estimate["sensitivity"] = plan_sensitivity_json(item, result.spec, result.plans[0])
     return estimates
 
 
 def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[str, Any]]:
-    if options.what_if:
-        raise ArgumentError("--what-if does not go with --server", code="invalid-option")
+    if options.sensitivity:
+        raise ArgumentError("--sensitivity is not available with --server", code="invalid-option")
     if options.hardware:
-        message = "--hardware does not go with --server: a service estimates for devices it knows"
+        message = "--hardware is not available with --server: the service estimates only for its own devices"
         raise ArgumentError(message, code="invalid-option")
     item = remote.program_fields(options)
     body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
@@ -87,18 +87,18 @@ def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[st
 
 def _roofline_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [
-        (answer["target"], roof["level"], show.format_seconds(roof["seconds"]), roof.get("operations", ""),
+        (estimate["target"], roof["level"], show.format_seconds(roof["seconds"]), roof.get("operations", ""),
          roof.get("bytes", ""))
-        for answer in estimates
-        for roof in answer["roofline"]
+        for estimate in estimates
+        for roof in estimate["roofline"]
     ]  # fmt: skip
 
 
 def _sensitivity_rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     return [
-        (answer["target"], change["resource"], f"{change['saved']:.1%}")
-        for answer in estimates
-        for change in answer["sensitivity"]
+        (estimate["target"], change["resource"], f"{change['saved']:.1%}")
+        for estimate in estimates
+        for change in estimate["sensitivity"]
     ]
 
 
@@ -107,7 +107,7 @@ def _rows(estimates: list[dict[str, Any]]) -> list[tuple[object, ...]]:
     for estimate in estimates:
         for number, plan in enumerate(estimate["candidates"], 1):
             rows.append(
-                (estimate["target"], number, show.format_seconds(plan["seconds"]), plan["bound"], f"{plan['occupancy']:.2f}",
-                 plan["waves"], plan["unit"], show.format_plan_tiles(plan))
+                (estimate["target"], number, show.format_seconds(plan["seconds"]), plan["bound"],
+                 f"{plan['occupancy']:.2f}", plan["waves"], plan["unit"], show.format_plan_tiles(plan))
             )  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""roller explain: how a kernel came about, for people."""
+"""roller explain: explain how a kernel was constructed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
     common.add_build(parser, "model")
-    parser.add_argument("--source", action="store_true", help="show the kernel's text too")
+    parser.add_argument("--source", action="store_true", help="print the kernel's source too")
     parser.add_argument(
         "--steps",
         type=int,
         default=DEFAULT_STEPS,
         metavar="N",
-        help="steps of construction shown (default: %(default)s)",
+        help="construction steps to print (default: %(default)s)",
     )
 
 
@@ -56,10 +56,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def plan_without_building(request: BuildRequest, missing: ToolchainMissingError) -> BuildReport:
-    """How it would go on a device that nothing compiles for here."""
+    """Create a report without compiling, for a device whose toolchain is missing."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
     spec = resolve_spec(request)
-    groupings = rank_partitions(PartitionCache(program), spec, request.top_k, request.demands)
+    groupings = rank_partitions(PartitionCache(program), spec, request.top_k, request.constraints)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
     attempts = tuple(CandidateResult(one.plan, one.groups, None, None, None, None) for one in shortlist)
     first = groupings[0]
@@ -67,7 +67,7 @@ def plan_without_building(request: BuildRequest, missing: ToolchainMissingError)
 
 
 def format_report(facts: Mapping[str, Any], steps: int) -> str:
-    """The whole story: groups, construction, candidates, costs."""
+    """Format a report: groups, construction, candidates, costs."""
     lines = [
         "Program",
         *(f"  {line}" for line in facts["expression"].splitlines()),
@@ -89,8 +89,8 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
     lines.append(show.format_table(("stage", "time", "share"), _stages(winner)))
     factor = f"{winner['uncertainty']:.3g}"
     lines.append(f"occupancy {winner['occupancy']:.2f}, {winner['waves']} waves, true within a factor of {factor}")
-    changes = show.format_table(("a tenth better", "saves"), _sensitivity_rows(facts))
-    lines += ["", "What would change it, tiles left as they are", changes]
+    changes = show.format_table(("resource +10 %", "saves"), _sensitivity_rows(facts))
+    lines += ["", "Sensitivity of the estimate, for the same tiles", changes]
     if revised := show.format_compiled_estimate(facts["attempts"][0]):
         lines.append(revised)
     lines += [f"note: {note}" for note in facts["notes"]]
@@ -102,10 +102,11 @@ def format_report(facts: Mapping[str, Any], steps: int) -> str:
 
 
 def format_steps(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Level by level: the tile, what it needs, how much it reuses (null in JSON: at no cost), what became of it."""
+    """Format construction steps: level, tile, footprint, data-reuse score (null in JSON: free) and decision."""
     rows = [
-        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()), show.format_bytes(step["footprint_bytes"]),
-         "free" if step["reuse"] is None else f"{step['reuse']:.3g}", step["outcome"])
+        (step["level"], " ".join(f"{a}={n}" for a, n in step["tile"].items()),
+         show.format_bytes(step["footprint_bytes"]), "free" if step["reuse"] is None else f"{step['reuse']:.3g}",
+         step["outcome"])
         for step in steps
     ]  # fmt: skip
     return show.format_table(("level", "tile", "footprint", "reuse", "outcome"), rows)
@@ -130,7 +131,7 @@ def _axes(group: Mapping[str, Any]) -> list[str]:
 
 
 def _stages(plan: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Stages overlap: their shares of the whole may add up to more."""
+    """Return rows of the stages' times and fractions, which may sum to more than 100 % because stages overlap."""
     whole = plan["seconds"]
     return [(s["name"], show.format_seconds(s["seconds"]), f"{s['seconds'] / whole:.0%}") for s in plan["stages"]]
 
@@ -140,7 +141,7 @@ def _sensitivity_rows(facts: Mapping[str, Any]) -> list[tuple[object, ...]]:
 
 
 def _constructions_by_group(facts: Mapping[str, Any]) -> list[Any]:
-    """One construction a group; None where there are fewer."""
+    """Return the construction of each group, or None if there are fewer."""
     constructions = list(facts["constructions"])
     return constructions + [None] * (len(facts["groups"]) - len(constructions))
 

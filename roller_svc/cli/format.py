@@ -1,4 +1,4 @@
-"""Facts → text for people, and JSON for scripts."""
+"""Formatting of results as text and JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def print_json(document: object) -> None:
-    """One document on stdout. JSON has no infinity and no NaN: they become null."""
+    """Print a JSON document to stdout; infinities and NaN become null."""
     json.dump(finite(document), sys.stdout, indent=1, allow_nan=False)
     print()
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Three digits and a unit: 1.23 ms."""
+    """Format seconds with three digits and a unit, such as 1.23 ms."""
     if seconds is None:
         return "-"
     for size, unit in _UNITS:
@@ -41,7 +41,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as what they hold; numbers stay as given."""
+    """Format rows as aligned columns."""
     lines = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
@@ -50,12 +50,12 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
-    """l2: m=64 n=256 | register: m=8 n=32."""
+    """Format tiles as in "l2: m=64 n=256 | register: m=8 n=32"."""
     return " | ".join(f"{level}: " + " ".join(f"{a}={n}" for a, n in tile.items()) for level, tile in levels.items())
 
 
 def format_plan_tiles(plan: Mapping[str, Any]) -> str:
-    """The tiles of a plan's longest kernel, and over how many tasks or lanes its reduction is split."""
+    """Format the tiles of a plan's slowest kernel, with the splits of its reduction."""
     kernel = max(plan["kernels"], key=lambda one: one["estimate"]["seconds"])
     splits = [f"{name}={kernel[name]}" for name in ("split_k", "lanes") if kernel[name] > 1]
     return " | ".join([format_tiles(plan["tiles"]), *splits])
@@ -66,16 +66,16 @@ def format_stages(estimate: Mapping[str, Any]) -> str:
 
 
 def format_compiled_estimate(attempt: Mapping[str, Any]) -> str:
-    """What the model says once the compiler has said what a kernel takes; '' where it did not."""
+    """Format the estimate with the compiled kernel's resources; '' if there is none."""
     revised = attempt.get("estimate_compiled")
     if not revised:
         return ""
-    ranked = attempt["estimate"]["occupancy"]
-    return f"as compiled: {format_seconds(revised['seconds'])}, occupancy {revised['occupancy']:.2f} (planned {ranked:.2f})"
+    seconds, planned = format_seconds(revised["seconds"]), attempt["estimate"]["occupancy"]
+    return f"as compiled: {seconds}, occupancy {revised['occupancy']:.2f} (planned {planned:.2f})"
 
 
 def format_launches(facts: Mapping[str, Any]) -> str:
-    """One line a launch: grid, block, shared memory, registers, spills."""
+    """Format the launches, one per line: grid, block, shared memory, registers, spills."""
     lines = []
     for launch, used in zip(facts["launches"], facts["resources"], strict=True):
         line = f"  {launch['name']}: grid {_format_extents(launch['grid'])}, block {_format_extents(launch['block'])}"

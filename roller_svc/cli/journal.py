@@ -1,4 +1,4 @@
-"""Rows on disk as they come, so that an interrupted run can go on."""
+"""Journal of finished rows on disk, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Journal:
-    """A file of JSON objects, one a line."""
+    """A file of JSON objects, one per line."""
 
     def __init__(self, path: Path, *, keep: bool) -> None:
         self._path = path
@@ -22,7 +22,7 @@ class Journal:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
     def rows(self) -> list[dict[str, Any]]:
-        """What can be read of it: the last line may be cut short."""
+        """Return the readable rows; the last line may be truncated."""
         rows = []
         for line in self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else ():
             try:

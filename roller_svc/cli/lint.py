@@ -1,4 +1,4 @@
-"""roller lint: what a program's CUDA kernels have and lack, as machine code."""
+"""roller lint: lint the machine code of a program's CUDA kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def format_summary(facts: Mapping[str, Any]) -> str:
-    """Launch by launch what there is, then what is wrong."""
+    """Format the instruction counts of each launch, then the findings."""
     lines = [
         facts["expression"],
         f"for {facts['target']}, compiled in {show.format_seconds(facts['compile_seconds'])}:",

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they mean."""
+"""Options shared by several subcommands."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from roller_svc.settings import settings
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
 MAX_FILE_BYTES = 64 << 20
-MAX_SECONDS = 3600.0  # of measuring: samples are kept, and nobody waits longer
+MAX_SECONDS = 3600.0  # of measuring: all samples are kept in memory
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """The expression, its inputs and outputs."""
-    parser.add_argument("expression", help="the program; - reads it from stdin, @FILE from a file")
+    """Add the expression, its inputs and outputs."""
+    parser.add_argument("expression", help="program text; - reads stdin, @FILE reads a file")
     parser.add_argument(
-        "--input", action="append", default=[], metavar="A=float32[1024,1024]", help="an input's type; once for each"
+        "--input",
+        action="append",
+        default=[],
+        metavar="A=float32[1024,1024]",
+        help="type of an input; repeat for each input",
     )
     parser.add_argument(
-        "--output", action="append", default=[], metavar="NAME", help="an output; default: all that is left"
+        "--output",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="output tensor (default: tensors that are never read)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", metavar="ID", help="the device (roller targets lists them); default: local")
-    parser.add_argument("--hardware", metavar="FILE", help="a device's spec in YAML, in place of --target")
+    parser.add_argument("--target", metavar="ID", help="device; `roller targets` lists them (default: local)")
+    parser.add_argument("--hardware", metavar="FILE", help="YAML spec of a device, instead of --target")
 
 
 def add_build(parser: argparse.ArgumentParser, select: str) -> None:
-    """How a kernel is chosen."""
+    """Add options for the selection of a kernel."""
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
     parser.add_argument(
         "--select",
@@ -47,7 +55,7 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         metavar="HOW",
         help="measure: time the candidates; model: trust the ranking (default: %(default)s)",
     )
-    parser.add_argument("--allow-tf32", action="store_true", help="float32 products may be rounded to TF32")
+    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
     add_family(parser)
     parser.add_argument(
         "--constant", action="append", default=[], metavar="NAME",
@@ -57,15 +65,19 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
 
 
 def add_family(parser: argparse.ArgumentParser) -> None:
-    """For experiments: a part of what there is to choose from."""
-    parser.add_argument("--family", metavar="NAME", help="what contractions on a GPU run on: simt, mma or wgmma")
+    """Add constraints on the candidates, for experiments."""
     parser.add_argument(
-        "--tiles", metavar="split_k=4,stages=3", help=f"values that some of {', '.join(TILE_FIELDS)} must have"
-    )
+        "--kernel-family", "--family", dest="family", metavar="NAME",
+        help="kernel family of GPU contractions: simt, mma or wgmma",
+    )  # fmt: skip
+    parser.add_argument(
+        "--constrain", "--tiles", dest="tiles", metavar="split_k=4,stages=3",
+        help=f"values of tile fields: {', '.join(TILE_FIELDS)}",
+    )  # fmt: skip
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server", metavar="URL", help="a service to build on, in place of this process")
+    parser.add_argument("--server", metavar="URL", help="service that compiles, instead of this process")
 
 
 def server_url(options: argparse.Namespace) -> str:
@@ -73,7 +85,7 @@ def server_url(options: argparse.Namespace) -> str:
 
 
 def read_expression(options: argparse.Namespace) -> str:
-    """The program's text, remembered for errors that point into it."""
+    """Return the program text and store it in the context for error messages."""
     argument: str = options.expression
     if argument == "-":
         text = _decode(sys.stdin.buffer.read(MAX_FILE_BYTES), "stdin")
@@ -81,12 +93,12 @@ def read_expression(options: argparse.Namespace) -> str:
         text = read_text_file(argument[1:])
     else:
         text = argument
-    options.texts.expression = text
+    options.context.expression = text
     return text
 
 
 def read_text_file(name: str) -> str:
-    """A file that the caller names."""
+    """Read a UTF-8 file. Raises ArgumentError."""
     try:
         with Path(name).open("rb") as file:
             return _decode(file.read(MAX_FILE_BYTES), name)
@@ -95,7 +107,7 @@ def read_text_file(name: str) -> str:
 
 
 def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
-    """--input A=float32[4,4] → {"A": ("float32", [4, 4])}; A=float32 is a scalar."""
+    """Parse --input: A=float32[4,4] → {"A": ("float32", [4, 4])}; A=float32 is a scalar."""
     inputs: dict[str, tuple[str, list[int]]] = {}
     for text in options.input:
         match = _INPUT.fullmatch(text)
@@ -124,12 +136,13 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
 
 
 def parse_tiles(options: argparse.Namespace) -> dict[str, int]:
-    """--tiles split_k=4,stages=3 → {"split_k": 4, "stages": 3}."""
+    """Parse --constrain: split_k=4,stages=3 → {"split_k": 4, "stages": 3}."""
     parts = [part.partition("=") for part in (options.tiles or "").split(",") if part.strip()]
     try:
         return {name.strip(): int(value) for name, _, value in parts}
     except ValueError as failure:
-        raise ArgumentError(f"--tiles {options.tiles}: expected NAME=NUMBER,...", code="invalid-option") from failure
+        message = f"--constrain {options.tiles}: expected NAME=NUMBER,..."
+        raise ArgumentError(message, code="invalid-option") from failure
 
 
 def runtime_name(options: argparse.Namespace) -> str:
@@ -137,7 +150,7 @@ def runtime_name(options: argparse.Namespace) -> str:
 
 
 def parse_device(options: argparse.Namespace) -> dict[str, Any]:
-    """target or hardware, as build_request takes them."""
+    """Return target or hardware as an argument of build_request."""
     if options.hardware is None:
         return {"target": options.target or "local"}
     if options.target:
@@ -152,7 +165,7 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 
 
 def check_seconds(options: argparse.Namespace) -> None:
-    """--seconds, how long to measure."""
+    """Validate --seconds, the duration of a measurement."""
     check_positive(options, "seconds")
     if options.seconds > MAX_SECONDS:
         raise ArgumentError(f"--seconds must be at most {MAX_SECONDS:g}", code="invalid-option")

@@ -1,4 +1,4 @@
-"""A progress bar on stderr where that is a terminal, and nothing where it is not."""
+"""Progress bar on stderr if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def show_progress(items: Iterable[T], total: int, title: str, done: int = 0) -> Iterator[T]:
-    """The items, counted while they come."""
+    """Yield the items and advance the progress bar."""
     if not sys.stderr.isatty():
         yield from items
         return

@@ -1,4 +1,4 @@
-"""A verb's options → a kernel built by a service."""
+"""Compile a kernel on a service (--server)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def open_client(server: str) -> Client:
 
 
 def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
-    """Built there, loaded here."""
+    """Compile a kernel on the service and load it in this process."""
     with open_client(server) as service:
         operation = service.compile(_compile_request(options))
         if operation.response is None:
-            raise BuildServiceError(f"{server} does not answer like this service", code="bad-answer")
+            raise BuildServiceError(f"unexpected response from {server}: no kernel", code="bad-answer")
         bundle = service.file(operation.response.links["bundle"])
     with tempfile.TemporaryDirectory(prefix="roller-") as folder:
         unpack(bundle, Path(folder))
@@ -39,19 +39,19 @@ def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
 
 
 def unpack(bundle: bytes, folder: Path) -> None:
-    """A bundle's files into a folder: plain names only, of bounded size."""
+    """Extract a bundle into a directory; accept only plain names and bounded sizes."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             for entry in archive.infolist():
                 if Path(entry.filename).name != entry.filename or entry.file_size > MAX_FILE_BYTES:
-                    raise BuildServiceError(f"the bundle holds {entry.filename!r}", code="bad-answer")
+                    raise BuildServiceError(f"unexpected file in the bundle: {entry.filename!r}", code="bad-answer")
                 (folder / entry.filename).write_bytes(archive.read(entry))
     except zipfile.BadZipFile as failure:
-        raise BuildServiceError("the bundle is no archive", code="bad-answer") from failure
+        raise BuildServiceError("the bundle is not a zip archive", code="bad-answer") from failure
 
 
 def program_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """The program as a request's body has it."""
+    """Return the program fields of a request body."""
     inputs = common.parse_inputs(options)
     return {
         "expression": common.read_expression(options),
@@ -61,7 +61,7 @@ def program_fields(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def validate_body(model: type[B], fields: dict[str, Any]) -> B:
-    """The body, or what a service would refuse it for."""
+    """Validate a request body. Raises ArgumentError with the service's message."""
     try:
         return model.model_validate(fields)
     except ValidationError as failure:
@@ -71,7 +71,7 @@ def validate_body(model: type[B], fields: dict[str, Any]) -> B:
 
 
 def _compile_request(options: argparse.Namespace) -> CompileRequest:
-    # A target's spec is the service's to know; a spec in a file is sent along.
+    # The service knows the specs of its targets; send a spec from a file along.
     device = common.parse_device(options)
     if "hardware" in device:
         device = {"hardware": hardware.to_mapping(device["hardware"])}

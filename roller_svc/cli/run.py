@@ -1,4 +1,4 @@
-"""roller run: build, run on random inputs, check against the reference, time."""
+"""roller run: compile a kernel, run it on random inputs, check it against the reference and time it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller_svc.compiler.request import validate_outputs
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.accumulation import MatrixSums, matrix_sums
+from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.reference.compare import Agreement
@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_device(parser)
     common.add_build(parser, "measure")
     common.add_server(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: %(default)s)")
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.seed < 0:
-        raise ArgumentError("--seed must not be negative", code="invalid-option")
+        raise ArgumentError(f"--seed must not be negative, got {options.seed}", code="invalid-option")
     server = common.server_url(options)
     kernel = remote.kernel(options, server) if server else build_locally(options)
     types = dict(tensor_types(common.parse_inputs(options)))
-    program = parse(options.texts.expression, types, validate_outputs(options.output or None))
+    program = parse(options.context.expression, types, validate_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)
     loaded = load_kernel(
         kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO
@@ -46,7 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     agreement = _check(
         program, arrays, loaded.results(), allow_tf32=options.allow_tf32, accumulation=_accumulation(kernel)
     )
-    # the emulator's time says nothing of the device's
+    # the emulator's time says nothing about the device
     measurement = None if options.emulate else loaded.measure()
     facts = kernel_facts(kernel) | {
         "median_s": None if measurement is None else measurement.median_s,
@@ -65,15 +65,24 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _accumulation(kernel: Kernel) -> MatrixSums | None:
-    """How its main kernel adds products; None where that is not known: of a server's."""
-    return None if kernel.program is None else matrix_sums(kernel.program.unit, kernel.parts.compiled.source.arch)
+def _accumulation(kernel: Kernel) -> AccumulatorPrecision | None:
+    """Return the accumulator precision of the main kernel; None if unknown, as for a service's kernel."""
+    return (
+        None
+        if kernel.program is None
+        else accumulator_precision(kernel.program.unit, kernel.parts.compiled.source.arch)
+    )
 
 
 def _check(
-    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, accumulation: MatrixSums | None
+    program: TensorProgram,
+    arrays: Arrays,
+    results: Arrays,
+    *,
+    allow_tf32: bool,
+    accumulation: AccumulatorPrecision | None,
 ) -> Agreement | None:
-    """What the reference says of the results; None where the program is too large for it. A wrong answer is raised."""
+    """Compare the results with the reference; return None if the program is too large. Raises WrongAnswerError."""
     try:
         agreement = verify_results(program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation)
     except ArgumentError as failure:
@@ -90,15 +99,13 @@ def gflops(program: TensorProgram, seconds: float) -> float:
 
 
 def measure_numpy_s(program: TensorProgram, arrays: Any) -> float | None:
-    """numpy's time for the same, where it has one call for it."""
+    """Return the time of the same program in numpy, if one call of numpy computes it."""
     einsum = numpy_einsum(program)
     return None if einsum is None else einsum.measure_numpy(arrays).median_s
 
 
 def format_summary(facts: dict[str, Any]) -> str:
-    check_line = (
-        f"right: largest error against the reference {facts['max_abs_error']:.3g}" if facts["checked"] else UNCHECKED
-    )
+    check_line = f"PASS: max abs error {facts['max_abs_error']:.3g}" if facts["checked"] else UNCHECKED
     lines = [
         facts["expression"],
         f"for {facts['target']}, {facts['language']}, on {facts['device']}:",
@@ -107,12 +114,12 @@ def format_summary(facts: dict[str, Any]) -> str:
     ]
     if facts["median_s"] is not None:
         lines.append(
-            f"time: {show.format_seconds(facts['min_s'])} least, {show.format_seconds(facts['median_s'])} median; "
+            f"time: min {show.format_seconds(facts['min_s'])}, median {show.format_seconds(facts['median_s'])}; "
             f"{facts['gflops']:.3g} GFLOP/s; estimated {show.format_seconds(facts['estimate']['seconds'])}"
         )
     if facts["numpy_s"] is not None:
-        lines.append(
-            f"numpy: {show.format_seconds(facts['numpy_s'])}, {facts['numpy_s'] / facts['median_s']:.2f} times ours"
-        )
+        ratio = facts["numpy_s"] / facts["median_s"]
+        comparison = f"{ratio:.2f}x slower" if ratio >= 1 else f"{1 / ratio:.2f}x faster"
+        lines.append(f"numpy: {show.format_seconds(facts['numpy_s'])} ({comparison})")
     lines += [f"note: {note}" for note in facts["notes"]]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""roller serve: the HTTP service, until it is interrupted."""
+"""roller serve: run the HTTP service until it is interrupted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pkgutil
 
 from roller_svc import hardware, settings
 
-RUN_SERVER = "roller_svc.service.server:run_server"  # by name: the other verbs load no web framework
+RUN_SERVER = "roller_svc.service.server:run_server"  # by name, so that no other subcommand loads the web framework
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="address to listen on; other than loopback only with ROLLER_API_KEYS")
+    parser.add_argument("--host", help="address to listen on; requires ROLLER_API_KEYS unless it is loopback")
     parser.add_argument("--port", type=int)
-    parser.add_argument("--store", metavar="DIR", help="folder of the store; made where it is not there")
-    parser.add_argument("--workers", type=int, help="processes that build kernels")
+    parser.add_argument("--store", metavar="DIR", help="directory of the store; created if missing")
+    parser.add_argument("--workers", type=int, help="build worker processes")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -26,6 +26,6 @@ def execute(options: argparse.Namespace) -> int:
     run_server = pkgutil.resolve_name(RUN_SERVER)
     try:
         has_started: bool = run_server(chosen)
-    except SystemExit:  # uvicorn has said why it could not start; its exit code means something else here
+    except SystemExit:  # uvicorn has logged why it could not start; its exit code has another meaning here
         return 1
     return 0 if has_started else 1

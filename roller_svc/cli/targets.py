@@ -1,4 +1,4 @@
-"""roller targets: the devices, and what compiles for them here; roller targets check: a spec beside the device."""
+"""roller targets: list devices and their compilers; roller targets check: compare a spec with the local device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from roller_svc.compiler.serialize import Json, device_json
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.hardware import HardwareSpec
 
-COLUMNS = ("figure", "unit", "spec", "min", "median", "max", "ratio", "")
+COLUMNS = ("value", "unit", "spec", "min", "median", "max", "ratio", "")
 CHECK = "check"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=[CHECK], help="compare a spec with the device at hand")
-    parser.add_argument("id", nargs="?", metavar="ID", help="whose spec; default: local")
-    parser.add_argument("--hardware", metavar="FILE", help="the spec in YAML, in place of ID")
+    parser.add_argument("action", nargs="?", choices=[CHECK], help="compare a spec with the local device")
+    parser.add_argument("id", nargs="?", metavar="ID", help="device to check (default: local)")
+    parser.add_argument("--hardware", metavar="FILE", help="YAML spec, instead of ID")
     parser.add_argument(
         "--seconds", type=float, default=calibration.SECONDS, metavar="S",
-        help="about how long to measure (default: %(default)s)",
+        help="approximate duration of the measurement (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
     common.add_server(parser)
 
 
@@ -35,7 +35,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.action == CHECK:
         return _check(options)
     if options.hardware:
-        raise ArgumentError("--hardware goes with `roller targets check`", code="invalid-option")
+        raise ArgumentError("--hardware requires `roller targets check`", code="invalid-option")
     server = common.server_url(options)
     if server:
         with remote.open_client(server) as service:
@@ -53,10 +53,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """0 where the spec says what the device does, 1 where some figure differs."""
+    """Return 0 if the spec agrees with the device, 1 if a value differs."""
     common.check_seconds(options)
     if options.server:
-        raise ArgumentError("the device at hand is checked, not a service's", code="invalid-option")
+        raise ArgumentError("--server is not available with `roller targets check`", code="invalid-option")
     spec = _spec(options)
     comparisons = calibration.compared(spec, options.seconds)
     agrees = all(comparison.agrees for comparison in comparisons)
@@ -80,7 +80,8 @@ def _spec(options: argparse.Namespace) -> HardwareSpec:
 
 def _json(comparison: calibration.Comparison) -> Json:
     return {
-        "figure": comparison.figure, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min, "median": comparison.median, "max": comparison.max,
+        "figure": comparison.figure, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min,
+        "median": comparison.median, "max": comparison.max,
         "ratio": comparison.ratio, "agrees": comparison.agrees,
     }  # fmt: skip
 
@@ -100,4 +101,6 @@ def _format_verdict(spec: HardwareSpec, comparisons: Sequence[calibration.Compar
     differs = sum(not comparison.agrees for comparison in comparisons)
     if not differs:
         return f"{spec.id} agrees with this device"
-    return f"{differs} of {len(comparisons)} figures of {spec.id} differ; roller calibrate writes a spec of this device"
+    return (
+        f"{differs} of {len(comparisons)} values of {spec.id} differ; `roller calibrate` writes a spec of this device"
+    )

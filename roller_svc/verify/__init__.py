@@ -1,1 +1,1 @@
-"""Checks of compiled kernels: corpora, results, SASS lint."""
+"""Verification of compiled kernels: results, corpora, SASS lint."""

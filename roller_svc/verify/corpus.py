@@ -1,4 +1,4 @@
-"""A corpus case → a verdict: compiled, run on random inputs, judged by the reference interpreter."""
+"""Verify corpus cases: compile, run on random inputs, and compare with the reference interpreter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, InputError, RollerError
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.accumulation import MatrixSums
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.accumulation import AccumulatorPrecision
+from roller_svc.ir.constraints import OpClass
 from roller_svc.ir.kernel import CompiledKernel, Language
 from roller_svc.ir.report import BuildRequest, RuntimeChoice
 from roller_svc.reference.inputs import random_inputs
@@ -28,7 +28,7 @@ STATUS_ORDER = {"ok": 0, "refused": 1, "wrong": 2, "error": 3}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of a corpus, in the variant that is to be used. `hints` shape its random inputs."""
+    """A case of a corpus, full-sized or small."""
 
     id: str
     cls: str
@@ -36,33 +36,29 @@ class Case:
     inputs: Json
     outputs: tuple[str, ...] | None
     options: Json
-    hints: Json
+    hints: Json  # for the random inputs
 
     @property
     def program_key(self) -> str:
-        """Equal for cases of one program."""
+        """A key that is equal for cases with the same program."""
         return json.dumps([self.expression, self.inputs, self.outputs, self.options], sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How cases are built and tried: on random inputs of each seed from 0 to `seeds` - 1.
-
-    The emulator runs the threads of each of these in another order. `races`: it looks for races too. `family`, `tiles`:
-    what is demanded of every kernel (ir/constraints.py); a case that cannot have it is refused.
-    """
+    """How cases are compiled and run."""
 
     target: str
     emulate: bool = False
-    seeds: int = 1
-    races: bool = False
-    family: KernelFamily | None = None
+    seeds: int = 1  # random inputs of seeds 0 ... seeds - 1, each with another thread schedule in the emulator
+    races: bool = False  # run the emulator's race detector
+    family: OpClass | None = None  # constraints on every kernel (ir/constraints.py)
     tiles: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Cases of one program, built once."""
+    """Cases of one program, which is compiled once."""
 
     cases: tuple[Case, ...]
     run: Run
@@ -70,33 +66,32 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of a case. `spill_bytes` of all launches; None where nothing was compiled. `kernels`: what each
-    kernel group of the program is and how it runs (features.py); none where there is no kernel."""
+    """The result of a case."""
 
     id: str
     cls: str
-    status: str
+    status: str  # a key of STATUS_ORDER
     detail: str = ""
     max_abs_error: float | None = None
     compile_seconds: float | None = None
-    spill_bytes: int | None = None
-    kernels: Sequence[Json] = ()
+    spill_bytes: int | None = None  # of all launches; None if nothing was compiled
+    kernels: Sequence[Json] = ()  # summaries of the program's kernels (kernel_stats.py)
 
     def as_json(self) -> Json:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def parse_cases(document: object, *, small: bool, every: int = 1) -> list[Case]:
-    """The cases of a corpus file, or ArgumentError where it is none."""
+    """Return every `every`-th case of a corpus file, chosen by a hash of the id. Raises ArgumentError."""
     raw = document.get("cases") if isinstance(document, Mapping) else None
     if not isinstance(raw, list):
-        raise ArgumentError('a corpus is an object with a list "cases"', code="invalid-corpus")
+        raise ArgumentError('invalid corpus: expected an object with a list "cases"', code="invalid-corpus")
     cases = [_parse_case(number, entry, small=small) for number, entry in enumerate(raw)]
     return [case for case in cases if zlib.crc32(case.id.encode()) % every == 0]
 
 
 def group_tasks(cases: Iterable[Case], run: Run) -> list[Task]:
-    """Cases grouped by program, in their order."""
+    """Group cases by program, preserving their order."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.program_key, []).append(case)
@@ -104,7 +99,7 @@ def group_tasks(cases: Iterable[Case], run: Run) -> list[Task]:
 
 
 def verify_task(task: Task) -> tuple[Row, ...]:
-    """One row a case. Errors of ours are rows; a bug ends the worker process, which is a row too."""
+    """Verify the cases of a task and return a row for each. Errors become rows; a bug ends the worker process."""
     first = task.cases[0]
     try:
         request = case_request(first, task.run)
@@ -132,12 +127,12 @@ def case_request(case: Case, run: Run) -> BuildRequest:
 
 
 def failed_rows(task: Task, error: RollerError) -> tuple[Row, ...]:
-    """Rows for a task whose worker was lost."""
+    """Return rows for a task whose worker was lost."""
     return tuple(Row(case.id, case.cls, "error", error.message) for case in task.cases)
 
 
 def summarize(rows: Iterable[Row]) -> Json:
-    """Counts, in all and by class, the median time to compile, and what the kernels of the cases that are ok have."""
+    """Return counts in total and by class, the median compile time, and features of the kernels of passing cases."""
     all_rows = list(rows)
     counts = {status: sum(row.status == status for row in all_rows) for status in STATUS_ORDER}
     times = sorted(row.compile_seconds for row in all_rows if row.compile_seconds is not None)
@@ -176,9 +171,9 @@ def _parse_case(number: int, entry: object, *, small: bool) -> Case:
 
 
 def _run_case(
-    case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run, accumulation: MatrixSums | None
+    case: Case, request: BuildRequest, kernel: CompiledKernel, run: Run, accumulation: AccumulatorPrecision | None
 ) -> Row:
-    """The case on inputs of every seed, until one is not right."""
+    """Run a case on the inputs of every seed until one fails."""
     spilled = sum(resources.spill_bytes for resources in kernel.resources)
     row = Row(case.id, case.cls, "ok", "", None, kernel.compile_seconds, spilled)
     emulate = request.runtime is RuntimeChoice.EMULATOR
@@ -207,5 +202,5 @@ def _with_seed(detail: str, seed: int) -> str:
 
 
 def _may_run(language: Language) -> bool:
-    """Whether a device for it may be here."""
+    """Whether this machine may have a device for kernels in a language."""
     return language is Language.C or (language is Language.CUDA and device_present())

@@ -1,4 +1,4 @@
-"""CUDA text → the machine instructions that each of its launches asks for by name or by width."""
+"""Find the machine instructions that CUDA source requests by name or by access width, like FileCheck patterns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from roller_svc.ir.kernel import KernelSource
 _ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__(?:cluster_dims|launch_bounds)__\([^)]*\)\s*)*(\w+)\s*\([^)]*\)\s*\{'
 )
-# The wrappers of instructions that C++ has no word for, and what the assembler makes of them. Of float8 sm_89 and
-# sm_120 have an instruction, sm_90 and sm_100 convert and multiply as float16 (seen in what NVRTC 13.0 compiles).
+# Wrapper functions of PTX instructions and the SASS opcodes they become. mma.sync of float8 is QMMA on sm_89 and
+# sm_120; NVRTC 13.0 converts to float16 on sm_90 and sm_100.
 _WRAPPERS = (
     (re.compile(r"\bcopy_async_4\("), "asynchronous copies of 4 bytes", ("LDGSTS.32",)),
     (re.compile(r"\bcopy_async_8\("), "asynchronous copies of 8 bytes", ("LDGSTS.64",)),
@@ -39,20 +39,20 @@ _SHARED_BUFFER = re.compile(r"__shared__[^;\n]*?(\w+)\s*\[|\*\s*const (\w+) = \(
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInstruction:
-    """`what` the text asks for: at least one instruction of one of the `families` (see SassFunction)."""
+    """An instruction that the machine code must contain."""
 
     description: str
-    opcodes: tuple[str, ...]
+    opcodes: tuple[str, ...]  # at least one of them must occur (see SassFunction)
 
 
 def find_expected_instructions(source: KernelSource) -> dict[str, tuple[ExpectedInstruction, ...]]:
-    """What the text of every launch promises, by its name."""
+    """Return the expected instructions of every launch, by its name."""
     buffers = frozenset(buffer.symbol for buffer in source.buffers)
     return {name: tuple(_find_in_body(body, buffers)) for name, body in entry_bodies(source.text).items()}
 
 
 def entry_bodies(text: str) -> dict[str, str]:
-    """The text of every entry function, from its name to the next one."""
+    """Return the text of every entry function, from its name to the next entry function."""
     entries = list(_ENTRY.finditer(text))
     ends = [*(match.start() for match in entries[1:]), len(text)]
     return {match[1]: text[match.end() : end] for match, end in zip(entries, ends, strict=True)}

@@ -1,4 +1,4 @@
-"""Plan of a program → what each of its kernels computes and how, in plain words that can be counted."""
+"""Summarise the kernels of a plan as JSON features, and count features over many kernels."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ARITHMETIC = COMPARISONS | {
 
 
 def summarize_kernels(groups: Sequence[KernelGroup], plan: Plan, hw: HardwareSpec) -> tuple[Json, ...]:
-    """One entry a kernel group, in their order: JSON values only."""
+    """Return a JSON summary of each kernel group, in their order."""
     return tuple(_summarize_kernel(group, c.program, hw) for group, c in zip(groups, plan.choices, strict=True))
 
 
 def count_features(kernels: Iterable[Mapping[str, Any]]) -> Json:
-    """How many kernels have what: for each property its values and their numbers; `load` counts operands."""
+    """Count the kernels with each value of each property; `load` counts operands."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("kind", "family", "unit", "types", *TILES)}
     counts |= {"load": Counter(), "epilogue": Counter()}
     for kernel in kernels:
@@ -46,10 +46,10 @@ def count_features(kernels: Iterable[Mapping[str, Any]]) -> Json:
 
 
 def epilogue(group: KernelGroup) -> tuple[str, ...]:
-    """What a contraction's results go through before they are stored: some of EPILOGUES.
+    """Return the EPILOGUE_FEATURES of a contraction.
 
-    bias: reads a tensor that lacks some of the output's axes; residual: one that has all; activation: applies a
-    function; scale: multiplies by a constant beside no function; cast: to another type.
+    bias: reads a tensor without some of the output's axes; residual: reads one with all axes; activation: applies a
+    function; scale: multiplies by a constant and applies no function; cast: converts the type explicitly.
     """
     features: set[str] = set()
     output_axes = {axis.name for axis in group.outer if axis.extent > 1}

@@ -1,4 +1,4 @@
-"""Compiled CUDA kernels and the plans they were made from → what their machine code has, and what is wrong with it."""
+"""Lint compiled CUDA kernels: compare their machine code with their source and their plans."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from roller_svc.verify.expected_instructions import ExpectedInstruction, find_ex
 
 
 class FindingKind(Enum):
-    SPILL = "spill"  # registers kept in memory
-    WARNING = "ptxas-warning"  # C75xx: an instruction that ptxas could not use as asked
-    LOCAL_ARRAY = "local-array"  # an array of one thread that became memory, without a spill
-    INSTRUCTION = "missing-instruction"  # the text asks for one that the code does not have
-    MATRIX_UNIT = "no-matrix-instruction"  # planned for a matrix unit, computed elsewhere
-    REGISTERS = "registers"  # more of them than planned, so that fewer blocks share a core
-    SHARED = "shared-memory"  # likewise
+    SPILL = "spill"  # registers spilled to local memory
+    WARNING = "ptxas-warning"  # C75xx: ptxas could not use an instruction as requested
+    LOCAL_ARRAY = "local-array"  # a thread's array in local memory, without a spill
+    INSTRUCTION = "missing-instruction"  # requested by the source but missing in the machine code
+    MATRIX_UNIT = "no-matrix-instruction"  # planned for a matrix unit but computed elsewhere
+    REGISTERS = "registers"  # more than planned, which lowers the occupancy
+    SHARED = "shared-memory"  # more than planned, which lowers the occupancy
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`launch`: the launch it is about, '' where the compiler does not say."""
+    """A finding of the lint."""
 
     kind: FindingKind
-    launch: str
+    launch: str  # '' if the compiler does not name the launch
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
-    """A binary with the plan that it was made from, and the groups that the plan is for."""
+    """A binary with its plan and the plan's kernel groups."""
 
     compiled: CompiledKernel
     plan: Plan
@@ -48,7 +48,7 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """What the plan has for a launch: the unit, and what the model assumes that a block takes."""
+    """The planned compute unit and block resources of a launch."""
 
     unit: ComputeUnit
     needs: BlockNeeds | None
@@ -56,7 +56,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class LintedLaunch:
-    """`planned`: None for launches that prepare or join, which no plan chooses."""
+    """A launch with its machine code. Launches that prepack or combine partial results have no plan."""
 
     launch: LaunchSpec
     resources: Resources
@@ -74,9 +74,9 @@ class LintResult:
 
 
 def lint(kernels: Sequence[PlannedKernel], hw: HardwareSpec) -> list[LintResult]:
-    """Every launch disassembled and held against its plan and its text. The kernels are for one device.
+    """Disassemble every launch and compare it with its plan and source. The kernels must be for one device.
 
-    Raises ToolchainMissingError where there is no disassembler, CompileError where it does not read a binary.
+    Raises ToolchainMissingError without a disassembler, and CompileError if it cannot read a binary.
     """
     codes = sass_functions([kernel.compiled.binary for kernel in kernels], hw.arch)
     return [_lint_kernel(kernel, code, hw) for kernel, code in zip(kernels, codes, strict=True)]
@@ -102,7 +102,7 @@ def _lint_kernel(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: Ha
 
 
 def matrix_opcodes(unit: ComputeUnit) -> tuple[str, ...]:
-    """The instructions, any of them, that a matrix unit of NVIDIA computes with; empty for units that are none."""
+    """Return the SASS opcodes of an NVIDIA matrix unit; empty for other units."""
     if unit.kind not in (UnitKind.MMA, UnitKind.WGMMA):
         return ()
     prefix = {UnitKind.MMA: "", UnitKind.WGMMA: "G"}[unit.kind]
@@ -110,7 +110,7 @@ def matrix_opcodes(unit: ComputeUnit) -> tuple[str, ...]:
         return ("DMMA",)
     if not unit.in_dtype.is_float:
         return (f"I{prefix}MMA",)
-    # float8 without an instruction of its own is converted to float16 (verify/expected_instructions.py)
+    # float8 without its own instruction is converted to float16 (verify/expected_instructions.py)
     return (f"Q{prefix}MMA", f"H{prefix}MMA") if unit.in_dtype.bits == 8 else (f"H{prefix}MMA",)
 
 

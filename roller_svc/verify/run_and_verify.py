@@ -1,4 +1,4 @@
-"""A kernel tried on arrays in the host's memory: run, judged by the reference, timed, and numpy beside it."""
+"""Run a kernel on host arrays, verify it against the reference, and time it and the same program in numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from roller_svc.api import Call, load_runner
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.errors import LaunchError
-from roller_svc.ir.accumulation import MatrixSums, coarsest
+from roller_svc.ir.accumulation import AccumulatorPrecision, least_precise
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.hardware import HardwareSpec
@@ -28,20 +28,20 @@ from roller_svc.runtime.measure import host_name, measure
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# The interpreter makes about ten million points a second: beyond this only a sample of the outputs is judged.
+# The interpreter computes about ten million points per second: larger programs are verified on a sample of the outputs.
 MAX_INTERPRETED_POINTS = 30_000_000
 SAMPLED_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """One kernel with its inputs in place."""
+    """A kernel bound to its inputs."""
 
     call: Call
     on_gpu: bool
 
     def results(self) -> dict[str, NDArray[Any]]:
-        """Run once; the outputs in the host's memory."""
+        """Run the kernel once and return the outputs in host memory."""
         self.call()
         outputs = self.call.finish()
         if self.on_gpu:
@@ -55,24 +55,32 @@ class LoadedKernel:
 def load_kernel(
     compiled: CompiledKernel, arrays: Arrays, runtime: RuntimeChoice = RuntimeChoice.AUTO, *, races: bool = False
 ) -> LoadedKernel:
-    """The kernel loaded and bound, in the emulator with its race detector if `races`; raises LaunchError where its
-    device is missing."""
+    """Load a kernel and bind it to arrays. `races` selects the emulator with its race detector.
+
+    Raises LaunchError if the device is missing.
+    """
     if races:
         return LoadedKernel(load_emulated(compiled, races=True).bind(arrays), on_gpu=False)
     runner = load_runner(compiled, runtime)
     if compiled.source.language is not Language.CUDA or runtime is RuntimeChoice.EMULATOR:
         return LoadedKernel(runner.bind(arrays), on_gpu=False)
     if not device_present():
-        raise LaunchError("there is no NVIDIA device here to run the kernel on", code="no-device")
+        raise LaunchError("cannot run the kernel: this machine has no NVIDIA device", code="no-device")
     return LoadedKernel(runner.bind(placed(arrays)), on_gpu=True)
 
 
 def verify_results(
-    program: TensorProgram, arrays: Arrays, results: Arrays, *, allow_tf32: bool, accumulation: MatrixSums | None = None
+    program: TensorProgram,
+    arrays: Arrays,
+    results: Arrays,
+    *,
+    allow_tf32: bool,
+    accumulation: AccumulatorPrecision | None = None,
 ) -> Agreement:
-    """Whether the results are right; of a program too large to interpret, whether a sample of them is.
+    """Compare the results with the reference; for large programs, a sample of them.
 
-    `sums`: of the matrix units that the kernel runs on (`sums_of`)."""
+    `accumulation` is the accumulator precision of the kernel's matrix units (`accumulation_of`).
+    """
     points = sum(statement.points for statement in program.statements)
     if points <= MAX_INTERPRETED_POINTS:
         return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, sums=accumulation))
@@ -80,20 +88,20 @@ def verify_results(
     return agrees(program, results, expected)
 
 
-def accumulation_of(plan: Plan, hw: HardwareSpec) -> MatrixSums | None:
-    """How the plan's kernels add products, of those on matrix units the ones that lose most; None where none is."""
-    return coarsest((choice.program.unit for choice in plan.choices), hw.arch)
+def accumulation_of(plan: Plan, hw: HardwareSpec) -> AccumulatorPrecision | None:
+    """Return the lowest accumulator precision of the plan's matrix units; None if it uses none."""
+    return least_precise((choice.program.unit for choice in plan.choices), hw.arch)
 
 
 @dataclass(frozen=True, slots=True)
 class Einsum:
-    """A program that numpy can do in one call."""
+    """A program that numpy computes in one call."""
 
     equation: str
     operands: tuple[str, ...]
 
     def measure_numpy(self, arrays: Arrays, budget_s: float = 0.5) -> Measurement:
-        """numpy's time: matmul where the equation is one, which is faster than einsum."""
+        """Time the program in numpy, by matmul if possible, which is faster than einsum."""
         values = [arrays[name] for name in self.operands]
         if self.equation == "ab,bc->ac":
             out = np.empty((values[0].shape[0], values[1].shape[1]), values[0].dtype)
@@ -102,7 +110,7 @@ class Einsum:
 
 
 def numpy_einsum(program: TensorProgram) -> Einsum | None:
-    """The equation of a program that numpy can do in one call in its own floating types; else None."""
+    """Return the einsum of a program if numpy supports its types, else None."""
     einsum = einsum_equation(program)
     types = dict(program.inputs)
     if einsum is None or any(not _computed_by_numpy(types[name].dtype) for name in einsum.operands):
@@ -111,7 +119,7 @@ def numpy_einsum(program: TensorProgram) -> Einsum | None:
 
 
 def einsum_equation(program: TensorProgram) -> Einsum | None:
-    """The equation of a program of one sum over a product of whole inputs indexed by bare axes; else None."""
+    """Return the einsum of a program that sums a product of inputs indexed by plain axes, else None."""
     if len(program.statements) != 1:
         return None
     statement = program.statements[0]

@@ -21,7 +21,7 @@ from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.action import generator_digest
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.settings import settings
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "cpu_bench.json"
@@ -90,7 +90,7 @@ def execute(options: argparse.Namespace) -> int:
 def cpu_target(target: str) -> HardwareSpec:
     """The spec of a CPU; ArgumentError where the target is none."""
     hw = hardware.load(target)
-    if hw.family is not Family.CPU:
+    if hw.family is not TargetKind.CPU:
         raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
     return hw
 

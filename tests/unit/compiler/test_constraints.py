@@ -8,11 +8,11 @@ import pytest
 from cases_matrix import AMPERE, contraction, unit
 
 from roller_svc.analysis.operand import operands
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.gpu.matrix.tile import mma_tile
 from roller_svc.fusion.split.reduction import piece_length
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
@@ -24,13 +24,13 @@ def limited(**limits: int) -> HardwareSpec:
     return replace(AMPERE, limits=replace(AMPERE.limits, **limits))
 
 
-def best(group: KernelGroup, hw: HardwareSpec = AMPERE, family: KernelFamily | None = KernelFamily.MMA,
+def best(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA,
          **tiles: int) -> RProgram:  # fmt: skip
-    candidates, _ = rank_units(group, hw, 1, Demands(family=family, tiles=tuple(tiles.items())))
+    candidates, _ = rank_units(group, hw, 1, ScheduleConstraints(op_class=family, tiles=tuple(tiles.items())))
     return candidates[0].program
 
 
-def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: KernelFamily | None = KernelFamily.MMA,
+def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | None = OpClass.MMA,
             **tiles: int) -> NoCandidateError:  # fmt: skip
     with pytest.raises(NoCandidateError) as failure:
         best(group, hw, family, **tiles)
@@ -45,7 +45,7 @@ def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None
     program = best(SMALL, **tiles)
     assert {field: getattr(program, field) for field in tiles} == tiles
     assert mma_tile(program, *operands(SMALL)).shared_bytes <= AMPERE.limits.shared_bytes_per_block
-    assert not (program.split_k > 1 and program.stream_k)
+    assert not (program.split_k > 1 and program.stream_k_blocks)
     assert program.unit is unit(AMPERE, "mma_f16")
 
 
@@ -54,11 +54,11 @@ def test_what_excludes_a_demand_gives_way() -> None:
     large = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 8192 8192", B="float16 8192 8192")
     assert best(large).raster > 1
     streamed = best(large, stream_k=7)
-    assert (streamed.stream_k, streamed.raster) == (7, 1)
+    assert (streamed.stream_k_blocks, streamed.raster) == (7, 1)
     few = replace(AMPERE, num_cores=5)
-    _, construction = rank_units(SMALL, few, 1, Demands(family=KernelFamily.MMA, tiles=(("split_k", 3),)))
-    assert any(program.stream_k for program in construction.programs)
-    assert best(SMALL, few, split_k=3).stream_k == 0
+    _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 3),)))
+    assert any(program.stream_k_blocks for program in construction.programs)
+    assert best(SMALL, few, split_k=3).stream_k_blocks == 0
 
 
 def test_no_part_of_a_demanded_split_is_without_work() -> None:
@@ -115,7 +115,7 @@ def test_rows_that_are_reduced_in_the_epilogue_are_neither_split_nor_streamed() 
 
 
 def test_single_threads_have_no_streams() -> None:
-    assert "fma_f32 has no stream-K" in refused(SMALL, family=KernelFamily.SIMT, stream_k=4).message
+    assert "fma_f32 has no stream-K" in refused(SMALL, family=OpClass.SIMT, stream_k=4).message
 
 
 def test_a_device_too_small_says_by_how_much_and_what_would_fit() -> None:

@@ -18,10 +18,10 @@ from roller_svc.errors import CompileError, ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.hardware import Family
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import BuildRequest, Select
+from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
@@ -36,7 +36,7 @@ MATMUL = BuildRequest(
 
 
 def test_plans_are_the_least_sums_over_groups() -> None:
-    report = build_kernel(replace(MATMUL, select=Select.MODEL))
+    report = build_kernel(replace(MATMUL, select=SelectionMode.MODEL))
     one = report.results[0].plan.choices[0]
 
     def candidate(seconds: float) -> Candidate:
@@ -98,7 +98,7 @@ def test_the_launches_of_a_program_are_one_parallel_region_on_a_cpu() -> None:
     types = {n: TensorType(DType.FLOAT32, (2, 48, 16)) for n in "qkv"}
     text = "s[h, i, j] +=! q[h, i, d] * k[h, j, d]; m[h, i] >=! s[h, i, j]; e[h, i, j] = (s[h, i, j] - m[h, i])"
     text += ".call(`exp`); z[h, i] +=! e[h, i, j]; Y[h, i, d] +=! e[h, i, j] * v[h, j, d] / z[h, i]"
-    report = build_kernel(BuildRequest(text, tuple(types.items()), outputs=("Y",), select=Select.MODEL))
+    report = build_kernel(BuildRequest(text, tuple(types.items()), outputs=("Y",), select=SelectionMode.MODEL))
     source = report.winner.source
     assert len(report.groups) > 1
     assert source is not None
@@ -128,12 +128,12 @@ def test_every_stage_is_traced() -> None:
         seen[stage] = value
         return value
 
-    build_kernel(replace(MATMUL, select=Select.MODEL), watch)
+    build_kernel(replace(MATMUL, select=SelectionMode.MODEL), watch)
     assert list(seen) == ["parse", "hardware", "construct", "shortlist", "report"]
 
 
 def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = next(b for b in BACKENDS if b.family is Family.CPU)
+    backend = next(b for b in BACKENDS if b.family is TargetKind.CPU)
     absent = replace(backend, present=lambda _: False)
     monkeypatch.setattr(pipeline, "backend_for", lambda _: absent)
     report = build_kernel(MATMUL)
@@ -151,7 +151,7 @@ def test_a_plan_that_does_not_compile_or_spills_gives_way_to_the_next(monkeypatc
         return CompiledKernel(source, b"x", "", (Resources(spill_bytes=64 if len(made) == 2 else 0),))
 
     monkeypatch.setattr(autotune, "compile_source", compiler)
-    report = build_kernel(replace(MATMUL, select=Select.MODEL))
+    report = build_kernel(replace(MATMUL, select=SelectionMode.MODEL))
     assert len(made) == 3
     assert report.winner.source is made[2]
     outcomes = [(a.error is None, a.compiled is not None) for a in report.results]
@@ -164,7 +164,7 @@ def test_when_nothing_compiles_the_best_plan_s_error_is_the_build_s(monkeypatch:
 
     monkeypatch.setattr(autotune, "compile_source", compiler)
     with pytest.raises(CompileError) as caught:
-        build_kernel(replace(MATMUL, select=Select.MODEL))
+        build_kernel(replace(MATMUL, select=SelectionMode.MODEL))
     assert caught.value.log == "because"
 
 

@@ -54,7 +54,7 @@ def test_a_kernel_with_constants_gives_the_same_bits(case: tuple[str, Inputs, tu
     expression, inputs, constants, launches = case
     plain = roller_svc.compile(expression, inputs, select="model")
     kernel = roller_svc.compile(expression, inputs, select="model", constants=constants)
-    assert launches in (None, sum(launch.prepares for launch in kernel.launches))
+    assert launches in (None, sum(launch.is_prepack for launch in kernel.launches))
     first, second = (_arrays(expression, inputs, seed) for seed in (1, 2))
     ready = kernel.prepare(**{name: first[name] for name in constants})
     others = [{name: array for name, array in arrays.items() if name not in constants} for arrays in (first, second)]
@@ -185,7 +185,7 @@ def test_what_is_read_elsewhere_or_filled_from_something_else_stays(tree: Schedu
 
 def test_a_part_of_memory_that_iterations_share_may_not_be_written() -> None:
     fill = Loop("x", 4, LoopKind.SERIAL, (Compute(".packed", (ref("x"),), _load("W", ref("x"))),))
-    shared = Storage(".packed", DType.FLOAT32, (4,), Scope.STACK, (fill,), window=_load("room", num(0)))
+    shared = Storage(".packed", DType.FLOAT32, (4,), Scope.STACK, (fill,), subview_of=_load("room", num(0)))
     with pytest.raises(ScheduleError, match="write the same elements of room"):
         check((Loop("i", 5, LoopKind.PARALLEL, (shared,)),), {"W", "room"})
 

@@ -8,10 +8,10 @@ import pytest
 from tile_spaces import matmul, relu
 
 from roller_svc import hardware
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.compiler.sensitivity import analyze_sensitivity
-from roller_svc.construct.construct import rank
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import StageCost
 from roller_svc.ir.group import KernelGroup

@@ -23,15 +23,15 @@ from roller_svc.compiler.plans import (
     rank_partitions,
     select_for_measurement,
 )
-from roller_svc.compiler.serialize import attempt_json, interpretation
+from roller_svc.compiler.serialize import interpretation, result_json
 from roller_svc.errors import CompileError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
-from roller_svc.ir.hardware import Family, HardwareSpec, UnitKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, Select
+from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, SelectionMode
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
@@ -208,7 +208,7 @@ def measured_attention(
         return CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches))
 
     backend = replace(
-        next(b for b in BACKENDS if b.family is Family.CUDA),
+        next(b for b in BACKENDS if b.family is TargetKind.CUDA),
         present=lambda _: True, place=lambda arrays: arrays,
         load=lambda compiled: MadeUpModule(fused_s if is_fused(compiled.source) else apart_s),
     )  # fmt: skip
@@ -240,7 +240,7 @@ def test_a_grouping_that_does_not_compile_leaves_the_other(monkeypatch: pytest.M
 
 def test_the_report_names_what_each_candidate_s_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     report = measured_attention(monkeypatch, 2e-3, 1e-3)
-    facts: list[dict[str, Any]] = [attempt_json(attempt, report) for attempt in report.results]
+    facts: list[dict[str, Any]] = [result_json(attempt, report) for attempt in report.results]
     first, last = ([group["as"] for group in found["groups"]] for found in (facts[0], facts[-1]))
     assert first == ["contraction", "nest", "nest", "contraction"]
     assert last == ["attention"]
@@ -266,7 +266,7 @@ def test_a_cpu_s_attention_is_measured_in_the_model_s_order_and_is_right() -> No
 
 def test_the_model_alone_chooses_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "compile_source", lambda source: CompiledKernel(source, b"", "", (Resources(),) * 9))
-    request = BuildRequest(ATTENTION, tuple(HEADS.items()), AMPERE.id, ("o",), select=Select.MODEL)
+    request = BuildRequest(ATTENTION, tuple(HEADS.items()), AMPERE.id, ("o",), select=SelectionMode.MODEL)
     report = build_kernel(request)
     assert report.winner.plan == best_plans(ranked(report.program, AMPERE)[0].candidates, 1)[0]
     assert len({len(attempt.groups) for attempt in report.results}) == 2

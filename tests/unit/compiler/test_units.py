@@ -7,17 +7,17 @@ from contractions import A100, matmul
 
 from roller_svc import hardware
 from roller_svc.compiler.plans import rank_best_partition
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.constraints import NO_DEMANDS, Demands, KernelFamily
+from roller_svc.ir.constraints import NO_CONSTRAINTS, OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorType
 
-MMA = Demands(family=KernelFamily.MMA)
-SIMT = Demands(family=KernelFamily.SIMT)
+MMA = ScheduleConstraints(op_class=OpClass.MMA)
+SIMT = ScheduleConstraints(op_class=OpClass.SIMT)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ SIMT = Demands(family=KernelFamily.SIMT)
 )
 def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[str]) -> None:
     hw = hardware.load(target)
-    found = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, Demands(allow_tf32=tf32))
+    found = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, ScheduleConstraints(allow_tf32=tf32))
     plain = hw.unit_for(DType(dtype)).name
     assert [u.name for u in found.taken] == [plain if name.startswith("avx") else name for name in units]
 
@@ -64,7 +64,7 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
 )
 def test_refusals_give_their_reason(target: str, dtype: str, reason: str) -> None:
     hw = hardware.load(target)
-    refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_DEMANDS).refusals
+    refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_CONSTRAINTS).refusals
     assert any(refusal.startswith(reason) for refusal in refusals)
 
 
@@ -100,7 +100,9 @@ def test_a_unit_that_cannot_win_is_not_tried() -> None:
 
 @pytest.mark.parametrize("tiles", [{"split_k": 4}, {"stages": 3}, {"split_k": 1, "stages": 4}])
 def test_demanded_tiles_are_kept(tiles: dict[str, int]) -> None:
-    best, _ = rank_units(matmul(128, 128, 8192), A100, 5, Demands(family=KernelFamily.MMA, tiles=tuple(tiles.items())))
+    best, _ = rank_units(
+        matmul(128, 128, 8192), A100, 5, ScheduleConstraints(op_class=OpClass.MMA, tiles=tuple(tiles.items()))
+    )
     for candidate in best:
         assert {field: getattr(candidate.program, field) for field in tiles} == tiles
 
@@ -111,7 +113,9 @@ def test_demands_hold_for_contractions_where_there_are_any() -> None:
         "C[m,n] +=! A[m,k] * B[k,n]; S[m] >=! C[m,n]; Y[m,n] = exp(C[m,n] - S[m])",
         {"A": TensorType(half, (256, 256)), "B": TensorType(half, (256, 4096))}, ("Y",),
     )  # fmt: skip
-    groups, ranked, _ = rank_best_partition(program, A100, 1, Demands(family=KernelFamily.MMA, tiles=(("stages", 3),)))
+    groups, ranked, _ = rank_best_partition(
+        program, A100, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("stages", 3),))
+    )
     kinds = {group.kind.value: candidates[0].program for group, candidates in zip(groups, ranked, strict=True)}
     assert kinds["contraction"].unit.name == "mma_f16"
     assert kinds["contraction"].stages == 3

@@ -10,7 +10,7 @@ import pytest
 from emulator_support import cuda
 from reference_kernels import tensor
 
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Role
 from roller_svc.reference.compare import Agreement
 from roller_svc.reference.inputs import random_inputs
@@ -94,7 +94,7 @@ HALVES = {
 
 def halves(**tiles: int) -> dict[str, Row]:
     """Each case on a matrix unit, compiled only."""
-    run = Run("nvidia-a100-sxm-80gb", family=KernelFamily.MMA, tiles=tuple(tiles.items()))
+    run = Run("nvidia-a100-sxm-80gb", family=OpClass.MMA, tiles=tuple(tiles.items()))
     tasks = corpus.group_tasks(corpus.parse_cases(HALVES, small=True), run)
     return {row.id: row for task in tasks for row in corpus.verify_task(task)}
 

@@ -6,8 +6,8 @@ import pytest
 from cases_matrix import ADA, AMPERE, TURING, chosen, contraction, tiles, unit
 from schedule_support import program
 
-from roller_svc.construct.construct import rank
-from roller_svc.fusion.partition import partition
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.ir.group import GroupKind
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
