@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from roller_svc.frontend.lang.convert import constant_int
+from roller_svc.analysis.constant_folding import constant_int
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
 

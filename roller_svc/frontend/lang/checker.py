@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roller_svc.analysis.constant_folding import constant_int, holds
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
 from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, left_side
-from roller_svc.frontend.lang.convert import Weak, constant_int, holds
+from roller_svc.frontend.lang.convert import Weak
 from roller_svc.frontend.lang.cuts import index_with_cuts, with_cuts
 from roller_svc.frontend.lang.expressions import Expressions
 from roller_svc.frontend.lang.index_proofs import Budget, Ranges
@@ -188,7 +189,7 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
         combine=Combine(statement.sign) if statement.sign else None,
         target=target.id,
         predicate=None if predicate is None else with_cuts(predicate, axes.extents),
-        checked=checked if target.type.shape else (),
+        bounds_checked=checked if target.type.shape else (),
     )
     program.taken.add(made.output)
     return made

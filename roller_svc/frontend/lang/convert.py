@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.ir.dtype import DType, promote
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind
 
@@ -23,24 +24,6 @@ class Weak:
 
 
 Typed = Expr | Weak
-
-# The first magnitude that rounds to infinity, or saturates: the greatest value and half its last step.
-_FLOAT_LIMIT = {
-    DType.FLOAT64: float("inf"),
-    DType.FLOAT32: (2.0 - 2.0**-24) * 2.0**127,
-    DType.BFLOAT16: (2.0 - 2.0**-8) * 2.0**127,
-    DType.FLOAT16: 65520.0,
-    DType.FLOAT8_E4M3FN: 464.0,
-    DType.FLOAT8_E5M2: 61440.0,
-}
-
-
-def holds(value: int | float, dtype: DType) -> bool:
-    """Whether a type can hold a number: an integer exactly, a float to rounding."""
-    if dtype.is_float:
-        return abs(value) < _FLOAT_LIMIT[dtype]
-    low, high = dtype.integer_range
-    return isinstance(value, int) and low <= value <= high
 
 
 def constant(value: int | float, dtype: DType) -> Const:
@@ -89,45 +72,3 @@ def condition(x: Expr) -> Expr:
     if x.dtype is DType.INT8:
         return x
     return Op(OpKind.NE, (x, constant(0, x.dtype)), DType.INT8)
-
-
-def constant_int(x: Expr) -> int | None:
-    """The value of an integer expression of numbers and extents; None where it is none."""
-    match x:
-        case Const(value=int(value)):
-            return value
-        case Cast(arg=arg, dtype=dtype) if not dtype.is_float:
-            value_below = constant_int(arg)
-            return value_below if value_below is not None and holds(value_below, dtype) else None
-        case Op(kind=kind, args=args) if kind in _FOLDED and not x.dtype.is_float:
-            values = [constant_int(arg) for arg in args]
-            return None if None in values else _folded(kind, [v for v in values if v is not None])
-        case _:
-            return None
-
-
-_FOLDED = frozenset(
-    {OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN}
-)
-
-
-def _folded(kind: OpKind, v: list[int]) -> int | None:
-    match kind:
-        case OpKind.ADD:
-            return v[0] + v[1]
-        case OpKind.SUB:
-            return v[0] - v[1]
-        case OpKind.MUL:
-            return v[0] * v[1]
-        case OpKind.FLOORDIV:
-            return v[0] // v[1] if v[1] else None
-        case OpKind.MOD:
-            return v[0] % v[1] if v[1] else None
-        case OpKind.NEG:
-            return -v[0]
-        case OpKind.MAX:
-            return max(v)
-        case OpKind.MIN:
-            return min(v)
-        case _:
-            return None

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import NoReturn, Protocol, assert_never
 
-from roller_svc.errors import ExprTypeError, IndexRangeError, InputError, existing
+from roller_svc.analysis.constant_folding import constant_int, holds
+from roller_svc.errors import ExprTypeError, IndexRangeError, InputError, require
 from roller_svc.frontend.lang import nodes as syntax
 from roller_svc.frontend.lang.axes import Scope, check_rank, tensor_without_index
 from roller_svc.frontend.lang.convert import (
@@ -19,9 +20,7 @@ from roller_svc.frontend.lang.convert import (
     comparison_type,
     condition,
     constant,
-    constant_int,
     converted,
-    holds,
     literal_cast,
 )
 from roller_svc.frontend.lang.index_proofs import FromData, Inside, Leaves, Ranges, Undecided
@@ -49,7 +48,7 @@ class Conversions(Protocol):
 
 def apply_function(node: Apply, values: Sequence[Typed], to: Conversions) -> Expr:
     """The function named in `node` of these arguments."""
-    function = existing(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
+    function = require(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
     match function.rule:
         case Rule.FLOATING:
             return _floating(function, values, node.args, to)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import islpy as isl
 
+from roller_svc.analysis.constant_folding import constant_int
 from roller_svc.analysis.intervals import bounds
-from roller_svc.frontend.lang.convert import constant_int
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions
 
 # What one program may cost isl, in its own unit, whose cost in seconds varies a hundredfold. No public program needs
 # so many (audit of November 2026).
@@ -63,7 +63,7 @@ class Polyhedra:
                 try:
                     exact = self._exact(condition)
                 except OpaqueExprError:
-                    self.is_loose |= not any(isinstance(node, Load) for node in walk(condition))
+                    self.is_loose |= not any(isinstance(node, Load) for node in iter_subexpressions(condition))
                     return self.universe
                 return exact if holds else exact.complement()
 
