@@ -1,0 +1,134 @@
+"""Kernel families: the two tables and the folders agree, only they name a family, and a new one needs nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import roller_svc
+from roller_svc import families
+from roller_svc.construct.rules import Base, Enumerated, Shape
+from roller_svc.construct.scale_up import Log
+from roller_svc.families.family import Family
+from roller_svc.families.schedules import SCHEDULES
+from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import StatementKind
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree
+from roller_svc.perf.common import Costs, Launch
+from roller_svc.perf.workload import Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "roller_svc"
+NAMES = [family.name for family in families.FAMILIES]
+
+
+def test_the_tables_and_the_folders_name_the_same_families() -> None:
+    folders = {
+        f"{machine}/{path.name}"
+        for machine in ("gpu", "cpu")
+        for path in (PACKAGE / "families" / machine).iterdir()
+        if (path / "__init__.py").exists()
+    }
+    assert len(NAMES) == len(set(NAMES))
+    assert folders == set(NAMES) == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_has_a_schedule_and_says_what_it_prepares(name: str) -> None:
+    folder = PACKAGE / "families" / name
+    assert (folder / "schedule.py").exists()
+    assert (folder / "workload.py").exists()
+
+
+def test_the_map_has_a_row_for_each_family() -> None:
+    page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
+
+
+# Questions that only a family, or what describes units and devices, may ask of a unit.
+ALLOWED = {"ir", "hardware", "calibration", "families", "bench", "analysis"}
+
+
+def test_no_branch_on_a_kind_of_unit_outside_the_families() -> None:
+    asked = []
+    for path in PACKAGE.rglob("*.py"):
+        folder = path.relative_to(PACKAGE).parts[0]
+        if folder in ALLOWED:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in ("WGMMA", "MFMA", "takes_fragments"):
+                asked.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert asked == []
+
+
+class OneTask(Enumerated):
+    """Rules with one shape: everything in one task, point by point."""
+
+    def __init__(self, workload: Workload[str]) -> None:
+        self.workload = workload
+
+    def shapes(self, log: Log, budget: int, limit: int) -> Sequence[Shape]:
+        log.visited += 1
+        extents = self.workload.extents
+        return (Shape(extents, Base(tuple(1 for _ in extents))),)
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[str] | None:
+    is_map = group.kind is GroupKind.NEST and all(s.kind is StatementKind.MAP for s in group.statements)
+    return None if base.machine.simt or not is_map else base.with_facts("toy")
+
+
+def price(workload: Workload[str], launch: Launch) -> Costs:
+    assert workload.facts == "toy"
+    return Costs(core_s=1e-6, core_stage=None, parts=(("compute", 1e-6),), occupancy=1.0, waves=1)
+
+
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    (statement,) = group.statements
+    nodes: tuple[Node, ...] = (Compute(statement.output, statement.index, statement.body),)
+    for axis in reversed(statement.axes):
+        nodes = (Loop(f"toy_{axis.name}", axis.extent, LoopKind.SERIAL, nodes),)
+    return (ScheduleTree(group.name, rename(nodes, {axis.name: f"toy_{axis.name}" for axis in statement.axes})),)
+
+
+def rename(nodes: tuple[Node, ...], names: dict[str, str]) -> tuple[Node, ...]:
+    from dataclasses import replace
+
+    from roller_svc.ir.expr import AxisRef, substitute
+
+    to = {old: AxisRef(new) for old, new in names.items()}
+
+    def renamed(node: Node) -> Node:
+        if isinstance(node, Loop):
+            return replace(node, body=tuple(renamed(n) for n in node.body))
+        assert isinstance(node, Compute)
+        index = tuple(substitute(i, to) for i in node.index)
+        return replace(node, index=index, value=substitute(node.value, to))
+
+    return tuple(renamed(node) for node in nodes)
+
+
+TOY = Family(name="cpu/toy", prepare=prepare, rules=OneTask, cost=price)
+
+
+def test_a_toy_family_compiles_once_it_stands_in_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "FAMILIES", (TOY, *families.FAMILIES))
+    monkeypatch.setitem(SCHEDULES, "cpu/toy", lower)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    kernel = roller_svc.compile("y[i, j] = x[i, j] * 2.0", {"x": ("float32", (2, 3))}, target="local", select="model")
+    assert "toy_i" in kernel.source
+    assert kernel.estimate.bound != ""
+    np.testing.assert_array_equal(kernel(x=x)["y"], x * 2)
+
+
+def test_other_groups_keep_their_families_beside_a_toy_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "FAMILIES", (TOY, *families.FAMILIES))
+    monkeypatch.setitem(SCHEDULES, "cpu/toy", lower)
+    kernel = roller_svc.compile("y[i] +=! x[i, j]", {"x": ("float32", (2, 300))}, target="local", select="model")
+    assert "toy_" not in kernel.source
