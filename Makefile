@@ -25,7 +25,7 @@ test: $(READY)
 test-all: $(READY) lint
 	$(BIN)/python -m pytest -m ''
 
-# a minute of a hostile client; bench/service/load.py fuzz runs longer, and with other seeds
+# a minute of a hostile client; tests/fuzz/load.py fuzz runs longer, and with other seeds
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m slow tests/fuzz
 

@@ -2,7 +2,7 @@
 
 Cycles are a core's. Each default was written down from timing kernels that differ in little else on Skylake-SP, or from
 its source. `cpu_costs_fitted.py` has what the model computes with: these values fitted together to measured programs,
-none further than a factor of four from here (`bench/model/fit.py`). Facts of an instruction set and rules that
+none further than a factor of four from here (`roller_svc/bench/model/fit.py`). Facts of an instruction set and rules that
 lowering shares are no costs and stand where they are used.
 """
 

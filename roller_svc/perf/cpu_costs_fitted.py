@@ -1,4 +1,4 @@
-"""The costs of `cpu_costs.py` fitted to measurements; written by `bench/fit_costs.py`.
+"""The costs of `cpu_costs.py` fitted to measurements; written by `roller_svc/bench/model/fit_costs.py`.
 
 2539 plans of 118 programs, AMD EPYC, 2026-11-23.
 2536 plans of 118 programs, AMD EPYC, 2026-11-23.

@@ -1,4 +1,4 @@
-"""bench/coverage.py: what occurs often enough is chosen, run, and counted where it is right."""
+"""roller_svc/bench/coverage.py: what occurs often enough is chosen, run, and counted where it is right."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ and results. No flag of the process is touched. `docs/cpu.md` gives the bounds a
 Methods: reduction by ln 2 in two parts after Cody and Waite (Software Manual for the Elementary Functions, 1980);
 rounding to an integer by adding 1.5 * 2^(digits - 1), whose low bits then hold it; log(1 + f) from s = f / (2 + f) for
 float64 and log1p's term for what 1 + x rounds away, both after fdlibm (Sun Microsystems, 1993); tanh from expm1 of a
-negative argument, which cannot overflow (the same). The coefficients are those that `bench/polynomials.py` prints.
+negative argument, which cannot overflow (the same). The coefficients are those that `tools/fit_minimax.py` prints.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ from roller_svc.perf.workload import Workload
 EXPOSED_WEIGHING = 0.4
 # Registers beside results, products and weights: maxima and sums of rows, places, what a mask compares; and those of
 # each instruction along the features beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with 64 to 256 features
-# and one to three consumers: with 32 some spilled, with 36 none. `bench/attention_registers.py` compiles others near
-# the limit: 12 of its 50 spill, all of which are refused, as they would be with 29.
+# and one to three consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` compiles
+# others near the limit: 12 of its 50 spill, all of which are refused, as they would be with 29.
 BESIDE_REGISTERS = 36
 MANY_FEATURE_STEPS, FEATURE_STEP_REGISTERS = 8, 1.5
 

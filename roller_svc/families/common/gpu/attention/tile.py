@@ -177,8 +177,8 @@ def tile_of(
 # with 16 to 256 features: what every kernel has, what each further fragment of rows has, each of keys beyond half of
 # the most, what each instruction along the features and each operation of a score takes, and each chunk that a thread
 # brings in one step: an address. Those that spilled are refused, and of those that did not the ones within ten of the
-# limit. `bench/attention_registers.py` compiles others near it: 5 of its 26 spill, one of which is taken, with a count
-# that is 4 short: 32 rows by 64 keys of a causal mask and 64 features, eight warps.
+# limit. `roller_svc/bench/attention_registers.py` compiles others near it: 5 of its 26 spill, one of which is taken,
+# with a count that is 4 short: 32 rows by 64 keys of a causal mask and 64 features, eight warps.
 BASE_REGISTERS = 64
 MANY_KEYS, KEY_REGISTERS = 8, 5
 ROW_REGISTERS = 10
