@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.mutation import Case, Edit, Kind, Mutation, Tiles, planted
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
 _SOFTMAX = (
     "s[h, i, j] +=! q[h, i, d] * k[0, j, d]; p[h, i, j] = (s[h, i, j] * 0.125).when([j <= i + 32], -60000.0);"
@@ -13,12 +13,12 @@ _SOFTMAX = (
 CAUSAL = Case(
     "attention causal", "attention", _SOFTMAX,
     (("q", "float16", (2, 40, 32)), ("k", "float16", (1, 72, 32)), ("v", "float16", (1, 72, 32))),
-    Tiles((32, 32, 32, 32), (16, 32, 32, 32), lanes=32, stages=3), unit=KernelFamily.MMA,
+    Tiles((32, 32, 32, 32), (16, 32, 32, 32), lanes=32, stages=3), unit=OpClass.MMA,
 )  # fmt: skip
 DECODE = Case(
     "attention decode", "attention", _SOFTMAX.replace(".when([j <= i + 32], -60000.0)", "").replace("0.125", "0.25"),
     (("q", "bfloat16", (6, 1, 40)), ("k", "bfloat16", (1, 200, 40)), ("v", "bfloat16", (1, 200, 40))),
-    Tiles((16, 48, 64, 48), (16, 48, 32, 48), lanes=64, split_k=2, stages=2), unit=KernelFamily.MMA,
+    Tiles((16, 48, 64, 48), (16, 48, 32, 48), lanes=64, split_k=2, stages=2), unit=OpClass.MMA,
 )  # fmt: skip
 
 MUTATIONS: tuple[Mutation, ...] = (

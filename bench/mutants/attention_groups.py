@@ -4,7 +4,7 @@ registers, the order of products and weights, the vote of both roles on a second
 from __future__ import annotations
 
 from mutants.mutation import H200, Case, Edit, Kind, Mutation, Tiles, planted
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
 _SOFTMAX = (
     "s[h, i, j] +=! q[h, i, d] * k[0, j, d]; p[h, i, j] = (s[h, i, j] * 0.125).when([j <= i - 6], -60000.0);"
@@ -15,13 +15,13 @@ _SOFTMAX = (
 BULK = Case(
     "attention groups", "attention", _SOFTMAX,
     (("q", "float16", (2, 100, 32)), ("k", "float16", (1, 144, 32)), ("v", "float16", (1, 144, 32))),
-    Tiles((128, 32, 32, 32), (64, 32, 32, 32), lanes=128, stages=2), H200, KernelFamily.WGMMA,
+    Tiles((128, 32, 32, 32), (64, 32, 32, 32), lanes=128, stages=2), H200, OpClass.WGMMA,
 )  # fmt: skip
 # blocks that stay, keys and values by cp.async
 COPIED = Case(
     "attention groups, copied", "attention", _SOFTMAX.replace(".when([j <= i - 6], -60000.0)", ""),
     (("q", "bfloat16", (3, 70, 36)), ("k", "bfloat16", (1, 150, 36)), ("v", "bfloat16", (1, 150, 36))),
-    Tiles((64, 48, 48, 48), (64, 48, 48, 48), lanes=128, stages=3, blocks=2), H200, KernelFamily.WGMMA,
+    Tiles((64, 48, 48, 48), (64, 48, 48, 48), lanes=128, stages=3, blocks=2), H200, OpClass.WGMMA,
 )  # fmt: skip
 
 _LEFT = r"( +if \(lane_id == 0\) \{\n) +barrier_arrive\(\(%s_shared_empty \+ (slot|0)\)\);\n"

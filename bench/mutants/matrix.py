@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mutants.mutation import RTX5090, T4, Case, Tiles
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
-MMA = KernelFamily.MMA
+MMA = OpClass.MMA
 FLOAT_PRODUCT = "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)"
 INT_PRODUCT = "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)"
 

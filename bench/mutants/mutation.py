@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
 A100, T4, RTX5090, H200 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx5090", "nvidia-h200-sxm"
 Types = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -42,7 +42,7 @@ class Case:
     inputs: Types
     tiles: Tiles
     target: str = A100
-    unit: KernelFamily | None = None
+    unit: OpClass | None = None
     allow_tf32: bool = False
     ranges: tuple[tuple[str, int, int], ...] = ()
 

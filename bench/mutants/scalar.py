@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mutants.mutation import T4, Case, Tiles
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
-SIMT = KernelFamily.SIMT
+SIMT = OpClass.SIMT
 PRODUCT = "C[m, n] +=! A[m, k] * B[k, n]"
 
 COPIES = Case(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mutants.mutation import Case, Edit, Kind, Mutation, Tiles, Types, planted
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
-MMA = KernelFamily.MMA
+MMA = OpClass.MMA
 _SCORE = r"scores\[key_fragment \* 4 \+ \(\(half_ \* 2\) \+ pair\)\]"
 _SOFTMAX = (
     "s[h, i, j] +=! q[h, i, d] * k[h // 2, j, d]; p[h, i, j] = (s[h, i, j] * 0.2).when([{}], -60000.0);"

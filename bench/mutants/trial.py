@@ -10,14 +10,14 @@ from enum import Enum
 
 from mutants.mutation import Case, Mutation
 from roller_svc import hardware
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.construct.construct import rank_units
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.partition import partition
-from roller_svc.ir.accumulation import MatrixSums
-from roller_svc.ir.constraints import Demands
+from roller_svc.ir.accumulation import AccumulatorPrecision
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
@@ -27,7 +27,7 @@ from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import Value, evaluate
 from roller_svc.reference.values import Array
-from roller_svc.verify.run_and_verify import sums_of
+from roller_svc.verify.run_and_verify import accumulation_of
 
 SEEDS = (0, 1, 2)
 
@@ -59,7 +59,7 @@ class _Planned:
 
     program: TensorProgram
     source: KernelSource
-    sums: MatrixSums | None
+    sums: AccumulatorPrecision | None
 
 
 def kernel(case: Case) -> tuple[TensorProgram, KernelSource]:
@@ -76,18 +76,18 @@ def _planned(case: Case) -> _Planned:
     groups = partition(program, hw)
     if len(groups) != 1:
         raise InvariantError(f"{case.name} is {len(groups)} kernel groups, not one")
-    candidates, _ = rank_units(groups[0], hw, 1, Demands(case.allow_tf32, case.unit))
+    candidates, _ = rank_units(groups[0], hw, 1, ScheduleConstraints(case.allow_tf32, case.unit))
     # the estimate, of other tiles, is only told in the text's first lines
     plan = Plan((dataclasses.replace(candidates[0], program=_tiled(candidates[0].program, case)),))
-    return _Planned(program, generate(plan, program, groups, hw), sums_of(plan, hw))
+    return _Planned(program, generate(plan, program, groups, hw), accumulation_of(plan, hw))
 
 
 def _tiled(program: RProgram, case: Case) -> RProgram:
     tiles, names = case.tiles, [axis.name for axis in program.space.axes]
     block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
     return dataclasses.replace(
-        program, block=block, thread=thread, lanes=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages, raster=1,
-        stream_k=tiles.stream_k, blocks=tiles.blocks, cluster=tiles.cluster,
+        program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages, raster=1,
+        stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _tried(case: Case, source: KernelSource, seed: int, *, races: bool) -> Findi
     program, _ = kernel(case)
     arrays, expected = _reference(case, seed)
     try:
-        module = emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
+        module = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=races)
     except LaunchError as refused:
         return Finding(seed, races, Cause.LAUNCH, refused.message)
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mutants.mutation import H200, Case, Tiles
-from roller_svc.ir.constraints import KernelFamily
+from roller_svc.ir.constraints import OpClass
 
-WGMMA = KernelFamily.WGMMA
+WGMMA = OpClass.WGMMA
 
 BULK = Case(  # boxes both ways, two blocks that stay, an odd number of pieces of results
     "wgmma bulk", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]", (("A", "float16", (296, 200)), ("B", "float16", (88, 200))),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import is_
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.index import add, num
 
 Range = tuple[int, int]
@@ -25,7 +25,7 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
         case Cast(arg=arg, dtype=dtype, implicit=implicit) if not dtype.is_float and not arg.dtype.is_float:
             inside = range_of(arg, ranges)
             # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
-            exact = implicit or all(_fits(part, ranges) for part in walk(arg) if isinstance(part, Op))
+            exact = implicit or all(_fits(part, ranges) for part in iter_subexpressions(arg) if isinstance(part, Op))
             return inside if inside and exact and _holds(dtype, inside) else None
         case Op(kind=OpKind.BITAND, args=(x, y)) if not expr.dtype.is_float:
             # a mask that is no less than 0 bounds what is left of the other side, whatever that is

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, rewrite, substitute, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
@@ -49,7 +49,7 @@ def is_inlinable(statement: TensorExpr, readers: Iterable[TensorExpr]) -> bool:
         return False
     return not any(
         reader.target == statement.output
-        or any(load.tensor == statement.output and any(load.checked) for load in reader.reads)
+        or any(load.tensor == statement.output and any(load.bounds_checked) for load in reader.reads)
         for reader in readers
     )
 
@@ -80,4 +80,4 @@ def inlined_body(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> 
 
 
 def _nodes(expr: Expr) -> int:
-    return sum(1 for _ in walk(expr))
+    return sum(1 for _ in iter_subexpressions(expr))

@@ -56,19 +56,19 @@ class Operand:
 
 def operands(group: KernelGroup) -> tuple[Operand, Operand]:
     """Those of a contraction, a and b."""
-    if group.kind is not GroupKind.CONTRACTION or group.factors is None:
+    if group.kind is not GroupKind.CONTRACTION or group.operands is None:
         raise ValueError(f"{group.name} is no contraction")
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = dict(group.inputs)
-    return operand_along(group.factors.a, m, k, types), operand_along(group.factors.b, n, k, types)
+    return operand_along(group.operands.a, m, k, types), operand_along(group.operands.b, n, k, types)
 
 
 def second_operand(group: KernelGroup) -> Operand | None:
     """What stands for b in a contraction's second sum; None where it has one."""
-    if group.factors is None or group.factors.second is None:
+    if group.operands is None or group.operands.b2 is None:
         return None
     (n,), (k,) = (group.space.role(role) for role in (AxisRole.N, AxisRole.K))
-    return operand_along(group.factors.second, n, k, dict(group.inputs))
+    return operand_along(group.operands.b2, n, k, dict(group.inputs))
 
 
 def all_operands(group: KernelGroup) -> tuple[Operand, ...]:
@@ -134,7 +134,7 @@ def _takes(unit: ComputeUnit, operand: DType) -> bool:
 def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
     dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
-    if source is None or any(source.checked):
+    if source is None or any(source.bounds_checked):
         return Operand(factor, dtype, None, None, dtype, _runs_along_k(factor, axis, k), 1)
     type_ = types[source.tensor]
     along_k = _runs_along_k(source, axis, k)

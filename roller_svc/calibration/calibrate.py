@@ -14,7 +14,7 @@ from roller_svc.calibration.cuda.spec import calibrated_cuda, check_spec, device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import sampled
 from roller_svc.hardware.detect import localised, probe
-from roller_svc.ir.hardware import Family, HardwareSpec, Measured
+from roller_svc.ir.hardware import HardwareSpec, Measured, TargetKind
 from roller_svc.ir.kernel import Language
 from roller_svc.version import __version__
 
@@ -30,7 +30,7 @@ def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECO
     """
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
     check_present(spec)
-    if hw.family is Family.CUDA:
+    if hw.family is TargetKind.CUDA:
         check_spec(hw, device(0))
         return calibrated_cuda(0, seconds)
     measured = measured_on(spec, seconds)
@@ -44,7 +44,7 @@ def on_this_machine(hw: HardwareSpec) -> HardwareSpec:
 
 def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
     """Every micro-benchmark, a CPU's on one core and on all of the spec's, with the figures that they stand for."""
-    if hw.family is Family.CUDA:
+    if hw.family is TargetKind.CUDA:
         return measured_on_device(hw, device(0), seconds)
     start = time.perf_counter()
     every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))

@@ -9,9 +9,9 @@ from roller_svc.calibration.calibrate import SECONDS, measured_on
 from roller_svc.calibration.cpu.spec import GAINS, with_figures
 from roller_svc.calibration.cuda.spec import device
 from roller_svc.calibration.presence import check_present
-from roller_svc.errors import existing
+from roller_svc.errors import require
 from roller_svc.hardware import detect_local
-from roller_svc.ir.hardware import Family, HardwareSpec, Measured
+from roller_svc.ir.hardware import HardwareSpec, Measured, TargetKind
 
 # What two calibrations of a machine may differ by: turbo clocks alone vary by a tenth with what the neighbours do.
 AGREES_WITHIN = 1.15
@@ -48,7 +48,7 @@ def compared(hw: HardwareSpec, seconds: float = SECONDS) -> tuple[Comparison, ..
     """
     check_present(hw)
     measured = measured_on(hw, seconds)
-    derived = derived_comparisons(hw, measured) if hw.family is Family.CPU else ()
+    derived = derived_comparisons(hw, measured) if hw.family is TargetKind.CPU else ()
     return (*_counted(hw), *measured_comparisons(hw, measured), *derived)
 
 
@@ -62,7 +62,7 @@ def derived_comparisons(hw: HardwareSpec, measured: Sequence[Measured]) -> Itera
     """Of a CPU. Peaks are left out: a spec has the vendor's, or what was the fastest on a quiet machine."""
     here = with_figures(hw, measured, "")
     for path in GAINS:
-        spec, found = (existing(figure(one, path), f"{path} of {one.id}") for one in (hw, here))
+        spec, found = (require(figure(one, path), f"{path} of {one.id}") for one in (hw, here))
         yield Comparison(path, RATIO, spec, found, found, found, found / spec)
 
 
@@ -80,12 +80,12 @@ def figure(hw: HardwareSpec, path: str) -> float | None:
 
 
 def _counted(hw: HardwareSpec) -> Iterator[Comparison]:
-    if hw.family is Family.CUDA:
+    if hw.family is TargetKind.CUDA:
         cores = device(0).cores
         yield Comparison("num_cores", COUNT, hw.num_cores, cores, cores, cores, cores / hw.num_cores)
         return
     here = detect_local()
     paths = [("num_cores", COUNT), *((f"levels.{name}.capacity_bytes", BYTES) for name in _CACHES)]
     for path, unit in paths:
-        found, said = (existing(figure(spec, path), f"{path} of {spec.id}") for spec in (here, hw))
+        found, said = (require(figure(spec, path), f"{path} of {spec.id}") for spec in (here, hw))
         yield Comparison(path, unit, said, found, found, found, found / said)

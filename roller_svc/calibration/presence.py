@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roller_svc.errors import LaunchError, ToolchainMissingError
 from roller_svc.hardware import detect_local
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.runtime.cuda.module import device_count
 
 
@@ -12,9 +12,9 @@ def check_present(hw: HardwareSpec) -> None:
     """Raises LaunchError (no-device, wrong-device) where the device is not here, ToolchainMissingError where nothing
     here measures such a one."""
     match hw.family:
-        case Family.CPU:
+        case TargetKind.CPU:
             _check_cpu(hw)
-        case Family.CUDA:
+        case TargetKind.CUDA:
             check_cuda(0)
         case _:
             raise ToolchainMissingError(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from roller_svc.analysis.index_ranges import COMPARED, INDEXED, Range, leaves_int32, range_of
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Expr, Op, loads_of, walk
-from roller_svc.ir.schedule import AnyThread, Branch, Compute, Copy, Let, Loop, Node, bodies, expressions
+from roller_svc.ir.expr import COMPARISONS, Expr, Op, iter_subexpressions, loads_of
+from roller_svc.ir.schedule import AnyThread, Branch, Compute, CpAsync, Let, Loop, Node, child_lists, expressions
 
 MOST_INT32 = DType.INT32.integer_range[1]
 
@@ -25,7 +25,7 @@ def needs_wide_index(nodes: tuple[Node, ...], shapes: Shapes, ranges: Mapping[st
         if any(leaves_int32(side, known, COMPARED) for side in _compared(node)):
             return True
         inside = _inside(node, shapes, known)
-        if any(needs_wide_index(body, shapes, inside) for body in bodies(node)):
+        if any(needs_wide_index(body, shapes, inside) for body in child_lists(node)):
             return True
     return False
 
@@ -37,7 +37,7 @@ def _inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[
             return {**ranges, var: (0, extent - 1)}
         case AnyThread(var=var):
             return {**ranges, var: (0, 1)}
-        case Let(var=var, checked=(tensor, d)) if tensor in shapes:
+        case Let(var=var, bounds_check=(tensor, d)) if tensor in shapes:
             return {**ranges, var: (0, shapes[tensor][d] - 1)}
         case Let(var=var, value=value):
             found = range_of(value, ranges)
@@ -53,7 +53,7 @@ def _places(node: Node) -> Iterator[Expr]:
         case Compute(index=index, value=value):
             yield from index
             values: tuple[Expr, ...] = (value,)
-        case Copy(index=index, source=source, guard=guard):
+        case CpAsync(index=index, source=source, guard=guard):
             yield from index
             values = (source,) if guard is None else (source, guard)
         case Branch(cond=cond) | AnyThread(cond=cond):
@@ -69,6 +69,6 @@ def _places(node: Node) -> Iterator[Expr]:
 def _compared(node: Node) -> Iterator[Expr]:
     """Both sides of every comparison in the node's own expressions."""
     for expr in expressions(node):
-        for part in walk(expr):
+        for part in iter_subexpressions(expr):
             if isinstance(part, Op) and part.kind in COMPARISONS:
                 yield from part.args

@@ -15,13 +15,13 @@ from roller_svc.codegen.cuda import function as cuda
 from roller_svc.codegen.names import Names
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, Load, axes_of, walk
-from roller_svc.ir.hardware import Family, HardwareSpec
+from roller_svc.ir.expr import Expr, Load, axes_of, iter_subexpressions
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, RuntimeCheck
 from roller_svc.ir.printer import expression_text
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.ir.schedule import Compute, Let, Node, ScheduleTree, Scope, Storage, Transpose, descend, expressions
+from roller_svc.ir.schedule import Compute, Let, Node, ScheduleTree, Scope, Storage, Transpose, expressions, iter_nodes
 
 MICRO_KERNEL_OPTIONS = ("-O2", "-fno-tree-slp-vectorize")
 STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
@@ -81,9 +81,9 @@ def with_program_indices(source: KernelSource, program: TensorProgram) -> Kernel
     said: dict[tuple[str, int], list[Expr]] = {}
     for statement in program.statements:
         for load in statement.reads:
-            for d in (d for d, checked in enumerate(load.checked) if checked):
+            for d in (d for d, checked in enumerate(load.bounds_checked) if checked):
                 said.setdefault((names.get(load.tensor, load.tensor), d), []).append(load.index[d])
-        for d in (d for d, checked in enumerate(statement.checked) if checked):
+        for d in (d for d, checked in enumerate(statement.bounds_checked) if checked):
             said.setdefault((statement.name, d), []).append(statement.index[d])
 
     def told(check: RuntimeCheck) -> RuntimeCheck:
@@ -111,9 +111,9 @@ def emit_together(
     for tree in (tree for program in programs for tree in (*program.prepares, *program.trees)):
         require_identifier(tree.name)
     name = programs[0].name
-    if hw.family is Family.CPU:
+    if hw.family is TargetKind.CPU:
         return _emit_c(programs, buffers, hw, comment)
-    if hw.family in (Family.CUDA, Family.AMD):
+    if hw.family in (TargetKind.CUDA, TargetKind.AMD):
         return _emit_gpu(name, parts, buffers, hw, comment)
     raise InvariantError(f"no generator for {hw.family.value}")
 
@@ -127,7 +127,7 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), functions)
     regions, launches = _launched(programs, calls, buffers, hw.num_cores)
     texts = [*(f.text for f in (*preparing, *functions)), *regions]
-    launches = [*(replace(call.launch, prepares=True) for call in once.values()), *launches]
+    launches = [*(replace(call.launch, is_prepack=True) for call in once.values()), *launches]
     functions += preparing
     rooms = private_rooms(functions)
     linkage = SHARED_ROOMS if len(programs) > 1 else "static"
@@ -139,7 +139,9 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs), *_features(functions))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
-    return KernelSource(programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, rooms=rooms)
+    return KernelSource(
+        programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, scratch_buffers=rooms
+    )
 
 
 def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
@@ -157,7 +159,7 @@ def _features(functions: Iterable[Function]) -> tuple[str, ...]:
 
 
 def _has_registers(tree: ScheduleTree) -> bool:
-    return any(isinstance(n, Storage) and n.scope is Scope.REGISTER for n in descend(tree.body))
+    return any(isinstance(n, Storage) and n.scope is Scope.REGISTER for n in iter_nodes(tree.body))
 
 
 def _c_functions(
@@ -239,7 +241,7 @@ def _emit_gpu(
             checks += function.checks
             launches.append(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
-                           function.shared_bytes, tree.zeroed, maps=function.maps, cluster=tree.cluster)
+                           function.shared_bytes, tree.zeroed, tensor_maps=function.maps, cluster=tree.cluster)
             )  # fmt: skip
     text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
     used = _used(buffers, launches)
@@ -262,27 +264,27 @@ def _views(part: Part, buffers: dict[str, Buffer]) -> dict[str, Place]:
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
     """The buffers a launch touches, in the order of `buffers`."""
     touched: set[str] = set()
-    for node in descend(tree.body):
+    for node in iter_nodes(tree.body):
         if isinstance(node, Compute | Transpose):
             touched.add(node.tensor)
         for expr in expressions(node):
-            touched.update(n.tensor for n in walk(expr) if isinstance(n, Load))
+            touched.update(n.tensor for n in iter_subexpressions(expr) if isinstance(n, Load))
     return tuple(buffer for tensor, buffer in buffers.items() if tensor in touched)
 
 
 def _has_checks(nodes: tuple[Node, ...]) -> bool:
-    for node in descend(nodes):
-        if isinstance(node, Compute) and any(node.checked):
+    for node in iter_nodes(nodes):
+        if isinstance(node, Compute) and any(node.bounds_checked):
             return True
-        if isinstance(node, Let) and node.checked is not None:
+        if isinstance(node, Let) and node.bounds_check is not None:
             return True
         for expr in expressions(node):
-            if any(isinstance(n, Load) and any(n.checked) for n in walk(expr)):
+            if any(isinstance(n, Load) and any(n.bounds_checked) for n in iter_subexpressions(expr)):
                 return True
     return False
 
 
 def _used(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
     """Every input and output, read or not, and the workspaces that some launch touches."""
-    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.maps))}
+    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
     return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in touched)

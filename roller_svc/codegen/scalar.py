@@ -33,8 +33,8 @@ from roller_svc.ir.expr import (
     OpKind,
     Select,
     axes_of,
+    iter_subexpressions,
     loads_of,
-    walk,
 )
 from roller_svc.ir.index import div, mod, mul, num
 from roller_svc.ir.kernel import RuntimeCheck
@@ -173,12 +173,12 @@ class Scalar:
         place = self.places[load.tensor]
         if not place.shape:
             return self.widened(place.identifier if self._is_scalar(load.tensor) else f"{place.identifier}[0]", place)
-        checked = [d for d, wanted in enumerate(load.checked) if wanted]
+        checked = [d for d, wanted in enumerate(load.bounds_checked) if wanted]
         if not checked:
             return self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
         if not self.guard_reads:
             return self.widened(f"{place.identifier}[{self.recorded_address(load, place)}]", place)
-        if any(any(inner.checked) for d in checked for inner in loads_of(load.index[d])):
+        if any(any(inner.bounds_checked) for d in checked for inner in loads_of(load.index[d])):
             return self.widened(self._gathered(load, place, checked), place)
         guards = [self.in_range(load.tensor, d, place.shape[d], load.index[d]) for d in checked]
         read = self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
@@ -188,7 +188,7 @@ class Scalar:
         """Offset in elements of a place inside; that an index is out of range is recorded."""
         terms = []
         for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
-            text = self.recorded(load.tensor, d, i) if load.checked[d] else self.index(i)
+            text = self.recorded(load.tensor, d, i) if load.bounds_checked[d] else self.index(i)
             terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms)
 
@@ -253,7 +253,7 @@ class Scalar:
     def _copied(self, value: Expr, dtype: DType) -> str | None:
         """The element as it lies in memory, where a value of that type was only loaded."""
         match value:
-            case Load(tensor=tensor, index=index, checked=checked) if not any(checked):
+            case Load(tensor=tensor, index=index, bounds_checked=checked) if not any(checked):
                 place = self.places[tensor]
                 if place.dtype is not dtype:
                     return None
@@ -288,7 +288,7 @@ class Scalar:
 
     def _is_wide(self, expr: Expr) -> bool:
         """Whether a place beyond 2^31 is in it: a 64-bit variable, and so is what is computed from it."""
-        return any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in walk(expr))
+        return any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in iter_subexpressions(expr))
 
     def is_exact(self, arg: Expr, dtype: DType) -> bool:
         """Whether the type has every integer that the operand may be, so that nothing is rounded."""

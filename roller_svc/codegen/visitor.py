@@ -14,13 +14,12 @@ from roller_svc.codegen.scalar import Scalar
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, num
-from roller_svc.ir.program import JOINS
+from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
     Compute,
-    JoinLanes,
-    LaneReduce,
+    HorizontalReduce,
     Let,
     Loop,
     Node,
@@ -28,6 +27,7 @@ from roller_svc.ir.schedule import (
     Routine,
     Storage,
     Transpose,
+    WarpReduce,
 )
 
 
@@ -90,9 +90,9 @@ class Walk:
                 self.barrier()
             case Prefetch():
                 self.prefetch(node)
-            case JoinLanes():
+            case HorizontalReduce():
                 self.join_lanes(node)
-            case LaneReduce():
+            case WarpReduce():
                 self.lane_reduce(node)
             case Transpose():
                 self.transpose(node)
@@ -100,7 +100,7 @@ class Walk:
     def loop(self, loop: Loop) -> None:
         """A plain loop; one that runs once is no loop at all."""
         with self.bound(loop):
-            if loop.extent == 1 and loop.limit is None:
+            if loop.extent == 1 and loop.stop is None:
                 self.nodes(loop.body)
                 return
             with self.block(self.head(loop)):
@@ -111,7 +111,7 @@ class Walk:
         """The loop's variable in scope: a constant where it takes one value, else a range."""
         scalar, name = self.scalar, loop.var
         saved = scalar.values.copy(), scalar.ranges.copy()
-        if loop.extent == 1 and loop.limit is None:
+        if loop.extent == 1 and loop.stop is None:
             scalar.values[name] = 0
         else:
             scalar.values.pop(name, None)
@@ -122,8 +122,8 @@ class Walk:
     def head(self, loop: Loop) -> str:
         var = self.names.of(loop.var)
         bound = str(loop.extent)
-        if loop.limit is not None:
-            limit = fold(loop.limit, self.scalar.values)
+        if loop.stop is not None:
+            limit = fold(loop.stop, self.scalar.values)
             known = range_of(limit, self.scalar.ranges)
             if known is None or known[0] < loop.extent:
                 tight = known is not None and known[1] <= loop.extent
@@ -148,8 +148,8 @@ class Walk:
             self.nodes(let.body)
         else:
             text = scalar.index(value)
-            if let.checked is not None:
-                tensor, d = let.checked
+            if let.bounds_check is not None:
+                tensor, d = let.bounds_check
                 text, known = scalar.recorded(tensor, d, value), (0, scalar.places[tensor].shape[d] - 1)
             if known is not None:
                 scalar.ranges[let.var] = known
@@ -180,16 +180,16 @@ class Walk:
     def prefetch(self, node: Prefetch) -> None:
         """A hint only: languages without it lose nothing but time."""
 
-    def join_lanes(self, node: JoinLanes) -> None:
+    def join_lanes(self, node: HorizontalReduce) -> None:
         """Neighbours in pairs."""
         *row, start = node.first.index
         parts: list[Expr] = [replace(node.first, index=(*row, add(start, num(i)))) for i in range(node.lanes)]
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [Op(JOINS[node.combine], (a, b), node.first.dtype) for a, b in pairs]
+            parts = [Op(COMBINE_OPS[node.combine], (a, b), node.first.dtype) for a, b in pairs]
         self.compute(Compute(node.tensor, node.index, parts[0]))
 
-    def lane_reduce(self, node: LaneReduce) -> None:
+    def lane_reduce(self, node: WarpReduce) -> None:
         raise InvariantError("no lanes in this language")
 
     def transpose(self, node: Transpose) -> None:
@@ -224,7 +224,9 @@ class Walk:
     # compute --------------------------------------------------------------------------------------------------------
     def compute(self, node: Compute) -> None:
         place = self.scalar.places[node.tensor]
-        guards = [(i, place.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.checked, strict=False)) if c]
+        guards = [
+            (i, place.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.bounds_checked, strict=False)) if c
+        ]
         if not guards:
             self.line(self.assignment(node, place))
             return
@@ -244,7 +246,7 @@ class Walk:
         target = self.element(node.tensor, place, node.index)
         if node.combine is None:
             return f"{target} = {_bare(self.scalar.stored(node.value, place.dtype))};"
-        kind = JOINS[node.combine]
+        kind = COMBINE_OPS[node.combine]
         value: Expr = node.value
         if value.dtype.compute is not place.dtype.compute:
             value = Cast(value, place.dtype, implicit=True)

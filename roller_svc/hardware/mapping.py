@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from roller_svc.errors import SpecError, existing
+from roller_svc.errors import SpecError, require
 from roller_svc.hardware.schema import (
     LevelModel,
     LimitsModel,
@@ -23,13 +23,13 @@ from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.hardware import (
     Arch,
     ComputeUnit,
-    Family,
     HardwareSpec,
     Limits,
     Measured,
     MemoryLevel,
     Scope,
     Source,
+    TargetKind,
     UnitKind,
     arch_named,
 )
@@ -94,7 +94,7 @@ def spec_of(spec: SpecModel) -> HardwareSpec:
         id=spec.id,
         name=spec.name,
         vendor=spec.vendor,
-        family=Family(spec.family),
+        family=TargetKind(spec.family),
         arch=_arch(spec.arch),
         num_cores=spec.num_cores,
         clock_hz=spec.clock_hz,
@@ -128,11 +128,11 @@ def _unit_of(unit: UnitModel) -> ComputeUnit:
 
 
 def _dtype(name: str) -> DType:
-    return existing(dtype_named(name), f"type {name}, which the schema has checked")
+    return require(dtype_named(name), f"type {name}, which the schema has checked")
 
 
 def _arch(name: str) -> Arch:
-    return existing(arch_named(name), f"architecture {name}, which the schema has checked")
+    return require(arch_named(name), f"architecture {name}, which the schema has checked")
 
 
 def to_mapping(spec: HardwareSpec) -> dict[str, Any]:

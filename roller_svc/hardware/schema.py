@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from roller_svc.ir.dtype import DType, dtype_named
-from roller_svc.ir.hardware import Family, Scope, UnitKind, arch_named, covers
+from roller_svc.ir.hardware import Scope, TargetKind, UnitKind, arch_named, source_matches
 
 Rate = Annotated[float, Field(ge=1e6, le=1e18)]  # bytes or FLOPs a second
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -46,12 +46,17 @@ def _without_controls(text: str) -> str:
 GPU_LEVELS = ("dram", "l2", "shared", "register")
 CPU_LEVELS = ("dram", "l3", "l2", "l1", "register")
 IPU_LEVELS = ("dram", "sram", "register")
-LEVELS_OF = {Family.CUDA: GPU_LEVELS, Family.AMD: GPU_LEVELS, Family.CPU: CPU_LEVELS, Family.IPU: IPU_LEVELS}
+LEVELS_OF = {
+    TargetKind.CUDA: GPU_LEVELS,
+    TargetKind.AMD: GPU_LEVELS,
+    TargetKind.CPU: CPU_LEVELS,
+    TargetKind.IPU: IPU_LEVELS,
+}
 PREFIXES_OF = {
-    Family.CUDA: ("sm_",),
-    Family.AMD: ("gfx",),
-    Family.CPU: ("x86-64-v", "armv"),
-    Family.IPU: ("ipu",),
+    TargetKind.CUDA: ("sm_",),
+    TargetKind.AMD: ("gfx",),
+    TargetKind.CPU: ("x86-64-v", "armv"),
+    TargetKind.IPU: ("ipu",),
 }
 MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
 _EXTENTS_OF = dict.fromkeys(MATRIX_KINDS, 3) | {UnitKind.DOT: 2}
@@ -194,7 +199,7 @@ def unsourced(spec: SpecModel) -> tuple[str, ...]:
     """Figures that no source stands for, but for fields left at their defaults."""
     patterns = [pattern for source in spec.sources for pattern in source.fields]
     return tuple(
-        path for path in _paths(spec, defaults=False) if not any(covers(pattern, path) for pattern in patterns)
+        path for path in _paths(spec, defaults=False) if not any(source_matches(pattern, path) for pattern in patterns)
     )
 
 
@@ -205,7 +210,7 @@ def implausible(spec: SpecModel) -> list[Problem]:
 
 
 def _identity(spec: SpecModel) -> list[Problem]:
-    arch, family = arch_named(spec.arch), Family(spec.family)
+    arch, family = arch_named(spec.arch), TargetKind(spec.family)
     if arch is not None and arch.prefix not in PREFIXES_OF[family]:
         return [("arch", f"{spec.arch} is no {family.value} architecture")]
     return []
@@ -214,8 +219,8 @@ def _identity(spec: SpecModel) -> list[Problem]:
 def _levels(spec: SpecModel) -> list[Problem]:
     problems: list[Problem] = []
     names = tuple(level.name for level in spec.levels)
-    if names != LEVELS_OF[Family(spec.family)]:
-        wanted = ", ".join(LEVELS_OF[Family(spec.family)])
+    if names != LEVELS_OF[TargetKind(spec.family)]:
+        wanted = ", ".join(LEVELS_OF[TargetKind(spec.family)])
         problems.append(("levels", f"must be {wanted} in this order for family {spec.family}, are {', '.join(names)}"))
     for index, level in enumerate(spec.levels):
         path = f"levels.{index}"
@@ -296,7 +301,7 @@ def _sources(spec: SpecModel) -> list[Problem]:
         (f"sources.{index}.fields", f"{pattern} is no figure of this spec")
         for index, source in enumerate(spec.sources)
         for pattern in source.fields
-        if not any(covers(pattern, path) for path in known)
+        if not any(source_matches(pattern, path) for path in known)
     ]
 
 

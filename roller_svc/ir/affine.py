@@ -93,7 +93,7 @@ class Dim:
     size: int
     coeffs: tuple[tuple[str, int], ...]
     opaque: bool = False
-    shared: int = 1
+    repeat: int = 1
 
 
 def dim_of(index: Expr, size: int) -> Dim:
@@ -101,7 +101,7 @@ def dim_of(index: Expr, size: int) -> Dim:
     known = affine(index)
     if known is None:
         coeffs = tuple((name, 1) for name in sorted(axes_of(index)))
-        return Dim(size, coeffs, opaque=True, shared=_divisor(index) if len(coeffs) == 1 else 1)
+        return Dim(size, coeffs, opaque=True, repeat=_divisor(index) if len(coeffs) == 1 else 1)
     return Dim(size, known.coeffs)
 
 

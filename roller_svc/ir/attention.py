@@ -24,27 +24,27 @@ class Attention:
     q: Expr
     k: Expr
     v: Expr
-    product: Load
+    scores_load: Load
     score: Expr
     scale: float
     dtype: DType
-    before: tuple[TensorExpr, TensorExpr, TensorExpr]
+    softmax_statements: tuple[TensorExpr, TensorExpr, TensorExpr]
     unsplit: tuple[TensorExpr, ...] = ()
 
     @property
-    def total(self) -> TensorExpr:
+    def row_sum(self) -> TensorExpr:
         """The sum of exponentials."""
-        return self.before[2]
+        return self.softmax_statements[2]
 
     @property
     def reads(self) -> frozenset[str]:
         """Tensors from which all of it follows."""
         parts = (self.q, self.k, self.v, self.score)
-        return frozenset(load.tensor for part in parts for load in loads_of(part)) - {self.product.tensor}
+        return frozenset(load.tensor for part in parts for load in loads_of(part)) - {self.scores_load.tensor}
 
     @property
-    def flops_before(self) -> int:
-        return sum(s.flops for s in self.before)
+    def softmax_flops(self) -> int:
+        return sum(s.flops for s in self.softmax_statements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Mask:
     """Scores are `filled` wherever the condition fails."""
 
     cond: Expr
-    filled: float
+    fill_value: float
 
 
 def mask(attention: Attention) -> Mask | None:
     """That of the scores; None where they have none, or are no constant under it."""
-    match _passed_on(attention.score):
+    match _strip_casts(attention.score):
         case Select(cond=cond, otherwise=otherwise):
-            filled = _passed_on(otherwise)
+            filled = _strip_casts(otherwise)
             return Mask(cond, float(filled.value)) if isinstance(filled, Const) else None
         case _:
             return None
@@ -68,19 +68,19 @@ def mask(attention: Attention) -> Mask | None:
 def unmasked(attention: Attention) -> Expr:
     """The score where the condition of its mask holds."""
 
-    def then(expr: Expr) -> Expr:
+    def visit(expr: Expr) -> Expr:
         match expr:
             case Cast(arg=arg):
-                return replace(expr, arg=then(arg))
+                return replace(expr, arg=visit(arg))
             case Select(then=kept):
                 return kept
             case _:
                 return expr
 
-    return attention.score if mask(attention) is None else then(attention.score)
+    return attention.score if mask(attention) is None else visit(attention.score)
 
 
-def _passed_on(expr: Expr) -> Expr:
+def _strip_casts(expr: Expr) -> Expr:
     while isinstance(expr, Cast):
         expr = expr.arg
     return expr

@@ -28,9 +28,9 @@ T = TypeVar("T")
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def to_json(noun: object) -> Any:
+def to_json(value: object) -> Any:
     """Plain data: dicts, lists, strings, numbers, booleans, None."""
-    return _encode(noun, type(noun))
+    return _encode(value, type(value))
 
 
 def from_json(cls: type[T], data: object) -> T:
@@ -39,14 +39,14 @@ def from_json(cls: type[T], data: object) -> T:
     return result
 
 
-def canonical_text(noun: object) -> str:
+def canonical_text(value: object) -> str:
     """One line of JSON, the same for equal nouns: keys sorted, no white space."""
-    return json.dumps(to_json(noun), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def digest(noun: object) -> str:
+def digest(value: object) -> str:
     """sha256 of the class's name and the canonical JSON, as hex."""
-    return hashlib.sha256(f"{type(noun).__name__}:{canonical_text(noun)}".encode()).hexdigest()
+    return hashlib.sha256(f"{type(value).__name__}:{canonical_text(value)}".encode()).hexdigest()
 
 
 @cache
@@ -64,7 +64,7 @@ def _members(declared: Any) -> tuple[Any, ...] | None:
 
 
 @cache
-def _is_noun(declared: Any) -> bool:
+def _is_dataclass(declared: Any) -> bool:
     return isinstance(declared, type) and is_dataclass(declared)
 
 
@@ -77,7 +77,7 @@ def _generic(declared: Any) -> tuple[Any, tuple[Any, ...]]:
 def _encode(value: Any, declared: Any) -> Any:
     members = _members(declared)
     if members is not None:
-        if is_dataclass(value) and sum(map(_is_noun, members)) > 1:
+        if is_dataclass(value) and sum(map(_is_dataclass, members)) > 1:
             return {"node": type(value).__name__} | _encode(value, type(value))
         return None if value is None else _encode(value, _member_of(value, members))
     origin, args = _generic(declared)
@@ -88,7 +88,7 @@ def _encode(value: Any, declared: Any) -> Any:
         return sorted((_encode(item, args[0]) for item in value), key=json.dumps)
     if origin is dict or (origin is not None and issubclass(origin, Mapping)):
         return {key: _encode(item, args[1]) for key, item in value.items()}
-    if _is_noun(declared):
+    if _is_dataclass(declared):
         return {name: _encode(getattr(value, name), kind) for name, kind in _field_types(declared).items()}
     return _encode_leaf(value, declared)
 
@@ -141,8 +141,8 @@ def _decode(data: Any, declared: Any, path: str) -> Any:
         if not isinstance(data, dict):
             raise _wrong(path, "an object", data)
         return {key: _decode(item, args[1], f"{path}.{key}") for key, item in data.items()}
-    if _is_noun(declared):
-        return _decode_noun(data, declared, path)
+    if _is_dataclass(declared):
+        return _decode_dataclass(data, declared, path)
     return _decode_leaf(data, declared, path)
 
 
@@ -158,11 +158,11 @@ def _decode_tuple(data: Any, args: tuple[Any, ...], path: str) -> tuple[Any, ...
 def _decode_union(data: Any, members: tuple[Any, ...], path: str) -> Any:
     if data is None and types.NoneType in members:
         return None
-    nouns = {member.__name__: member for member in members if _is_noun(member)}
+    nouns = {member.__name__: member for member in members if _is_dataclass(member)}
     if isinstance(data, dict) and len(nouns) > 1:
         if data.get("node") not in nouns:
             raise _wrong(f"{path}.node", f"one of {', '.join(sorted(nouns))}", data.get("node"))
-        return _decode_noun({k: v for k, v in data.items() if k != "node"}, nouns[data["node"]], path)
+        return _decode_dataclass({k: v for k, v in data.items() if k != "node"}, nouns[data["node"]], path)
     rest = [member for member in members if member is not types.NoneType]
     if set(rest) == {int, float}:
         return _decode(data, int if type(data) is int else float, path)
@@ -174,7 +174,7 @@ def _decode_union(data: Any, members: tuple[Any, ...], path: str) -> Any:
     raise _wrong(path, f"one of {rest}", data)
 
 
-def _decode_noun(data: Any, cls: Callable[..., Any], path: str) -> Any:
+def _decode_dataclass(data: Any, cls: Callable[..., Any], path: str) -> Any:
     if not isinstance(data, dict):
         raise _wrong(path, "an object", data)
     kinds = _field_types(typing.cast(type, cls))

@@ -7,11 +7,14 @@ from enum import Enum
 
 from roller_svc.ir.rprogram import RProgram
 
-# of an RProgram
-TILE_FIELDS = ("lanes", "split_k", "stages", "raster", "stream_k", "blocks", "cluster_m", "cluster_n")
+# Public option name → field of RProgram.
+TILE_FIELDS = {
+    "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
+    "stream_k": "stream_k_blocks", "blocks": "persistent_blocks", "cluster_m": "cluster_m", "cluster_n": "cluster_n",
+}  # fmt: skip
 
 
-class KernelFamily(Enum):
+class OpClass(Enum):
     """What a contraction on a GPU may run on."""
 
     SIMT = "simt"  # multiply-adds of single threads
@@ -20,7 +23,7 @@ class KernelFamily(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class ScheduleConstraints:
     """`allow_tf32`: float32 products may be rounded to tf32, and short sums of float8 products may keep 14 bits.
 
     `family` and `tiles` narrow down what is chosen from, for tests and experiments: the family of every contraction,
@@ -29,12 +32,18 @@ class Demands:
     """
 
     allow_tf32: bool = False
-    family: KernelFamily | None = None
+    op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()
 
-    def admits(self, program: RProgram) -> bool:
+    def is_satisfied_by(self, program: RProgram) -> bool:
         """Whether the rProgram has the tiles that are asked for."""
-        return all(getattr(program, field) == value for field, value in self.tiles)
+        return all(tile_value(program, option) == value for option, value in self.tiles)
 
 
-NO_DEMANDS = Demands()
+def tile_value(program: RProgram, option: str) -> int:
+    """Return the value of the rProgram's field that a public tile option (TILE_FIELDS) names."""
+    value: int = getattr(program, TILE_FIELDS[option])
+    return value
+
+
+NO_CONSTRAINTS = ScheduleConstraints()

@@ -39,7 +39,7 @@ class Sensitivity:
     """`saved`: share of an estimate's seconds that a tenth more of the resource saves; of a latency, a tenth less."""
 
     resource: str
-    saved: float
+    time_saved_fraction: float
 
 
 COMPUTE = "compute"  # the roof that is no memory level
@@ -47,7 +47,7 @@ FLOOR = " floor"  # behind the name of a roof that no tile goes below: a stage o
 
 
 @dataclass(frozen=True, slots=True)
-class Roof:
+class RooflineBound:
     """The least time that a program leaves to one level of a device, whatever its tiles: `amount` at full rate.
 
     `amount` is bytes, each tensor once, of a memory level; operations of `COMPUTE`.
@@ -64,12 +64,12 @@ class Candidate:
 
     program: RProgram
     estimate: Estimate
-    handicap: float = 1.0
+    tie_break_factor: float = 1.0
 
     @property
-    def ranked_s(self) -> float:
+    def ranking_seconds(self) -> float:
         """The seconds by which it stands among others."""
-        return self.estimate.seconds * self.handicap
+        return self.estimate.seconds * self.tie_break_factor
 
 
 class TraceStep(NamedTuple):
@@ -80,8 +80,8 @@ class TraceStep(NamedTuple):
     names: tuple[str, ...]
     extents: tuple[int, ...]
     footprint_bytes: int
-    reuse: float
-    outcome: str
+    reuse_score: float
+    decision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +94,5 @@ class Construction:
     trace: tuple[TraceStep, ...]
     tiles_visited: int
     rejections: tuple[tuple[str, int], ...] = ()
-    refusals: tuple[str, ...] = ()
-    roofline: tuple[Roof, ...] = ()
+    unsupported_units: tuple[str, ...] = ()
+    roofline: tuple[RooflineBound, ...] = ()

@@ -136,7 +136,7 @@ class Load:
     tensor: str
     index: tuple[Expr, ...]
     dtype: DType
-    checked: tuple[bool, ...] = ()
+    bounds_checked: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return _CHILDREN[type(expr)](expr)
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
+def iter_subexpressions(expr: Expr) -> Iterator[Expr]:
     """Every node below and including `expr`, parents first."""
     stack = [expr]
     while stack:
@@ -214,7 +214,7 @@ def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
         case Op():
             return Op(expr.kind, new, expr.dtype)
         case Load():
-            return Load(expr.tensor, new, expr.dtype, expr.checked)
+            return Load(expr.tensor, new, expr.dtype, expr.bounds_checked)
         case Cast():
             return Cast(new[0], expr.dtype, expr.implicit)
         case Select():
@@ -256,4 +256,4 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
     """The loads in the expression, those inside indices too, in order of occurrence."""
-    return tuple(node for node in walk(expr) if isinstance(node, Load))
+    return tuple(node for node in iter_subexpressions(expr) if isinstance(node, Load))

@@ -72,15 +72,15 @@ class TileAxis:
 
     def member_extents(self, tile: int) -> dict[str, int]:
         """Most values of each member axis that a tile meets: `tile` consecutive points from a multiple of `tile`."""
-        reach: dict[str, int] = {}
+        extents: dict[str, int] = {}
         rest, aligned_to = tile, tile
         for axis in reversed(self.members):
-            reach[axis.name] = min(axis.extent, rest)
+            extents[axis.name] = min(axis.extent, rest)
             # a run that wraps touches one more value of the next axis out, unless it starts where that one starts
             start = axis.extent - math.gcd(aligned_to, axis.extent)
             aligned_to = aligned_to // axis.extent if aligned_to % axis.extent == 0 else 1
             rest = -(-(start + rest) // axis.extent)
-        return reach
+        return extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +94,40 @@ class TileAccess:
     dims: tuple[Dim, ...]
     is_output: bool
     operand: str = ""
-    passes: int = 1
+    num_uses: int = 1
     constant: bool = False
 
     @property
     def tensor_bytes(self) -> int:
         return math.prod(d.size for d in self.dims) * self.dtype.bytes
 
-    def tile_shape(self, reach: Mapping[str, int]) -> tuple[int, ...]:
+    def tile_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Elements touched along each dimension when member axis x covers reach[x] consecutive values."""
-        return tuple(touched(dim, reach) for dim in self.dims)
+        return tuple(accessed_extent(dim, extents) for dim in self.dims)
 
-    def tile_elements(self, reach: Mapping[str, int]) -> int:
-        return math.prod(self.tile_shape(reach))
+    def tile_elements(self, extents: Mapping[str, int]) -> int:
+        return math.prod(self.tile_shape(extents))
 
-    def tile_bytes(self, reach: Mapping[str, int]) -> int:
-        return self.tile_elements(reach) * self.dtype.bytes
+    def tile_bytes(self, extents: Mapping[str, int]) -> int:
+        return self.tile_elements(extents) * self.dtype.bytes
 
-    def contiguous_elements(self, reach: Mapping[str, int]) -> int:
+    def contiguous_elements(self, extents: Mapping[str, int]) -> int:
         """Length of the runs of consecutive elements that the tile consists of."""
         run = 1
         for dim in reversed(self.dims):
-            inner = inner_run(dim, reach)
+            inner = contiguous_values(dim, extents)
             run *= inner
             if inner < dim.size:
                 return run
         return run
 
 
-def inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
+def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     """Consecutive values that the index takes before it jumps."""
     if dim.opaque:
-        return 1 if dim.shared == 1 else touched(dim, reach)
+        return 1 if dim.repeat == 1 else accessed_extent(dim, extents)
     run = 1
-    for stride, extent in sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs):
+    for stride, extent in sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs):
         if extent > 1 and stride > run:
             break
         run += stride * (extent - 1)
@@ -137,12 +137,12 @@ def inner_run(dim: Dim, reach: Mapping[str, int]) -> int:
 _ENUMERATED = 1024  # combinations up to which an irregular walk is counted instead of bounded
 
 
-def touched(dim: Dim, reach: Mapping[str, int]) -> int:
+def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
     """Values of the index: exact for walks whose strides nest (windows, blocks), else counted or bounded."""
-    count = math.prod(reach.get(name, 1) for name, _ in dim.coeffs)
+    count = math.prod(extents.get(name, 1) for name, _ in dim.coeffs)
     if dim.opaque:
-        return min(dim.size, -(-count // dim.shared))
-    steps = sorted((abs(c), reach.get(name, 1)) for name, c in dim.coeffs if reach.get(name, 1) > 1)
+        return min(dim.size, -(-count // dim.repeat))
+    steps = sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1)
     if len(steps) < 2:
         return min(dim.size, count)
     unit, run = steps[0]
@@ -182,7 +182,7 @@ class TileSpace:
     compute_dtype: DType
     vector_axis: str
     copied_bytes: int = 0  # a scatter's target, which becomes its result before anything is written to it
-    sums: int = 1  # of a contraction, at each of its points
+    num_accumulators: int = 1  # of a contraction, at each of its points
 
     def axis(self, name: str) -> TileAxis:
         return next(a for a in self.axes if a.name == name)
@@ -199,7 +199,7 @@ class TileSpace:
         return tuple([a for a in self.axes if a.role in _REDUCED])
 
     @property
-    def walks_rows(self) -> bool:
+    def reduces_rows(self) -> bool:
         """Whether an outer point has a row of its own: inner axes that no index adds to outer ones, as a window's are,
         unless in long pieces."""
         outer = {m.name for a in self.spatial for m in a.members if m.extent > 1}
@@ -209,20 +209,20 @@ class TileSpace:
         )
 
     @property
-    def touched_bytes(self) -> int:
+    def compulsory_bytes(self) -> int:
         """Compulsory traffic: every tensor once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
         return sum(access.tile_bytes(whole) for access in self.accesses) + 2 * self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
+class ContractionOperands:
     """The two factors of a contraction's body: `a` walks batch, m, k; `b` walks batch, k, n. `second`: what stands for
     `b` in another sum over the same `a`."""
 
     a: Expr
     b: Expr
-    second: Expr | None = None
+    b2: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,32 +242,32 @@ class KernelGroup:
     kind: GroupKind
     statements: tuple[TensorExpr, ...]
     outer: tuple[Axis, ...]
-    locals: frozenset[str]
+    register_tensors: frozenset[str]
     stored: tuple[tuple[str, TensorType], ...]
     inputs: tuple[tuple[str, TensorType], ...]
     space: TileSpace
-    factors: Factors | None = None
+    operands: ContractionOperands | None = None
     attention: Attention | None = None
     constants: frozenset[str] = frozenset()
 
     @property
     def row_reduction(self) -> TensorExpr | None:
         """The statement of a contraction's epilogue that reduces rows of its results, all of n."""
-        if self.kind is not GroupKind.CONTRACTION or self.is_paired:
+        if self.kind is not GroupKind.CONTRACTION or self.is_dual_gemm:
             return None
         return next((s for s in self.statements[1:] if s.kind is StatementKind.REDUCE), None)
 
     @property
-    def is_paired(self) -> bool:
+    def is_dual_gemm(self) -> bool:
         """Whether it is a contraction of two sums."""
-        return self.factors is not None and self.factors.second is not None
+        return self.operands is not None and self.operands.b2 is not None
 
     @property
-    def needs_whole_sums(self) -> bool:
+    def forbids_split_k(self) -> bool:
         """Whether no block of a contraction may have part of a tile's sums, to be joined by a second launch."""
-        return self.is_paired or self.row_reduction is not None
+        return self.is_dual_gemm or self.row_reduction is not None
 
-    def stays(self, outputs: Collection[Output]) -> bool:
+    def is_constant(self, outputs: Collection[Output]) -> bool:
         """Whether all that the group writes follows from constants alone, and is none of the program's `outputs`."""
         written = {name for name, _ in self.stored}
         return 0 < len(self.constants) == len(self.inputs) and written.isdisjoint(o.tensor for o in outputs)

@@ -11,7 +11,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 
 
-class Family(Enum):
+class TargetKind(Enum):
     """Instruction-set families; each has one generator, one toolchain, one runtime (backends.py)."""
 
     CUDA = "cuda"
@@ -120,7 +120,7 @@ class ComputeUnit:
         return self.kind not in (UnitKind.FMA, UnitKind.VECTOR, UnitKind.DOT)
 
     @property
-    def group(self) -> int:
+    def k_group(self) -> int:
         """Neighbours along k that a CPU's instruction multiplies at once in each lane: they are packed as one word."""
         return self.shape[0] if self.kind is UnitKind.DOT else 1
 
@@ -173,7 +173,7 @@ class Measured:
     figure: str | None = None
 
 
-def covers(pattern: str, path: str) -> bool:
+def source_matches(pattern: str, path: str) -> bool:
     """Whether a source's field pattern stands for a figure: itself, what contains it, or a `*` pattern of either."""
     return _any_of((pattern,)).match(path) is not None
 
@@ -196,7 +196,7 @@ class HardwareSpec:
     id: str
     name: str
     vendor: str
-    family: Family
+    family: TargetKind
     arch: Arch
     num_cores: int
     clock_hz: float
@@ -221,9 +221,9 @@ class HardwareSpec:
                 return level
         raise InvariantError(f"{self.id} has no memory level {name}")
 
-    def is_assumed(self, figure: str) -> bool:
+    def is_assumed(self, field: str) -> bool:
         """Whether nobody measured or published a figure; the first source that stands for it says, as in all specs."""
-        found = next((s for s in self.sources if _any_of(s.fields).match(figure)), None)
+        found = next((s for s in self.sources if _any_of(s.fields).match(field)), None)
         return found is None or found.assumed
 
     @property
@@ -234,11 +234,11 @@ class HardwareSpec:
     def block_level(self) -> MemoryLevel:
         return self.level(self.tile_levels[0])
 
-    def is_far(self, tensor_bytes: int, touched_bytes: int) -> bool:
+    def exceeds_caches(self, tensor_bytes: int, accessed_bytes: int) -> bool:
         """Whether a tensor comes from beyond the caches of a core whose kernel touches so much: they do not hold all of
         that, nor is the tensor a small part of what they hold."""
         held = self.block_level.capacity_bytes
-        return touched_bytes > held and tensor_bytes > held // 2
+        return accessed_bytes > held and tensor_bytes > held // 2
 
     @property
     def thread_level(self) -> MemoryLevel:

@@ -68,33 +68,33 @@ def mod(a: Expr, by: int) -> Expr:
     return num(0) if by == 1 else Op(OpKind.MOD, (a, num(by)), DType.INT32)
 
 
-def less(a: Expr, b: Expr) -> Expr:
+def lt(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.LT, (a, b), DType.INT8)
 
 
-def less_equal(a: Expr, b: Expr) -> Expr:
+def le(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.LE, (a, b), DType.INT8)
 
 
-def equal(a: Expr, b: Expr) -> Expr:
+def eq(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.EQ, (a, b), DType.INT8)
 
 
-def least(a: Expr, b: Expr) -> Expr:
+def min_(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MIN, (a, b), DType.INT32)
 
 
-def greatest(a: Expr, b: Expr) -> Expr:
+def max_(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MAX, (a, b), DType.INT32)
 
 
 @overload
-def both(a: Expr, b: Expr | None) -> Expr: ...
+def logical_and(a: Expr, b: Expr | None) -> Expr: ...
 @overload
-def both(a: Expr | None, b: Expr) -> Expr: ...
+def logical_and(a: Expr | None, b: Expr) -> Expr: ...
 @overload
-def both(a: Expr | None, b: Expr | None) -> Expr | None: ...
-def both(a: Expr | None, b: Expr | None) -> Expr | None:
+def logical_and(a: Expr | None, b: Expr | None) -> Expr | None: ...
+def logical_and(a: Expr | None, b: Expr | None) -> Expr | None:
     """Both hold; None holds always."""
     if a is None or b is None:
         return b if a is None else a

@@ -84,8 +84,8 @@ class LaunchSpec:
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     zeroed: tuple[str, ...] = ()
-    prepares: bool = False
-    maps: tuple[TensorMap, ...] = ()
+    is_prepack: bool = False
+    tensor_maps: tuple[TensorMap, ...] = ()
     cluster: int = 1
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class KernelSource:
     checks: tuple[RuntimeCheck, ...] = ()
     options: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
-    rooms: str = ""
+    scratch_buffers: str = ""
 
     @property
     def key(self) -> str:
@@ -136,9 +136,9 @@ class KernelSource:
         raise InvariantError(f"{self.name} has no launch for {group}")
 
     @property
-    def prepared(self) -> tuple[Buffer, ...]:
+    def prepacked_buffers(self) -> tuple[Buffer, ...]:
         """Workspace that launches which prepare fill, and that is to be kept between calls."""
-        touched = {symbol for launch in self.launches if launch.prepares for symbol in launch.args}
+        touched = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.args}
         return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in touched)
 
     @property
@@ -148,9 +148,9 @@ class KernelSource:
 
 def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
     plain = (
-        launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.prepares,
+        launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.is_prepack,
     )  # fmt: skip
-    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.maps))
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps))
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:

@@ -77,10 +77,10 @@ class _Printer:
     def __init__(self, names: Mapping[str, str]) -> None:
         self.names = names
 
-    def show(self, expr: Expr, least: int = _COMPARISON) -> str:
+    def show(self, expr: Expr, min_precedence: int = _COMPARISON) -> str:
         """The expression, in parentheses where it binds looser than `least`."""
         shown, binds = self._shown(expr)
-        return shown if binds >= least else f"({shown})"
+        return shown if binds >= min_precedence else f"({shown})"
 
     def receiver(self, expr: Expr) -> str:
         """The expression in front of a method's dot. A number needs parentheses, lest the dot be its own."""

@@ -60,7 +60,7 @@ class Combine(Enum):
 
 
 # The operator that joins two values; any and all are max and min of truth values by the time there is a tree.
-JOINS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
+COMBINE_OPS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
 
 
 def identity(combine: Combine, dtype: DType) -> Const:
@@ -97,7 +97,7 @@ class TensorExpr:
     combine: Combine | None = None
     target: str | None = None
     predicate: Expr | None = None
-    checked: tuple[bool, ...] = ()
+    bounds_checked: tuple[bool, ...] = ()
 
     @property
     def spatial(self) -> tuple[Axis, ...]:
@@ -201,14 +201,14 @@ class TensorProgram:
     @property
     def has_runtime_checks(self) -> bool:
         """Whether any index comes from data, so that a call may raise IndexRangeError."""
-        return any(any(load.checked) for s in self.statements for load in s.reads) or any(
-            any(s.checked) for s in self.statements
+        return any(any(load.bounds_checked) for s in self.statements for load in s.reads) or any(
+            any(s.bounds_checked) for s in self.statements
         )
 
 
-def live_statements(program: TensorProgram, wanted: Collection[str]) -> tuple[TensorExpr, ...]:
+def live_statements(program: TensorProgram, tensors: Collection[str]) -> tuple[TensorExpr, ...]:
     """The statements that `wanted` tensors depend on, in their order."""
-    needed = set(wanted)
+    needed = set(tensors)
     live: list[TensorExpr] = []
     for statement in reversed(program.statements):
         if statement.output in needed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.constraints import Demands, KernelFamily
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -15,7 +15,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement
 from roller_svc.ir.program import TensorProgram, TensorType
 
 
-class Select(Enum):
+class SelectionMode(Enum):
     MEASURE = "measure"  # compile and time the top candidates, keep the fastest
     MODEL = "model"  # trust the ranking
 
@@ -35,17 +35,17 @@ class BuildRequest:
     target: str = "local"
     outputs: tuple[str, ...] | None = None
     top_k: int = 10
-    select: Select = Select.MEASURE
+    select: SelectionMode = SelectionMode.MEASURE
     runtime: RuntimeChoice = RuntimeChoice.AUTO
     allow_tf32: bool = False
     hardware: HardwareSpec | None = None
-    family: KernelFamily | None = None
+    op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()
     constants: tuple[str, ...] = ()
 
     @property
-    def demands(self) -> Demands:
-        return Demands(self.allow_tf32, self.family, self.tiles)
+    def constraints(self) -> ScheduleConstraints:
+        return ScheduleConstraints(self.allow_tf32, self.op_class, self.tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Plan:
         )
 
     @property
-    def ranked_s(self) -> float:
+    def ranking_seconds(self) -> float:
         """The seconds by which it stands among others."""
-        return sum(c.ranked_s for c in self.choices)
+        return sum(c.ranking_seconds for c in self.choices)
 
     @property
-    def main(self) -> Candidate:
+    def dominant_choice(self) -> Candidate:
         """The choice that takes longest."""
         return max(self.choices, key=lambda c: c.estimate.seconds)
 
@@ -93,7 +93,7 @@ class GroupedPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class CandidateResult:
     """What became of one plan for `groups`: compiled (and measured), or the error that stopped it."""
 
     plan: Plan
@@ -117,10 +117,10 @@ class BuildReport:
     hardware: HardwareSpec
     groups: tuple[KernelGroup, ...]
     constructions: tuple[Construction, ...]
-    attempts: tuple[Attempt, ...]
+    results: tuple[CandidateResult, ...]
     notes: tuple[str, ...] = ()
     stage_seconds: tuple[tuple[str, float], ...] = ()
 
     @property
-    def winner(self) -> Attempt:
-        return self.attempts[0]
+    def winner(self) -> CandidateResult:
+        return self.results[0]

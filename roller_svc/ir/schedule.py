@@ -42,7 +42,7 @@ class Loop:
     extent: int
     kind: LoopKind
     body: tuple[Node, ...]
-    limit: Expr | None = None
+    stop: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Let:
     var: str
     value: Expr
     body: tuple[Node, ...]
-    checked: tuple[str, int] | None = None
+    bounds_check: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Storage:
     body: tuple[Node, ...]
     pad: int = 0
     swizzled: bool = False
-    over: tuple[str, ...] = ()
-    pinned: bool = False
-    in_order: bool = False
-    window: Load | None = None
+    aliases: tuple[str, ...] = ()
+    no_rematerialize: bool = False
+    ordered: bool = False
+    subview_of: Load | None = None
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES
 
 
@@ -95,8 +95,8 @@ class Compute:
     value: Expr
     combine: Combine | None = None
     atomic: bool = False
-    checked: tuple[bool, ...] = ()
-    streamed: bool = False
+    bounds_checked: tuple[bool, ...] = ()
+    nontemporal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,13 @@ class Prefetch:
 
     tensor: str
     index: tuple[Expr, ...]
-    ahead: int
+    distance: int
     for_write: bool = False
-    to_second: bool = False
+    to_l2: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReduce:
+class WarpReduce:
     """tensor[index], one value in each thread, becomes the join of `lanes` neighbours', for all of them to see.
 
     `lanes` is a power of two, at most a warp; neighbours start at a thread whose number is a multiple of it. All
@@ -151,7 +151,7 @@ class LaneReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinLanes:
+class HorizontalReduce:
     """tensor[index] = the join of `lanes` neighbours along a storage node's last dimension, `first` being the first."""
 
     tensor: str
@@ -180,12 +180,12 @@ class Transpose:
     rows: int | None = None
     columns: int | None = None
     lanes: int | None = None
-    along: int | None = None
+    column_dim: int | None = None
     dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CpAsync:
     """`elements` neighbours from memory into a shared room, asynchronously: they are there once awaited (cp.async).
 
     `index` and `source` are of the first of them; together they are 4, 8 or 16 bytes, aligned to that on both sides.
@@ -200,12 +200,12 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCopies:
+class CpAsyncCommitGroup:
     """The copies that this thread has begun since the last one become a group, perhaps an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitCopies:
+class CpAsyncWaitGroup:
     """All of this thread's groups but the `pending` youngest have arrived, for this thread to see."""
 
     pending: int
@@ -225,7 +225,7 @@ class LoadMatrix:
     index: tuple[Expr, ...]
     count: int
     source: str
-    at: tuple[Expr, ...]
+    source_index: tuple[Expr, ...]
     transposed: bool = False
 
 
@@ -287,8 +287,8 @@ class Mma:
 
 
 Node = (
-    Loop | Let | Storage | Compute | Branch | Routine | Barrier | LaneReduce | JoinLanes | Prefetch | Transpose
-    | Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2 | AnyThread
+    Loop | Let | Storage | Compute | Branch | Routine | Barrier | WarpReduce | HorizontalReduce | Prefetch | Transpose
+    | CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2 | AnyThread
     | HopperNode
 )  # fmt: skip
 
@@ -309,11 +309,11 @@ class ScheduleTree:
     zeroed: tuple[str, ...] = ()
     raster: int = 1
     resident: int = 1
-    maps: tuple[TensorMap, ...] = ()
+    tensor_maps: tuple[TensorMap, ...] = ()
     cluster: int = 1
 
 
-def bodies(node: Node) -> tuple[tuple[Node, ...], ...]:
+def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
     """The child lists of a node."""
     match node:
         case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body) | AnyThread(body=body):
@@ -331,19 +331,19 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (*index, value)
         case Transpose(index=index, source=source):
             return (*index, source)
-        case Copy(index=index, source=source, guard=guard):
+        case CpAsync(index=index, source=source, guard=guard):
             return (*index, source) if guard is None else (*index, source, guard)
-        case JoinLanes(index=index, first=first):
+        case HorizontalReduce(index=index, first=first):
             return (*index, first)
         case Branch(cond=cond) | AnyThread(cond=cond):
             return (cond,)
         case Let(value=value):
             return (value,)
-        case Loop(limit=limit) if limit is not None:
+        case Loop(stop=limit) if limit is not None:
             return (limit,)
-        case Storage(window=window) if window is not None:
+        case Storage(subview_of=window) if window is not None:
             return (window,)
-        case Prefetch(index=index) | LaneReduce(index=index):
+        case Prefetch(index=index) | WarpReduce(index=index):
             return index
         case _ if isinstance(node, HopperNode):
             return hopper_expressions(node)
@@ -351,12 +351,12 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return ()
 
 
-def descend(nodes: tuple[Node, ...]) -> Iterator[Node]:
+def iter_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
     """Every node, depth first."""
     for node in nodes:
         yield node
-        for body in bodies(node):
-            yield from descend(body)
+        for body in child_lists(node):
+            yield from iter_nodes(body)
 
 
 def block_extents(tree: ScheduleTree) -> tuple[int, int]:
@@ -370,7 +370,7 @@ def block_extents(tree: ScheduleTree) -> tuple[int, int]:
                 blocks *= node.extent
             if isinstance(node, Loop) and node.kind is LoopKind.THREAD:
                 threads *= node.extent
-            for body in bodies(node):
+            for body in child_lists(node):
                 inside += body
         nodes = inside
     return blocks, threads

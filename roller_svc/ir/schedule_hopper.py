@@ -18,7 +18,7 @@ Index = tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class InitBarrier:
+class MbarrierInit:
     """barrier[index] expects that many arrivals a phase, from phase 0 on. One thread does it, before all others."""
 
     barrier: str
@@ -27,23 +27,23 @@ class InitBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceBarriers:
+class FenceMbarrierInit:
     """What this thread initialised is seen by other threads, blocks and bulk copies, once they have met."""
 
 
 @dataclass(frozen=True, slots=True)
-class ArriveBarrier:
+class MbarrierArrive:
     """One arrival at barrier[index]. `bytes`: that many more are to land before the phase ends. `rank`: the barrier is
     that of the cluster's block with this number."""
 
     barrier: str
     index: Index
-    bytes: int | None = None
+    expect_tx_bytes: int | None = None
     rank: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitBarrier:
+class MbarrierWait:
     """Until the phase of that parity has ended; the one before phase 0 has parity 1 and has ended."""
 
     barrier: str
@@ -52,7 +52,7 @@ class AwaitBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class BulkLoad:
+class TmaLoad:
     """A box of memory into a shared room, from tensor[index] on; its bytes count on barrier[barrier_index] when there.
 
     `map`: symbol of the tree's tensor map. `coordinates` and, of im2col maps, `offsets`: the innermost dimension first.
@@ -61,31 +61,31 @@ class BulkLoad:
 
     tensor: str
     index: Index
-    map: str
+    tensor_map: str
     coordinates: Index
     offsets: Index
     barrier: str
     barrier_index: Index
-    mask: Expr | None = None
+    multicast_mask: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class BulkStore:
+class TmaStore:
     """A box of memory from a shared room, from tensor[index] on; what lies outside of the map's tensor is left out."""
 
-    map: str
+    tensor_map: str
     coordinates: Index
     tensor: str
     index: Index
 
 
 @dataclass(frozen=True, slots=True)
-class CommitBulk:
+class TmaStoreCommitGroup:
     """The stores that this thread has begun since the last one become a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitBulk:
+class TmaStoreWaitGroup:
     """All of this thread's groups of stores but the `pending` youngest are done; `read`: have read their room, which
     may be written again."""
 
@@ -94,7 +94,7 @@ class AwaitBulk:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceAsync:
+class FenceProxyAsync:
     """What this thread wrote to shared memory is seen by bulk stores and products that begin later."""
 
 
@@ -110,7 +110,7 @@ class SharedMatrix:
     tensor: str
     index: Index
     dtype: DType
-    along_k: bool
+    k_major: bool
     swizzle_bytes: int
     leading_bytes: int
     stride_bytes: int
@@ -141,26 +141,26 @@ class WarpgroupMma:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceWarpgroup:
+class WgmmaFence:
     """Registers that products begun from here on use may have been touched before."""
 
 
 @dataclass(frozen=True, slots=True)
-class CommitWarpgroup:
+class WgmmaCommitGroup:
     """The products begun since the last one become a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitWarpgroup:
+class WgmmaWaitGroup:
     """All groups of the warpgroup's products but the `pending` youngest are done. `sums`: all on that tensor are, and
     what reads its registers stays behind this wait, which names no register that it waits for."""
 
     pending: int
-    sums: str | None = None
+    accumulator: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SetRegisters:
+class SetMaxNReg:
     """Threads of the warpgroup have that many registers from here on; `increase`: more than before, else fewer."""
 
     count: int
@@ -186,15 +186,15 @@ class StoreMatrix:
     """
 
     tensor: str
-    at: Index
+    index: Index
     count: int
     source: str
-    index: Index
+    source_index: Index
 
 
 HopperNode = (
-    InitBarrier | FenceBarriers | ArriveBarrier | AwaitBarrier | BulkLoad | BulkStore | CommitBulk | AwaitBulk
-    | FenceAsync | WarpgroupMma | FenceWarpgroup | CommitWarpgroup | AwaitWarpgroup | SetRegisters | WarpBarrier
+    MbarrierInit | FenceMbarrierInit | MbarrierArrive | MbarrierWait | TmaLoad | TmaStore | TmaStoreCommitGroup | TmaStoreWaitGroup
+    | FenceProxyAsync | WarpgroupMma | WgmmaFence | WgmmaCommitGroup | WgmmaWaitGroup | SetMaxNReg | WarpBarrier
     | ClusterBarrier | StoreMatrix
 )  # fmt: skip
 
@@ -202,47 +202,47 @@ HopperNode = (
 def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:
     """What such a node computes."""
     match node:
-        case InitBarrier(index=index):
+        case MbarrierInit(index=index):
             return index
-        case ArriveBarrier(index=index, rank=rank):
+        case MbarrierArrive(index=index, rank=rank):
             return index if rank is None else (*index, rank)
-        case AwaitBarrier(index=index, parity=parity):
+        case MbarrierWait(index=index, parity=parity):
             return (*index, parity)
-        case BulkLoad(mask=mask):
+        case TmaLoad(multicast_mask=mask):
             parts = (*node.index, *node.coordinates, *node.offsets, *node.barrier_index)
             return parts if mask is None else (*parts, mask)
-        case BulkStore(coordinates=coordinates, index=index):
+        case TmaStore(coordinates=coordinates, index=index):
             return (*coordinates, *index)
         case WarpgroupMma(index=index, a=a, b=b, accumulate=accumulate):
             return (*index, *a.index, *b.index, accumulate)
-        case StoreMatrix(at=at, index=index):
+        case StoreMatrix(index=at, source_index=index):
             return (*at, *index)
         case _:
             return ()
 
 
-def hopper_line(node: HopperNode) -> str:
+def describe_hopper_node(node: HopperNode) -> str:
     """What is said of such a node to people."""
     match node:
-        case InitBarrier(barrier=barrier, arrivals=arrivals):
+        case MbarrierInit(barrier=barrier, arrivals=arrivals):
             return f"{barrier}[...] expects {arrivals} arrivals"
-        case ArriveBarrier(barrier=barrier, bytes=size):
+        case MbarrierArrive(barrier=barrier, expect_tx_bytes=size):
             return f"arrive at {barrier}[...]{'' if size is None else f', {size} bytes to come'}"
-        case AwaitBarrier(barrier=barrier):
+        case MbarrierWait(barrier=barrier):
             return f"await {barrier}[...]"
-        case BulkLoad(tensor=tensor, map=name, barrier=barrier):
+        case TmaLoad(tensor=tensor, tensor_map=name, barrier=barrier):
             return f"bulk load of {name} to {tensor}[...], on {barrier}[...]"
-        case BulkStore(tensor=tensor, map=name):
+        case TmaStore(tensor=tensor, tensor_map=name):
             return f"bulk store of {tensor}[...] to {name}"
-        case AwaitBulk(pending=pending):
+        case TmaStoreWaitGroup(pending=pending):
             return f"await bulk stores, {pending} pending"
         case WarpgroupMma(tensor=tensor, columns=columns, a=a, b=b):
             return f"{tensor}[...] += {a.tensor} * {b.tensor}, 64 x {columns}"
-        case AwaitWarpgroup(pending=pending):
+        case WgmmaWaitGroup(pending=pending):
             return f"await products, {pending} pending"
         case StoreMatrix(tensor=tensor, count=count, source=source):
             return f"{tensor}[...] = {count} matrices of {source}"
-        case SetRegisters(count=count):
+        case SetMaxNReg(count=count):
             return f"{count} registers a thread"
         case _:
             return type(node).__name__

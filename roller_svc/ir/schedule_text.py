@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from roller_svc.ir.schedule import (
     AnyThread,
-    AwaitCopies,
     Barrier,
     Branch,
-    CommitCopies,
     Compute,
-    Copy,
+    CpAsync,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
     Exp2,
-    JoinLanes,
-    LaneReduce,
+    HorizontalReduce,
     Let,
     LoadMatrix,
     Loop,
@@ -24,9 +23,10 @@ from roller_svc.ir.schedule import (
     Routine,
     Storage,
     Transpose,
-    bodies,
+    WarpReduce,
+    child_lists,
 )
-from roller_svc.ir.schedule_hopper import HopperNode, hopper_line
+from roller_svc.ir.schedule_hopper import HopperNode, describe_hopper_node
 
 
 def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
@@ -49,30 +49,30 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}routine {name}")
             case Barrier():
                 lines.append(f"{pad}barrier")
-            case Prefetch(tensor=tensor, for_write=for_write, to_second=to_second):
+            case Prefetch(tensor=tensor, for_write=for_write, to_l2=to_second):
                 how = f"{' to write' if for_write else ''}{' to the second cache' if to_second else ''}"
                 lines.append(f"{pad}prefetch {tensor}{how}")
             case Transpose(tensor=tensor, source=source):
                 lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
             case (
-                LaneReduce(tensor=tensor, combine=combine, lanes=lanes)
-                | JoinLanes(tensor=tensor, combine=combine, lanes=lanes)
+                WarpReduce(tensor=tensor, combine=combine, lanes=lanes)
+                | HorizontalReduce(tensor=tensor, combine=combine, lanes=lanes)
             ):
                 lines.append(f"{pad}{tensor}[...] {combine.value}= of {lanes} lanes")
             case _:
                 lines.append(f"{pad}{_matrix_line(node)}")
-        lines.extend(render(body, depth + 1) for body in bodies(node) if body)
+        lines.extend(render(body, depth + 1) for body in child_lists(node) if body)
     return "\n".join(lines)
 
 
 def _matrix_line(node: Node) -> str:
     """What is said of nodes that move tiles to tensor cores and multiply them."""
     match node:
-        case Copy(tensor=tensor, elements=elements):
+        case CpAsync(tensor=tensor, elements=elements):
             return f"copy {elements} to {tensor}[...]"
-        case CommitCopies():
+        case CpAsyncCommitGroup():
             return "commit copies"
-        case AwaitCopies(pending=pending):
+        case CpAsyncWaitGroup(pending=pending):
             return f"await copies, {pending} pending"
         case LoadMatrix(tensor=tensor, source=source, count=count, transposed=transposed):
             return f"{tensor} = {count} {'transposed ' if transposed else ''}matrices of {source}"
@@ -87,6 +87,6 @@ def _matrix_line(node: Node) -> str:
         case AnyThread(var=var):
             return f"{var} = any thread"
         case _ if isinstance(node, HopperNode):
-            return hopper_line(node)
+            return describe_hopper_node(node)
         case _:
             return type(node).__name__

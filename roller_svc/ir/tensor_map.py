@@ -14,7 +14,7 @@ MAX_RANK = 5
 MIN_IM2COL_RANK = 3
 MAX_EXTENT = 1 << 32
 # Coordinates are of 32 bits, with a sign (PTX ISA, "cp.async.bulk.tensor"); the last tile reaches beyond the tensor.
-MAX_PLACES = (1 << 31) - (1 << 16)
+MAX_COORDINATE = (1 << 31) - (1 << 16)
 STRIDE_BYTES = 16  # strides, the tensor's address and a box's rows are multiples of it
 MAX_STRIDE_BYTES = 1 << 40
 MAX_BOX = 256
@@ -67,7 +67,7 @@ class TensorMap:
     tf32: bool = False
 
     def __post_init__(self) -> None:
-        reason = unfit_map(self)
+        reason = invalid_map_reason(self)
         if reason:
             raise InvariantError(f"tensor map {self.symbol}: {reason}")
 
@@ -88,18 +88,20 @@ class TensorMap:
         return math.prod(self.box_elements) * self.dtype.bytes
 
     @property
-    def reach_bytes(self) -> int:
+    def end_bytes(self) -> int:
         """Bytes from the buffer's start to the end of the view's last element."""
         last = sum((e - 1) * s for e, s in zip(self.extents[1:], self.strides_bytes, strict=True))
         return self.offset_bytes + last + self.extents[0] * self.dtype.bytes
 
 
-def unfit_map(view: TensorMap) -> str:
+def invalid_map_reason(view: TensorMap) -> str:
     """Why the driver would refuse the map; '' where it would not."""
-    return _unfit_tensor(view) or (_unfit_im2col(view) if view.mode is MapMode.IM2COL else _unfit_box(view))
+    return _invalid_tensor_reason(view) or (
+        _invalid_im2col_reason(view) if view.mode is MapMode.IM2COL else _invalid_box_reason(view)
+    )
 
 
-def _unfit_tensor(view: TensorMap) -> str:
+def _invalid_tensor_reason(view: TensorMap) -> str:
     rank = len(view.extents)
     if not 1 <= rank <= MAX_RANK or len(view.strides_bytes) != rank - 1 or len(view.element_strides) != rank:
         return f"{rank} dimensions, strides {view.strides_bytes}, steps {view.element_strides}"
@@ -116,15 +118,15 @@ def _unfit_tensor(view: TensorMap) -> str:
     return ""
 
 
-def _unfit_box(view: TensorMap) -> str:
+def _invalid_box_reason(view: TensorMap) -> str:
     if len(view.box) != len(view.extents) or view.lower or view.upper:
         return f"box {view.box} of {len(view.extents)} dimensions, corners {view.lower} {view.upper}"
     if not all(1 <= size <= MAX_BOX for size in view.box):
         return f"box {view.box} is not from 1 to {MAX_BOX} elements along each dimension"
-    return _unfit_row(view)
+    return _invalid_row_reason(view)
 
 
-def _unfit_im2col(view: TensorMap) -> str:
+def _invalid_im2col_reason(view: TensorMap) -> str:
     rank = len(view.extents)
     if rank < MIN_IM2COL_RANK or len(view.box) != 2 or not len(view.lower) == len(view.upper) == rank - 2:
         return f"{rank} dimensions, box {view.box}, corners {view.lower} {view.upper}"
@@ -136,10 +138,10 @@ def _unfit_im2col(view: TensorMap) -> str:
     spatial = view.extents[1:-1]
     if not all(low < e + up for low, e, up in zip(view.lower, spatial, view.upper, strict=True)):
         return f"there is nothing between the corners {view.lower} {view.upper}"
-    return _unfit_row(view)
+    return _invalid_row_reason(view)
 
 
-def _unfit_row(view: TensorMap) -> str:
+def _invalid_row_reason(view: TensorMap) -> str:
     row = view.box[0] * view.dtype.bytes
     if row % STRIDE_BYTES:
         return f"rows of {row} bytes are no multiples of {STRIDE_BYTES}"

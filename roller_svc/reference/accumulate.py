@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from roller_svc.errors import InvariantError
-from roller_svc.ir.accumulation import MatrixSums
+from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import Combine
 from roller_svc.reference import rounding
@@ -38,7 +38,7 @@ class Accumulator:
 
     def __init__(
         self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool,
-        sums: MatrixSums | None = None,
+        sums: AccumulatorPrecision | None = None,
     ) -> None:  # fmt: skip
         self.combine = combine
         self.dtype = dtype
@@ -144,7 +144,7 @@ class Accumulator:
         chain = count
         if self.sums is not None:
             unit = max(unit, 2.0**-self.sums.result_bits)
-            chain = min(count, self.sums.chain or count)
+            chain = min(count, self.sums.promotion_interval or count)
         # Each addition errs by a unit of the partial sum, and these errors walk at random: sqrt(K) units of the
         # greatest partial sum. That is at most the sum of magnitudes; of terms that come in no order, hardly more than
         # the whole sum or a few standard deviations of a walk of the terms. Of K/c chains of c terms each, that is so
@@ -155,7 +155,7 @@ class Accumulator:
         if self.sums is not None:
             # What is cut off is of the sign of what it is cut off from: terms of one sign all lose, of a chain's sum
             # half of the most on average.
-            own = own + 0.5 * chain * self.sums.lost * np.abs(value)
+            own = own + 0.5 * chain * self.sums.rounding_loss * np.abs(value)
         return np.asarray(own)
 
     def _with_infinities(self, value: Array, bound: Array) -> Array:

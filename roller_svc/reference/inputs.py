@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, walk
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions, loads_of
 from roller_svc.ir.program import StatementKind, TensorProgram
 from roller_svc.reference.values import Array, convert, narrow
 
@@ -127,7 +127,7 @@ def _demands(program: TensorProgram) -> _Demands:
     for statement in program.statements:
         scatter = statement.kind is StatementKind.SCATTER
         roots = (statement.body, *statement.index, *(() if statement.predicate is None else (statement.predicate,)))
-        for node in (n for root in roots for n in walk(root)):
+        for node in (n for root in roots for n in iter_subexpressions(root)):
             if isinstance(node, Op):
                 _of_operation(node, tracer, demands)
             elif isinstance(node, Load):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError
-from roller_svc.ir.accumulation import MatrixSums
+from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
@@ -72,7 +72,7 @@ def reference(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, 
 
 
 def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32: bool = False,
-             sums: MatrixSums | None = None) -> dict[str, Value]:  # fmt: skip
+             sums: AccumulatorPrecision | None = None) -> dict[str, Value]:  # fmt: skip
     """Every output by name, wide, with its bound. `allow_tf32` widens the bounds of sums of float32 products; `sums`,
     those of a matrix unit that computes some of them, the bounds of sums of products."""
     machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32, sums=sums)
@@ -82,7 +82,7 @@ def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32:
 
 
 def sampled(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
-            allow_tf32: bool = False, sums: MatrixSums | None = None,
+            allow_tf32: bool = False, sums: AccumulatorPrecision | None = None,
             limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
     """About `elements` elements of every output, no fewer (all, where there are no more), its corners among them.
 
@@ -168,7 +168,7 @@ class _Machine:
     """One run of a program: the values of tensors as far as they are known."""
 
     def __init__(self, program: TensorProgram, arrays: dict[str, Array], *, track: bool,
-                 allow_tf32: bool = False, sums: MatrixSums | None = None) -> None:  # fmt: skip
+                 allow_tf32: bool = False, sums: AccumulatorPrecision | None = None) -> None:  # fmt: skip
         self.types = program.types
         self.statements = {s.output: s for s in program.statements}
         self.inputs = arrays

@@ -47,17 +47,17 @@ class CpuModule:
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
         binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
-        blocks = (self.workspace(), self._own("prepared", self.source.prepared))
+        blocks = (self.workspace(), self._own("prepared", self.source.prepacked_buffers))
         for prepare in (True, False):
             CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
         return binding.finish()
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: what is made of constants is there, and calling the result only does the rest, again and
         again (for timing)."""
         constants = {name: array for name, array in arrays.items() if name in self.source.constants}
         others = {name: array for name, array in arrays.items() if name not in constants}
-        return self.prepare(constants).bound(others, out)
+        return self.prepare(constants).bind(others, out)
 
     def prepare(self, constants: Mapping[str, object]) -> PreparedCpu:
         """What is made of constants alone, made once. Raises ArgumentError for arrays that do not fit."""
@@ -66,11 +66,11 @@ class CpuModule:
     def launches(self, *, prepare: bool) -> tuple[tuple[_Entry, LaunchSpec], ...]:
         """The launches that prepare, or the others, in order."""
         pairs = zip(self._entries, self.source.launches, strict=True)
-        return tuple((entry, launch) for entry, launch in pairs if launch.prepares == prepare)
+        return tuple((entry, launch) for entry, launch in pairs if launch.is_prepack == prepare)
 
     def workspace(self) -> _Block:
         """What a call needs of its own: one block for each thread, kept for its next call."""
-        prepared = self.source.prepared
+        prepared = self.source.prepacked_buffers
         return self._own("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
 
     def _own(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
@@ -92,16 +92,16 @@ class PreparedCpu:
         self._others = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
         held = bind((b for b in buffers if b not in self._others), constants, None, module.alignment_bytes)
         self._constants = held.memory
-        self._block = _Block(module.source.prepared)
+        self._block = _Block(module.source.prepacked_buffers)
         CpuCall(module, held, (self._block,), module.launches(prepare=True))()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call with the other arrays; raises as CpuModule.run does."""
-        call = self.bound(arrays, out)
+        call = self.bind(arrays, out)
         call()
         return call.finish()
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
         binding = bind(self._others, arrays, out, self._module.alignment_bytes, self._constants.values())
         whole = replace(binding, memory=self._constants | binding.memory)

@@ -10,32 +10,32 @@ from enum import Enum, IntEnum
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.schedule_hopper import (
-    ArriveBarrier,
-    AwaitBarrier,
-    AwaitBulk,
-    AwaitWarpgroup,
-    BulkLoad,
-    BulkStore,
     ClusterBarrier,
-    CommitBulk,
-    CommitWarpgroup,
-    FenceAsync,
-    FenceBarriers,
-    FenceWarpgroup,
+    FenceMbarrierInit,
+    FenceProxyAsync,
     HopperNode,
-    InitBarrier,
+    MbarrierArrive,
+    MbarrierInit,
+    MbarrierWait,
     RegisterMatrix,
-    SetRegisters,
+    SetMaxNReg,
     SharedMatrix,
     StoreMatrix,
+    TmaLoad,
+    TmaStore,
+    TmaStoreCommitGroup,
+    TmaStoreWaitGroup,
     WarpBarrier,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 
 # What all threads of these must do together, or none of them.
 _TOGETHER = {
-    WarpgroupMma: "warpgroup", FenceWarpgroup: "warpgroup", CommitWarpgroup: "warpgroup", AwaitWarpgroup: "warpgroup",
-    SetRegisters: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block",
+    WarpgroupMma: "warpgroup", WgmmaFence: "warpgroup", WgmmaCommitGroup: "warpgroup", WgmmaWaitGroup: "warpgroup",
+    SetMaxNReg: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block",
 }  # fmt: skip
 
 
@@ -77,36 +77,36 @@ class AsyncOrder:
     def node(self, node: HopperNode) -> None:
         """Raises ScheduleError where it comes too early."""
         match node:
-            case InitBarrier(barrier=barrier):
+            case MbarrierInit(barrier=barrier):
                 self.barriers[barrier] = _Barrier.INITIALISED
-            case FenceBarriers():
+            case FenceMbarrierInit():
                 self._advance(_Barrier.INITIALISED)
             case ClusterBarrier():
                 self.met()
-            case ArriveBarrier(barrier=barrier) | AwaitBarrier(barrier=barrier) | BulkLoad(barrier=barrier):
+            case MbarrierArrive(barrier=barrier) | MbarrierWait(barrier=barrier) | TmaLoad(barrier=barrier):
                 self._barrier(node, barrier)
             case StoreMatrix(tensor=tensor):
                 self.written(tensor)
-            case FenceAsync():
+            case FenceProxyAsync():
                 self.unfenced.clear()
-            case FenceWarpgroup():
+            case WgmmaFence():
                 self.registers_fenced = True
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 self._product(tensor, tuple(side.tensor for side in (a, b) if isinstance(side, SharedMatrix)))
                 if isinstance(a, RegisterMatrix):
                     self.begun.add(a.tensor)
-            case CommitWarpgroup():
+            case WgmmaCommitGroup():
                 self.committed.append(frozenset(self.begun))
                 self.begun.clear()
-            case AwaitWarpgroup(pending=pending):
+            case WgmmaWaitGroup(pending=pending):
                 del self.committed[: max(0, len(self.committed) - pending)]
-            case BulkStore(tensor=tensor):
+            case TmaStore(tensor=tensor):
                 self._seen(tensor)
                 self.stores.add(tensor)
-            case CommitBulk():
+            case TmaStoreCommitGroup():
                 self.stored |= self.stores
                 self.stores.clear()
-            case AwaitBulk(pending=0):
+            case TmaStoreWaitGroup(pending=0):
                 self.stored.clear()
             case _:
                 pass
@@ -155,9 +155,9 @@ class AsyncOrder:
                 f"{barrier} is used before all threads know that it is initialised", code="schedule-order",
                 hint="initialise it, fence it, then let all threads meet",
             )  # fmt: skip
-        if isinstance(node, BulkLoad):
+        if isinstance(node, TmaLoad):
             self.arrival.setdefault(node.tensor, _Arrival.AWAITED)
-        elif isinstance(node, AwaitBarrier):
+        elif isinstance(node, MbarrierWait):
             self._arrive(_Arrival.AWAITED, _Arrival.VISIBLE)
 
     def _arrive(self, before: _Arrival, after: _Arrival) -> None:

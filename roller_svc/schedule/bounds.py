@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from roller_svc.analysis.inlining import inlined_body
 from roller_svc.analysis.linear import Linear, expression, linear, span
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, substitute, walk
+from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions, substitute
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import LoopKind
@@ -184,7 +184,7 @@ def _region(found: Nests, function: Function, path: tuple[NestLoop, ...]) -> tup
             if load.tensor != function.name:
                 continue
             for d, index in enumerate(load.index):
-                part = None if any(load.checked) else _part(substitute(index, nest.values), fixed, extents)
+                part = None if any(load.bounds_checked) else _part(substitute(index, nest.values), fixed, extents)
                 parts = wanted[d]
                 if part is None or parts is None:
                     wanted[d] = None
@@ -195,7 +195,7 @@ def _region(found: Nests, function: Function, path: tuple[NestLoop, ...]) -> tup
 
 def _part(index: Expr, fixed: set[str], extents: Mapping[str, int]) -> tuple[Linear, int, int] | None:
     """(what stands still, least and greatest of the rest); None where the index comes from data."""
-    if any(isinstance(node, Load) for node in walk(index)):
+    if any(isinstance(node, Load) for node in iter_subexpressions(index)):
         return None
     still: Linear = {}
     moving: Linear = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.linear import expression, linear
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitute, with_children
-from roller_svc.ir.index import add, both, div, least, less, less_equal, num, ref, sub
+from roller_svc.ir.index import add, div, le, logical_and, lt, min_, num, ref, sub
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, nests_of
@@ -72,8 +72,8 @@ class _Trees:
         body = self.found.bodies[function.name]
         index, value, combine = _point(nest, body)
         tensor, place = self._element(function.name, index, nest, names)
-        checked = body.checked if nest.stage.part is Part.UPDATE else ()
-        write = Compute(tensor, place, self._placed(value, nest, names), combine, checked=checked)
+        checked = body.bounds_checked if nest.stage.part is Part.UPDATE else ()
+        write = Compute(tensor, place, self._placed(value, nest, names), combine, bounds_checked=checked)
         if nest.stage.part is Part.UPDATE and body.predicate is not None:
             return Branch(self._placed(body.predicate, nest, names), (write,))
         return write
@@ -171,9 +171,9 @@ def _conditions(guards: Sequence[Guard]) -> Expr | None:
     found: Expr | None = None
     for guard in guards:
         if guard.below:
-            found = both(found, less_equal(num(0), guard.value))
+            found = logical_and(found, le(num(0), guard.value))
         if guard.above:
-            found = both(found, less(guard.value, num(guard.size)))
+            found = logical_and(found, lt(guard.value, num(guard.size)))
     return found
 
 
@@ -190,7 +190,7 @@ def _limit(loop: NestLoop, guard: Guard) -> Expr | None:
 def _least(limits: Sequence[Expr]) -> Expr | None:
     found: Expr | None = None
     for limit in limits:
-        found = limit if found is None else least(found, limit)
+        found = limit if found is None else min_(found, limit)
     return found
 
 
@@ -203,8 +203,8 @@ def _every_lane(loop: NestLoop, guards: Sequence[Guard]) -> Expr | None:
         if step < 1 or any(loop.var in axes_of(t) for t in terms if t is not None):
             return None
         if guard.below:
-            found = both(found, less_equal(num(0), substitute(guard.value, {loop.var: num(0)})))
+            found = logical_and(found, le(num(0), substitute(guard.value, {loop.var: num(0)})))
         if guard.above:
             last = expression(linear(substitute(guard.value, {loop.var: num(loop.extent - 1)})))
-            found = both(found, less(last, num(guard.size)))
+            found = logical_and(found, lt(last, num(guard.size)))
     return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roller_svc.analysis.inlining import inlined_body, is_inlinable, plain
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Load, walk
+from roller_svc.ir.expr import Cast, Load, iter_subexpressions
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType, live_statements
 from roller_svc.schedule.nest_statements import acc_name
 from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Part, Schedule, Stage, StageLoop
@@ -37,7 +37,7 @@ def default_schedule(program: TensorProgram) -> Schedule:
             functions[:i] = [Function(f.statement, f.stages) if f.name in read else f for f in functions[:i]]
             bodies[function.name] = function.statement
         readers = tuple(f.statement for f in functions[i + 1 :])
-        size = sum(1 for _ in walk(bodies[function.name].body)) * max(1, _loads(function.name, readers))
+        size = sum(1 for _ in iter_subexpressions(bodies[function.name].body)) * max(1, _loads(function.name, readers))
         if function.name not in outputs and size <= MAX_DEFAULT_NODES and is_inlinable(function.statement, readers):
             functions[i] = replace(function, computed=Fixed.INLINE, stored=Fixed.INLINE)
     return Schedule(program, tuple(functions))

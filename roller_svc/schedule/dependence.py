@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.analysis.linear import linear
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, walk
+from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, iter_subexpressions
 from roller_svc.ir.schedule import Loop, LoopKind, Scope
 
 
@@ -64,7 +64,7 @@ class Variables:
         """The loops that an expression follows, and whether it reads anything."""
         loops: set[str] = set()
         from_data = False
-        for node in walk(expr):
+        for node in iter_subexpressions(expr):
             if isinstance(node, AxisRef):
                 value = self.values[node.name]
                 loops |= value.loops

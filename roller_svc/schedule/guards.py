@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import Expr, Op, OpKind, Select, axes_of, rewrite, substitute, walk
-from roller_svc.ir.index import both, num
+from roller_svc.ir.expr import Expr, Op, OpKind, Select, axes_of, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.index import logical_and, num
 from roller_svc.ir.schedule import Branch, Compute, Loop, Node
 
 _ORDER = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
@@ -21,16 +21,16 @@ def without_guards_inside(loop: Loop) -> Node:
     guards: dict[Expr, None] = {}
     for node in loop.body:
         if isinstance(node, Compute):
-            for part in walk(node.value):
+            for part in iter_subexpressions(node.value):
                 if isinstance(part, Select) and _is_convex(part.cond):
                     guards[part.cond] = None
     if not guards:
         return loop
     inside: Expr | None = None
     for guard in guards:
-        inside = both(inside, substitute(guard, {loop.var: num(0)}))
+        inside = logical_and(inside, substitute(guard, {loop.var: num(0)}))
         if loop.var in axes_of(guard):
-            inside = both(inside, substitute(guard, {loop.var: num(loop.extent - 1)}))
+            inside = logical_and(inside, substitute(guard, {loop.var: num(loop.extent - 1)}))
 
     def taken(expr: Expr) -> Expr:
         return expr.then if isinstance(expr, Select) and expr.cond in guards else expr

@@ -16,19 +16,18 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, walk
+from roller_svc.ir.expr import AxisRef, Expr, Load, iter_subexpressions
 from roller_svc.ir.index import add, ref
-from roller_svc.ir.rprogram import WARPGROUP
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.ir.schedule import (
     AnyThread,
-    AwaitCopies,
     Barrier,
     Branch,
     Compute,
-    Copy,
+    CpAsync,
+    CpAsyncWaitGroup,
     Exp2,
-    JoinLanes,
-    LaneReduce,
+    HorizontalReduce,
     Let,
     LoadMatrix,
     Loop,
@@ -42,14 +41,15 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     Transpose,
-    descend,
+    WarpReduce,
+    iter_nodes,
 )
 from roller_svc.ir.schedule_hopper import (
     WARP_THREADS,
-    BulkLoad,
-    BulkStore,
     HopperNode,
     StoreMatrix,
+    TmaLoad,
+    TmaStore,
     WarpgroupMma,
     hopper_expressions,
 )
@@ -95,7 +95,7 @@ class Scopes:
         """Within a storage node: its room has no contents at first, and all that was read of it has been written."""
         name = storage.tensor
         saved = self.rooms.get(name)
-        if alive := [t for t in storage.over if t in self.rooms]:
+        if alive := [t for t in storage.aliases if t in self.rooms]:
             raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
         self.rooms[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
@@ -117,7 +117,7 @@ class Scopes:
             raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
 
     def reads(self, expr: Expr) -> None:
-        for node in walk(expr):
+        for node in iter_subexpressions(expr):
             if isinstance(node, AxisRef):
                 if node.name not in self.variables.values:
                     raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
@@ -163,10 +163,10 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
     `warp`: the device's, in threads."""
     storages: set[str] = set()
     computed: set[str] = set()
-    for node in descend(nodes):
+    for node in iter_nodes(nodes):
         if isinstance(node, Storage):
             storages.add(node.tensor)
-        elif isinstance(node, Compute | Copy | LoadMatrix | Transpose | BulkLoad | WarpgroupMma | StoreMatrix):
+        elif isinstance(node, Compute | CpAsync | LoadMatrix | Transpose | TmaLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
     scopes = Scopes(frozenset(storages), frozenset(computed), buffers)
     _Checker(scopes, _strides(nodes), warp).nodes(nodes)
@@ -178,7 +178,7 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
     """How many threads with neighbouring numbers have the same value of each thread loop."""
     strides: dict[str, int] = {}
     stride = 1
-    for loop in reversed([n for n in descend(nodes) if isinstance(n, Loop) and n.kind is LoopKind.THREAD]):
+    for loop in reversed([n for n in iter_nodes(nodes) if isinstance(n, Loop) and n.kind is LoopKind.THREAD]):
         strides[loop.var] = stride
         stride *= loop.extent
     return strides
@@ -212,7 +212,7 @@ class _Checker:
                     self.scopes.in_scope(node.tensor)
                     for expr in node.index:
                         self.scopes.reads(expr)
-                case JoinLanes() | LaneReduce():
+                case HorizontalReduce() | WarpReduce():
                     self._lanes(node)
                 case Transpose():
                     self._transpose(node)
@@ -221,9 +221,9 @@ class _Checker:
 
     def _of_matrix_units(self, node: Node) -> None:
         match node:
-            case Copy():
+            case CpAsync():
                 self._copy(node)
-            case AwaitCopies():
+            case CpAsyncWaitGroup():
                 self.scopes.order.awaited()
             case LoadMatrix() | RoundFragment() | Mma():
                 self._fragment(node)
@@ -239,14 +239,14 @@ class _Checker:
                 code="schedule-vector-inner",
             )
         alike: tuple[int, ...] = ()
-        if loop.limit is not None:
+        if loop.stop is not None:
             if loop.kind is not LoopKind.SERIAL:
                 raise ScheduleError(
                     f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
                     code="schedule-extent",
                 )
-            self.scopes.reads(loop.limit)
-            alike = self._alike(loop.limit)
+            self.scopes.reads(loop.stop)
+            alike = self._alike(loop.stop)
         self.uneven += alike
         with self.scopes.bound(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
             self.nodes(loop.body)
@@ -256,8 +256,8 @@ class _Checker:
 
     def _storage(self, storage: Storage) -> None:
         with self.scopes.opened(storage):
-            if storage.window is not None:
-                self._window(storage, storage.window)
+            if storage.subview_of is not None:
+                self._window(storage, storage.subview_of)
             self.nodes(storage.body)
 
     def _window(self, storage: Storage, window: Load) -> None:
@@ -268,7 +268,7 @@ class _Checker:
         for expr in window.index:
             self.scopes.reads(expr)
         self.scopes.written.add(storage.tensor)
-        writers = [n for n in descend(storage.body) if isinstance(n, Compute | Transpose | JoinLanes)]
+        writers = [n for n in iter_nodes(storage.body) if isinstance(n, Compute | Transpose | HorizontalReduce)]
         if any(node.tensor == storage.tensor for node in writers):
             self.scopes.record(window.tensor, window.index, is_write=True)
 
@@ -293,7 +293,7 @@ class _Checker:
 
     def _routine(self, routine: Routine) -> None:
         """One thread's own work: a function that is called, not a piece of the loops around it."""
-        for node in descend(routine.body):
+        for node in iter_nodes(routine.body):
             if isinstance(node, Routine) or (isinstance(node, Loop) and node.kind in _SHARED_LOOPS):
                 raise ScheduleError(
                     f"routine {routine.name} holds a loop for several threads, or another routine",
@@ -306,14 +306,14 @@ class _Checker:
         self.scopes.order.met()
 
     def _barrier_like(self, threads: str) -> None:
-        known = {"warp": self.warp, "warpgroup": WARPGROUP}
+        known = {"warp": self.warp, "warpgroup": WARPGROUP_THREADS}
         uneven = any(threads not in known or alike % known[threads] for alike in self.uneven)
         if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
             raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
-    def _lanes(self, node: JoinLanes | LaneReduce) -> None:
+    def _lanes(self, node: HorizontalReduce | WarpReduce) -> None:
         """Lanes of a vector; of threads: what each has must be its own, and all must come to see what it becomes."""
-        if isinstance(node, JoinLanes):
+        if isinstance(node, HorizontalReduce):
             self._compute(Compute(node.tensor, node.index, node.first))
             return
         self._barrier_like("warp")
@@ -327,8 +327,8 @@ class _Checker:
 
     def _transpose(self, node: Transpose) -> None:
         """Into a room of its thread's own, where its elements' places need no comparison; or as two loops over them."""
-        if node.along is not None:
-            self._turned(node, node.along)
+        if node.column_dim is not None:
+            self._turned(node, node.column_dim)
             return
         self.scopes.in_scope(node.tensor)
         if self.scopes.room(node.tensor)[1] is not Scope.STACK:
@@ -358,7 +358,7 @@ class _Checker:
             self.nodes(node.body)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
-    def _copy(self, node: Copy) -> None:
+    def _copy(self, node: CpAsync) -> None:
         """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
         self.scopes.in_scope(node.tensor)
         if self.scopes.room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.rooms:
@@ -378,7 +378,7 @@ class _Checker:
         read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
         match node:
             case LoadMatrix():
-                self.scopes.read(Load(node.source, node.at, DType.UINT32))
+                self.scopes.read(Load(node.source, node.source_index, DType.UINT32))
                 read = []
             case Mma():
                 read += [(node.a, node.a_index), (node.b, node.b_index)]
@@ -403,14 +403,14 @@ class _Checker:
             self.scopes.reads(expr)
         self.scopes.order.node(node)
         match node:
-            case BulkLoad(tensor=tensor):
+            case TmaLoad(tensor=tensor):
                 self.scopes.in_scope(tensor)
                 self.scopes.written.add(tensor)
-            case StoreMatrix(tensor=tensor, source=source, index=index):
+            case StoreMatrix(tensor=tensor, source=source, source_index=index):
                 self.scopes.in_scope(tensor)
                 self.scopes.read(Load(source, index, DType.UINT16))
                 self.scopes.written.add(tensor)
-            case BulkStore(tensor=tensor, index=index):
+            case TmaStore(tensor=tensor, index=index):
                 self.scopes.read(Load(tensor, index, DType.UINT32))
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 for side in (a, b):

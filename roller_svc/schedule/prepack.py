@@ -14,7 +14,7 @@ from roller_svc.ir.index import num, ref
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import (
     Compute,
-    JoinLanes,
+    HorizontalReduce,
     Let,
     Loop,
     LoopKind,
@@ -24,8 +24,8 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     Transpose,
-    descend,
     expressions,
+    iter_nodes,
 )
 
 Nodes = tuple[Node, ...]
@@ -45,7 +45,7 @@ def prepared(tree: ScheduleTree, constants: frozenset[str]) -> Prepared:
     """The tree without what depends on the tensors `constants` alone; as it is where nothing does. A room inside of
     one that is prepared may be filled from that."""
     found = Prepared(tree)
-    for node in descend(tree.body):
+    for node in iter_nodes(tree.body):
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
             before, found = found, _moved(found, node, constants)
             if found is not before:
@@ -63,7 +63,7 @@ def _moved(found: Prepared, storage: Storage, constants: frozenset[str]) -> Prep
     name = f"{found.tree.name}_prepare{len(found.launches)}"
     room = f"{name}.room"
     place: tuple[Expr, ...] = (*(ref(loop.var) for loop in loops), *(num(0) for _ in storage.shape))
-    window = replace(storage, window=Load(room, place, storage.dtype))
+    window = replace(storage, subview_of=Load(room, place, storage.dtype))
 
     filling: Nodes = (replace(window, body=site.filling),)
     for wrapper in reversed(kept):
@@ -105,7 +105,7 @@ def _site(nodes: Nodes, room: str, constants: frozenset[str]) -> _Site | None:
         return None
     below = _site(wrapper.body, room, constants)
     others = tuple(node for node in nodes if node is not wrapper)
-    if below is None or room in _read(others) or any(_fetches(node, room) for node in descend(others)):
+    if below is None or room in _read(others) or any(_fetches(node, room) for node in iter_nodes(others)):
         return None
     return replace(below, path=((nodes, wrapper), *below.path))
 
@@ -134,7 +134,7 @@ def _shared_out(nodes: Nodes) -> Nodes:
     match node:
         case Let(body=body):
             return (replace(node, body=_shared_out(body)),)
-        case Loop(limit=None):
+        case Loop(stop=None):
             return (replace(node, kind=LoopKind.PARALLEL),)
         case _:
             return nodes
@@ -142,15 +142,15 @@ def _shared_out(nodes: Nodes) -> Nodes:
 
 # what nodes touch -----------------------------------------------------------------------------------------------------
 def _rooms(nodes: Nodes) -> set[str]:
-    return {node.tensor for node in descend(nodes) if isinstance(node, Storage)}
+    return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Storage)}
 
 
 def _written(nodes: Nodes) -> set[str]:
-    return {node.tensor for node in descend(nodes) if isinstance(node, Compute | Transpose | JoinLanes)}
+    return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute | Transpose | HorizontalReduce)}
 
 
 def _read(nodes: Nodes) -> set[str]:
-    joined = {node.tensor for node in descend(nodes) if isinstance(node, Compute) and node.combine is not None}
+    joined = {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute) and node.combine is not None}
     return joined | {load.tensor for expr in _all_expressions(nodes) for load in loads_of(expr)}
 
 
@@ -159,7 +159,7 @@ def _names(nodes: Nodes) -> set[str]:
 
 
 def _all_expressions(nodes: Nodes) -> Iterator[Expr]:
-    return (expr for node in descend(nodes) for expr in expressions(node))
+    return (expr for node in iter_nodes(nodes) for expr in expressions(node))
 
 
 def _fetches(node: Node, room: str) -> bool:

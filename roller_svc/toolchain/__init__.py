@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from roller_svc.errors import ToolchainMissingError
-from roller_svc.ir.hardware import Arch, Family, HardwareSpec
+from roller_svc.ir.hardware import Arch, HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.binaries.sass import disassembler_version, sass_text
@@ -56,13 +56,13 @@ def compile_source(
 def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
     """Whether kernels for the device can be compiled here. Starts no compiler and opens no device."""
     match spec.family:
-        case Family.CPU:
+        case TargetKind.CPU:
             return _c_availability(spec.arch, cc)
-        case Family.CUDA:
+        case TargetKind.CUDA:
             return _cuda_availability(spec.arch)
-        case Family.AMD:
+        case TargetKind.AMD:
             return _hip_availability(spec.arch)
-        case Family.IPU:
+        case TargetKind.IPU:
             return Availability(
                 ok=False, reason=f"{spec.arch} takes {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
             )
@@ -84,7 +84,7 @@ def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> st
             assert_never(never)
 
 
-def versions(family: Family | None = None, *, cc: str | None = None) -> dict[str, str]:
+def versions(family: TargetKind | None = None, *, cc: str | None = None) -> dict[str, str]:
     """Every compiler there is for this machine and for GPUs, with its version; with `family`, no hipcc but for AMD.
 
     `as` and `ld` are the assembler and the linker that the C compiler runs.
@@ -96,7 +96,7 @@ def versions(family: Family | None = None, *, cc: str | None = None) -> dict[str
         found |= dict(gcc.binutils_versions(command))
     except ToolchainMissingError:
         pass  # what is not there has no version
-    if family in (None, Family.AMD) and (path := shutil.which(hip.COMMAND)):
+    if family in (None, TargetKind.AMD) and (path := shutil.which(hip.COMMAND)):
         found["hipcc"] = hip.compiler_version(path)
     return found
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from roller_svc.errors import CompileError, FarmError, KernelTimeoutError
+from roller_svc.errors import BuildServiceError, CompileError, KernelTimeoutError
 from roller_svc.toolchain import sandbox
 from roller_svc.toolchain.limits import CompileLimits, shortened
 
@@ -85,14 +85,14 @@ def compile_confined(
 ) -> str:
     """Runs a compiler in the folder of `output`, which is there then; its log. `what` begins the messages.
 
-    Raises CompileError with the log, KernelTimeoutError, and FarmError where somebody killed the compiler.
+    Raises CompileError with the log, KernelTimeoutError, and BuildServiceError where somebody killed the compiler.
     """
     # Where no Landlock confines them, gcc and clang list the files that they read.
     listing = () if sandbox.landlock_abi() else ("-MD", "-MF", _DEPENDENCIES)
     directory = output.parent
     code, log = run_confined([*command, *listing], directory, limits, environment=environment)
     if code == -signal.SIGKILL or (code != 0 and _KILLED.search(log)):
-        raise FarmError(
+        raise BuildServiceError(
             f"{what} was killed: by hand, or because the machine has no memory left", code="compiler-killed"
         )
     if code != 0 or not output.is_file():

@@ -58,7 +58,9 @@ def link_alone(
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as folder:
         directory = Path(folder)
         (directory / "whole.o").write_bytes(whole.unlinked)
-        (directory / "rooms.c").write_text(_ROOMS + source.rooms if source.rooms else "", encoding="utf-8")
+        (directory / "rooms.c").write_text(
+            _ROOMS + source.scratch_buffers if source.scratch_buffers else "", encoding="utf-8"
+        )
         (directory / "names").write_text(f"{{ global: {'; '.join(names)}; local: *; }};\n", encoding="utf-8")
         options = ["-Wl,--gc-sections", "-Wl,--version-script=names", *renamed]
         command = [*c_command(source), *options, "whole.o", "rooms.c", "-o", "kernel.so", "-lm"]
@@ -83,5 +85,6 @@ def _calls(source: KernelSource) -> list[object]:
         return b.role, b.dtype, b.shape, b.name if b.role in (Role.INPUT, Role.OUTPUT) else None
 
     return [
-        (tuple(map(kind, launch.args)), tuple(map(kind, launch.zeroed)), launch.prepares) for launch in source.launches
+        (tuple(map(kind, launch.args)), tuple(map(kind, launch.zeroed)), launch.is_prepack)
+        for launch in source.launches
     ]

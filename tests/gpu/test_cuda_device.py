@@ -86,7 +86,7 @@ def test_placed_arrays(module: CudaModule) -> None:
 
 
 def test_times_are_the_devices(cupy: Any, module: CudaModule) -> None:
-    call = module.bound({"A": cupy.ones(20000, cupy.float32)})
+    call = module.bind({"A": cupy.ones(20000, cupy.float32)})
     measured = measure(call)
     assert 1e-6 < measured.median_s < 1e-2
     assert measured.device_name

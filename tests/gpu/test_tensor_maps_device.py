@@ -29,7 +29,7 @@ def cupy() -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_a_copy_brings_what_is_expected(cupy: Any, name: str) -> None:
     view, coordinates, offsets = CASES[name]
-    memory = np.arange(1, -(-view.reach_bytes // view.dtype.bytes) + 1).astype(numpy_dtype(unsigned(view)))
+    memory = np.arange(1, -(-view.end_bytes // view.dtype.bytes) + 1).astype(numpy_dtype(unsigned(view)))
     module = CudaModule(compile_cuda(bringing(view, memory.size, coordinates, offsets)))
     found = module.run({"X": cupy.asarray(memory)})["Y"].get()
     assert np.array_equal(found, swizzled(arrived(view, memory, coordinates, offsets), view))

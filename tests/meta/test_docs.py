@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_svc.cli.command import VERBS
+from roller_svc.cli.command import COMMANDS
 from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.names import FUNCTIONS
 from roller_svc.ir.dtype import DType, dtype_named
@@ -38,7 +38,7 @@ def test_the_map_names_no_file_that_is_not_there() -> None:
 
 
 def test_every_verb_is_described() -> None:
-    assert [verb for verb in VERBS if f"`roller {verb}" not in DOCS["api.md"]] == []
+    assert [verb for verb in COMMANDS if f"`roller {verb}" not in DOCS["api.md"]] == []
 
 
 def test_every_setting_is_described_with_its_default() -> None:

@@ -41,7 +41,7 @@ def tiles(
     part = one | dict(zip((names[AxisRole.M], names[AxisRole.N]), warp, strict=True))
     return RProgram(
         group.space, unit, RTile(tuple(whole.items())), RTile(tuple(part.items())),
-        **{"lanes": 32, "stages": 2} | more,
+        **{"reduce_threads": 32, "stages": 2} | more,
     )  # fmt: skip
 
 

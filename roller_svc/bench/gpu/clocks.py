@@ -21,8 +21,8 @@ class Nvml:
         """Raises OSError where NVML does not start or does not know the device."""
         self._library = library
         self._device = ctypes.c_void_p()
-        self._ask("nvmlInit_v2")
-        self._ask("nvmlDeviceGetHandleByPciBusId_v2", bus_id.encode(), ctypes.byref(self._device))
+        self._require("nvmlInit_v2")
+        self._require("nvmlDeviceGetHandleByPciBusId_v2", bus_id.encode(), ctypes.byref(self._device))
 
     def sample(self) -> Json:
         """What it answers now; a figure that the device does not tell is left out."""
@@ -40,7 +40,7 @@ class Nvml:
             found["slowed_by"] = [text for bit, text in _SLOWING.items() if reasons.value & bit]
         return found
 
-    def _ask(self, function: str, *arguments: Any) -> None:
+    def _require(self, function: str, *arguments: Any) -> None:
         code = self._try(function, *arguments)
         if code:
             raise OSError(f"{function} answers {code}")
@@ -54,7 +54,7 @@ def nvml_library() -> Any:
     return ctypes.CDLL(LIBRARY)
 
 
-def opened(bus_id: str) -> Nvml | None:
+def open_nvml(bus_id: str) -> Nvml | None:
     """None where there is no NVML, or it does not tell of the device."""
     try:
         return Nvml(nvml_library(), bus_id)
@@ -68,7 +68,7 @@ class Watch:
 
     samples: list[Json] = field(default_factory=list)
 
-    def told(self) -> Json:
+    def summary(self) -> Json:
         """The first, the last, the least and the most of each figure, and all that slowed it down."""
         if not self.samples:
             return {}

@@ -15,7 +15,7 @@ class DeviceFault(Exception):
 
 
 @contextmanager
-def ending_the_process() -> Iterator[None]:
+def fatal_device_errors() -> Iterator[None]:
     """Where the device has no room a context is as good as before."""
     try:
         yield

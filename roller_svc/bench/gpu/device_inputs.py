@@ -18,12 +18,12 @@ from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 def on_device(cupy: Any, program: TensorProgram, patterns: Mapping[str, Array]) -> dict[str, DeviceBytes]:
     """An array of each input, which is there when this returns; raises LaunchError (out-of-memory)."""
-    found = {name: _repeated(cupy, patterns[name], kind.shape) for name, kind in program.inputs}
+    arrays = {name: _repeat(cupy, patterns[name], kind.shape) for name, kind in program.inputs}
     cupy.cuda.runtime.deviceSynchronize()  # streams that a graph is replayed on wait for no other
-    return found
+    return arrays
 
 
-def room(cupy: Any, nbytes: int) -> Any:
+def allocate(cupy: Any, nbytes: int) -> Any:
     """So many bytes of the device; raises LaunchError (out-of-memory)."""
     try:
         return cupy.empty((nbytes,), np.dtype(np.uint8))
@@ -31,19 +31,19 @@ def room(cupy: Any, nbytes: int) -> Any:
         raise LaunchError(f"the device has no room for {nbytes} bytes", code=OUT_OF_MEMORY) from error
 
 
-def elements(cupy: Any, array: DeviceBytes, places: Array) -> Array:
+def read_elements(cupy: Any, array: DeviceBytes, places: Array) -> Array:
     """The elements at these flat indices, in the host's memory."""
     width = array.dtype.bytes
-    at = (places.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
-    found: Array = array.raw[cupy.asarray(at)].get()
-    return found
+    byte_offsets = (places.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
+    arrays: Array = array.raw[cupy.asarray(byte_offsets)].get()
+    return arrays
 
 
-def _repeated(cupy: Any, pattern: Array, shape: tuple[int, ...]) -> DeviceBytes:
+def _repeat(cupy: Any, pattern: Array, shape: tuple[int, ...]) -> DeviceBytes:
     """Copies within the device, each as long as all before it. They may still be under way."""
     values = np.ascontiguousarray(pattern).view(np.uint8)
     total = math.prod(shape) * pattern.dtype.itemsize
-    raw, runtime = room(cupy, total), cupy.cuda.runtime
+    raw, runtime = allocate(cupy, total), cupy.cuda.runtime
     filled = min(values.size, total)
     raw[:filled].set(values[:filled])
     while filled < total:

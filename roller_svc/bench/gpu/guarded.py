@@ -29,7 +29,7 @@ class Block:
     whole: Any
     size: int
 
-    def disturbed(self) -> list[int]:
+    def written_guard_offsets(self) -> list[int]:
         """Offsets of guard bytes that were written, counted from the buffer's first byte."""
         ends = (self.whole[:GUARD_BYTES].get(), self.whole[GUARD_BYTES + self.size :].get())
         starts = (-GUARD_BYTES, self.size)
@@ -51,11 +51,11 @@ class GuardedArrays(ByteArrays):
         self.blocks.append(Block(whole, size))
         return self.view(DeviceBytes(whole[GUARD_BYTES : GUARD_BYTES + size], dtype, shape))
 
-    def place(self, array: Array) -> DeviceArray:
+    def to_device(self, array: Array) -> DeviceArray:
         """A copy of an array that is in the host's memory."""
-        made = self.empty(array.shape, DType(array.dtype.name), 0)
-        made.array.raw.set(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return made
+        array = self.empty(array.shape, DType(array.dtype.name), 0)
+        array.array.raw.set(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return array
 
 
 class GuardedCall:
@@ -68,7 +68,7 @@ class GuardedCall:
         memory, outputs = {}, {}
         for buffer in self._source.buffers:
             if buffer.role is Role.INPUT:
-                memory[buffer.symbol] = self._library.place(arrays[buffer.name])
+                memory[buffer.symbol] = self._library.to_device(arrays[buffer.name])
             elif buffer.role is Role.OUTPUT:
                 memory[buffer.symbol] = outputs[buffer.name] = self._library.empty(buffer.shape, buffer.dtype, 0)
         self._outputs = outputs
@@ -87,13 +87,13 @@ class GuardedCall:
         self._cupy.cuda.runtime.deviceSynchronize()
         return {name: array.numpy() for name, array in self._call.finish().items()}
 
-    def disturbed(self) -> list[str]:
+    def guard_violations(self) -> list[str]:
         """The buffers beside which something was written, and where."""
-        found = []
+        violations = []
         names = [b.symbol for b in self._source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
         names += [b.symbol for b in self._source.buffers_of(Role.WORKSPACE)]
         for name, block in zip(names, self._library.blocks, strict=True):
-            offsets = block.disturbed()
+            offsets = block.written_guard_offsets()
             if offsets:
-                found.append(f"{len(offsets)} bytes beside {name}, the first at {offsets[0]} of {block.size}")
-        return found
+                violations.append(f"{len(offsets)} bytes beside {name}, the first at {offsets[0]} of {block.size}")
+        return violations

@@ -13,20 +13,20 @@ from roller_svc.runtime.cuda.module import CudaCall, Replay
 
 Json = dict[str, Any]
 SAMPLE_S = 1e-3  # of device time in one sample, as many calls as that takes: events tell times to half a microsecond
-MOST_CALLS = 1000
-ROUNDS, LEAST_ROUNDS = 10, 5
+MAX_CALLS = 1000
+MAX_ROUNDS, MIN_ROUNDS = 10, 5
 BLOCK_S = 1.0  # of one block of samples; long works get fewer rounds, all of them alike
-SCREENED = 3  # samples that choose among candidates; those that are reported are taken anew
+SCREENING_SAMPLES = 3  # samples that choose among candidates; those that are reported are taken anew
 
 
-class Work(Protocol):
+class TimedWork(Protocol):
     """What is timed. `sample`: seconds of one call, of enough calls for the clock, recorded as a graph that has just
     run before."""
 
     def sample(self) -> float: ...
 
 
-class OurWork:
+class RollerWork:
     """A kernel of ours, on one set of arrays, or on several in turns."""
 
     def __init__(self, cupy: Any, calls: Sequence[CudaCall]) -> None:
@@ -40,20 +40,20 @@ class OurWork:
 
 def calls_for(seconds: float) -> int:
     """Calls that make a sample."""
-    return max(1, min(MOST_CALLS, math.ceil(SAMPLE_S / max(seconds, 1e-7))))
+    return max(1, min(MAX_CALLS, math.ceil(SAMPLE_S / max(seconds, 1e-7))))
 
 
-def screened(work: Work) -> float:
+def screening_median(work: TimedWork) -> float:
     """The median of a few samples."""
-    return statistics.median(work.sample() for _ in range(SCREENED))
+    return statistics.median(work.sample() for _ in range(SCREENING_SAMPLES))
 
 
-def interleaved(works: Mapping[str, Work], device: Nvml | None) -> tuple[dict[str, Json], Json]:
+def time_interleaved(works: Mapping[str, TimedWork], device: Nvml | None) -> tuple[dict[str, Json], Json]:
     """Least and median of equally many samples of each work, one of each in every round; and the clocks meanwhile."""
     if not works:
         raise InvariantError("there is nothing to time")
     round_s = 2 * sum(max(SAMPLE_S, work.sample()) for work in works.values())  # each sample runs twice
-    rounds = max(LEAST_ROUNDS, min(ROUNDS, int(BLOCK_S / round_s)))
+    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(BLOCK_S / round_s)))
     series: dict[str, list[float]] = {name: [] for name in works}
     watch = Watch()
     for _ in range(rounds):
@@ -63,9 +63,9 @@ def interleaved(works: Mapping[str, Work], device: Nvml | None) -> tuple[dict[st
             series[name].append(work.sample())
     if device is not None:
         watch.samples.append(device.sample())
-    return {name: told(samples) for name, samples in series.items()}, watch.told()
+    return {name: sample_statistics(samples) for name, samples in series.items()}, watch.summary()
 
 
-def told(samples: Sequence[float]) -> Json:
+def sample_statistics(samples: Sequence[float]) -> Json:
     return {"min_s": min(samples), "median_s": statistics.median(samples), "max_s": max(samples),
             "samples": len(samples)}  # fmt: skip

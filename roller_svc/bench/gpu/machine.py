@@ -24,7 +24,7 @@ PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda13x", "torch", "triton", "nvidia-cud
 _CLOCKS = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,ecc.mode.current"
 
 
-def missing() -> str | None:
+def missing_requirement() -> str | None:
     """Why nothing can run on a device here, in words; None where something can."""
     if not device_present():
         return "there is no NVIDIA device here (no driver, or a driver without a device); --dry does without"
@@ -33,11 +33,11 @@ def missing() -> str | None:
     return None
 
 
-def here() -> Json:
+def describe_host() -> Json:
     """What is known without a device."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": _command_output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -66,14 +66,14 @@ def device(_: object) -> Json:
         "l2_bytes": found["l2CacheSize"],
         "shared_bytes_opt_in": found["sharedMemPerBlockOptin"],
         **versions,
-        "driver": _asked("driver_version"),
+        "driver": _query_nvidia_smi("driver_version"),
         "clocks": clocks(),
     }
 
 
 def clocks() -> Json:
     """As nvidia-smi prints them; empty where it is missing or refuses."""
-    values = (_asked(_CLOCKS) or "").split(", ")
+    values = (_query_nvidia_smi(_CLOCKS) or "").split(", ")
     names = _CLOCKS.split(",")
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
@@ -91,11 +91,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _asked(fields: str) -> str | None:
-    return _printed("nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader")
+def _query_nvidia_smi(fields: str) -> str | None:
+    return _command_output("nvidia-smi", "--id=0", f"--query-gpu={fields}", "--format=csv,noheader")
 
 
-def _printed(*command: str) -> str | None:
+def _command_output(*command: str) -> str | None:
     """What a command prints; None where it is not there or fails."""
     if shutil.which(command[0]) is None:
         return None

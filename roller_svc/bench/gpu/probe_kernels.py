@@ -51,16 +51,16 @@ def barrier_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
 def tma_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
     """Who issues a copy, and how long the rows of its box are."""
     for leader in ("thread", "elect"):
-        yield _copies(hw, sizes, leader, 128)
-    yield _copies(hw, sizes, "thread", 32)
+        yield _tma_copies(hw, sizes, leader, 128)
+    yield _tma_copies(hw, sizes, "thread", 32)
 
 
 def atomic_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
     for name in ("red", "cas"):
-        yield _additions(hw, sizes, name)
+        yield _atomic_additions(hw, sizes, name)
 
 
-def bringing(hw: HardwareSpec, view: TensorMap, words: int) -> KernelSource:
+def box_copy(hw: HardwareSpec, view: TensorMap, words: int) -> KernelSource:
     """From X, `words` of 4 bytes, to Y: the box at the map's first element, as it lies in shared memory. The map's
     buffer is `x`."""
     count = view.bytes // 4
@@ -109,8 +109,8 @@ def wrappers(*names: str) -> str:
     """The texts of wrappers of instructions, and of what they call, each once."""
     texts: dict[str, str] = {}
 
-    def add(wanted: Iterable[str]) -> None:
-        for name in wanted:
+    def add(names_: Iterable[str]) -> None:
+        for name in names_:
             found = instruction(name)
             if found is not None:
                 add(found.needs)
@@ -164,7 +164,7 @@ __launch_bounds__({BLOCK_THREADS}) meet() {{
                    BLOCK_THREADS, cluster=2)  # fmt: skip
 
 
-def _copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) -> Kernel:
+def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) -> Kernel:
     """Each block brings box after box of a tensor that the last cache holds, a few at a time, and does nothing else."""
     name = f"tma_{leader}_rows_{row_bytes}"
     box_rows = min(256, BOX_BYTES // row_bytes)
@@ -208,7 +208,7 @@ def _copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) ->
                    WARP_THREADS, maps=(view,))  # fmt: skip
 
 
-def _additions(hw: HardwareSpec, sizes: ProbeSizes, name: str) -> Kernel:
+def _atomic_additions(hw: HardwareSpec, sizes: ProbeSizes, name: str) -> Kernel:
     """Threads of all warps add to few elements, neighbours to others than their own."""
     red = "    atomicAdd(results + at, values[i % 8]);\n"
     cas = """    unsigned int *place = (unsigned int *)(results + at);

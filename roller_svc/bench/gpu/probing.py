@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from roller_svc import hardware
 from roller_svc.bench.gpu.cases.check import Check
-from roller_svc.bench.gpu.device_errors import ending_the_process
+from roller_svc.bench.gpu.device_errors import fatal_device_errors
 from roller_svc.bench.gpu.device_inputs import on_device
-from roller_svc.bench.gpu.interleaved import OurWork, interleaved
+from roller_svc.bench.gpu.interleaved import RollerWork, time_interleaved
 from roller_svc.bench.gpu.probe_kernels import (
     ProbeSizes,
     atomic_probes,
     barrier_probes,
-    bringing,
+    box_copy,
     rounded_box,
     small_box,
     tma_probes,
 )
-from roller_svc.bench.gpu.verify import built
+from roller_svc.bench.gpu.verify import build_check
 from roller_svc.calibration.cuda.kernels import Kernel, kernels, sizes_of
 from roller_svc.calibration.cuda.spec import measured_kernels
 from roller_svc.errors import require
@@ -59,7 +59,7 @@ class ProbeTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProbeDevice:
     """The device's spec, and whether it is there."""
 
     hw: HardwareSpec
@@ -69,13 +69,13 @@ class Place:
 def probe_names(target: str) -> list[str]:
     """The probes that the target's device has what it takes for, in the order in which they tell most."""
     hopper = any(unit.kind is UnitKind.WGMMA for unit in hardware.load(target).units)
-    return [name for name in PROBES if hopper or name not in _OF_HOPPER]
+    return [name for name in PROBES if hopper or name not in _HOPPER_PROBES]
 
 
-def probed(task: ProbeTask) -> list[Json]:
+def run_probe(task: ProbeTask) -> list[Json]:
     """The probe's rows."""
-    with ending_the_process():
-        return PROBES[task.name](Place(hardware.load(task.target), task.run))
+    with fatal_device_errors():
+        return PROBES[task.name](ProbeDevice(hardware.load(task.target), task.run))
 
 
 def row(
@@ -105,10 +105,10 @@ def source_rows(sources: Iterable[KernelSource]) -> list[Json]:
     ]
 
 
-def _timed(every: tuple[Kernel, ...], place: Place) -> list[Json]:
-    if not place.run:
+def _measure_kernels(every: tuple[Kernel, ...], device: ProbeDevice) -> list[Json]:
+    if not device.run:
         return source_rows(kernel.source for kernel in every)
-    return [_measured_row(one, place.hw) for one in measured_kernels(every, place.hw.num_cores, 0, SECONDS)]
+    return [_measured_row(one, device.hw) for one in measured_kernels(every, device.hw.num_cores, 0, SECONDS)]
 
 
 def _measured_row(one: Measured, hw: HardwareSpec) -> Json:
@@ -118,33 +118,33 @@ def _measured_row(one: Measured, hw: HardwareSpec) -> Json:
                most=one.max, entry=entry)  # fmt: skip
 
 
-def constants(place: Place) -> list[Json]:
-    every = kernels(place.hw, sizes_of(place.hw))
-    return _timed(tuple(kernel for kernel in every if kernel.name in CONSTANTS), place)
+def constants(device: ProbeDevice) -> list[Json]:
+    every = kernels(device.hw, sizes_of(device.hw))
+    return _measure_kernels(tuple(kernel for kernel in every if kernel.name in CONSTANTS), device)
 
 
-def barriers(place: Place) -> list[Json]:
-    return _timed(tuple(barrier_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+def barriers(device: ProbeDevice) -> list[Json]:
+    return _measure_kernels(tuple(barrier_probes(device.hw, ProbeSizes(device.hw.num_cores))), device)
 
 
-def copies(place: Place) -> list[Json]:
-    return _timed(tuple(tma_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+def tma_copies(device: ProbeDevice) -> list[Json]:
+    return _measure_kernels(tuple(tma_probes(device.hw, ProbeSizes(device.hw.num_cores))), device)
 
 
-def atomics(place: Place) -> list[Json]:
-    return _timed(tuple(atomic_probes(place.hw, ProbeSizes(place.hw.num_cores))), place)
+def atomics(device: ProbeDevice) -> list[Json]:
+    return _measure_kernels(tuple(atomic_probes(device.hw, ProbeSizes(device.hw.num_cores))), device)
 
 
-def tf32_rounding(place: Place) -> list[Json]:
+def tf32_rounding(device: ProbeDevice) -> list[Json]:
     """Whether TMA rounds float32 to the nearest tf32 or cuts it off: a factor of 2 in the error of products."""
-    source = bringing(place.hw, rounded_box(), 256)
-    if not place.run:
+    source = box_copy(device.hw, rounded_box(), 256)
+    if not device.run:
         return source_rows([source])
     given = rounding_inputs()
     found = CudaModule(compile_source(source)).run({"X": import_cupy().asarray(given)})["Y"].get()
-    how, share = rounding_of(given, found)
+    how, share = rounding_mode(given, found)
     text = "float32 brought through a TFLOAT32 map"
-    return [row("tma_tf32_rounding", how, "", text, place.hw, samples=given.size, nearest_share=share)]
+    return [row("tma_tf32_rounding", how, "", text, device.hw, samples=given.size, nearest_share=share)]
 
 
 def rounding_inputs() -> Array:
@@ -154,7 +154,7 @@ def rounding_inputs() -> Array:
     return (kept[:, None] << MANTISSA_CUT | residues).astype(np.uint32).reshape(-1)
 
 
-def rounding_of(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]:
+def rounding_mode(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]:
     """In a word, and the share of numbers between two of tf32 that went to the nearer one."""
     low, residue = given >> MANTISSA_CUT, given & 0x1FFF
     kept, tie = found >> MANTISSA_CUT, residue == 0x1000
@@ -171,38 +171,38 @@ def rounding_of(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]:
     return f"nearest, ties {'to even' if even else 'away' if up[tie].all() else 'otherwise'}", share
 
 
-def small_maps(place: Place) -> list[Json]:
+def small_maps(device: ProbeDevice) -> list[Json]:
     """Whether small tensors need bit 85 of their maps cleared: boxes that reach beyond them, brought both ways."""
-    sources = [bringing(place.hw, small_box(rows), rows * 32) for rows in SMALL_ROWS]
-    if not place.run:
+    sources = [box_copy(device.hw, small_box(rows), rows * 32) for rows in SMALL_ROWS]
+    if not device.run:
         return source_rows(sources[:1])
     cupy = import_cupy()
     wrong = dict.fromkeys((False, True), 0)
     for rows, source in zip(SMALL_ROWS, sources, strict=True):
         compiled = compile_source(source)
         given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
-        wanted = small_box_wanted(given, rows)
+        wanted = expected_small_box(given, rows)
         for mend in wrong:
             wrong[mend] += sum(
-                int((found != wanted).sum()) for found in _brought(cupy, compiled, cupy.asarray(given), mend=mend)
+                int((found != wanted).sum()) for found in _load_boxes(cupy, compiled, cupy.asarray(given), mend=mend)
             )
     how = "words wrong in boxes beyond the ends of tensors below 128 KiB, maps "
-    said = {False: f"{how}as the driver makes them", True: f"{how}with bit 85 cleared"}
+    descriptions = {False: f"{how}as the driver makes them", True: f"{how}with bit 85 cleared"}
     return [
-        row(f"small_maps_{'mended' if mend else 'as_encoded'}", count, "words", said[mend], place.hw,
+        row(f"small_maps_{'mended' if mend else 'as_encoded'}", count, "words", descriptions[mend], device.hw,
             samples=SMALL_RUNS * len(SMALL_ROWS))
         for mend, count in wrong.items()
     ]  # fmt: skip
 
 
-def small_box_wanted(given: Array, rows: int) -> Array:
+def expected_small_box(given: Array, rows: int) -> Array:
     """Words of a box of 64 rows of 128 bytes: what the tensor has of them, then zeros."""
     wanted = np.zeros(64 * 32, np.uint32)
     wanted[: min(rows, 64) * 32] = given[: 64 * 32]
     return wanted
 
 
-def _brought(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
+def _load_boxes(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
     """By a driver that is told whether to clear the bit."""
     driver = cuda_driver.Driver(cuda_driver.driver().library, mend_small_maps=mend)
     launch = compiled.source.launches[0]
@@ -217,16 +217,16 @@ def _brought(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list
     return found
 
 
-def gelu_epilogue(place: Place) -> list[Json]:
+def gelu_epilogue(device: ProbeDevice) -> list[Json]:
     """What a function in the epilogue costs; the model counts it as one instruction."""
     types = (("A", ("float16", (8192, 512))), ("B", ("float16", (8192, 512))))
     text = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); C[m,n] = {}.cast(`float16`)"
     checks = {name: Check(name, "probe", text.format(body), types) for name, body in (
         ("epilogue_plain", "S[m,n]"), ("epilogue_gelu", "gelu(S[m,n])"))}  # fmt: skip
-    return _programs(place, checks, "8192 x 8192 x 512, float16")
+    return _time_programs(device, checks, "8192 x 8192 x 512, float16")
 
 
-def decode_attention(place: Place) -> list[Json]:
+def decode_attention(device: ProbeDevice) -> list[Json]:
     """64 blocks, which are half of the cores, against keys split for 128 and 256."""
     halves = {"Q": (8, 32, 1, 128), "K": (8, 8, 8192, 128), "V": (8, 8, 8192, 128)}
     types = tuple((name, ("bfloat16", shape)) for name, shape in halves.items())
@@ -235,38 +235,38 @@ def decode_attention(place: Place) -> list[Json]:
                                        tiles=(("split_k", split),) if split > 1 else ())
         for split in (1, 2, 4)
     }  # fmt: skip
-    return _programs(place, checks, "one query of 32 heads over 8192 keys of 8, batch 8, bfloat16")
+    return _time_programs(device, checks, "one query of 32 heads over 8192 keys of 8, batch 8, bfloat16")
 
 
-def _programs(place: Place, checks: dict[str, Check], how: str) -> list[Json]:
+def _time_programs(device: ProbeDevice, checks: dict[str, Check], how: str) -> list[Json]:
     """Times of programs whose kernels the model chooses, in turns."""
-    reports = {name: built(check, place.hw.id) for name, check in checks.items()}
+    reports = {name: build_check(check, device.hw.id) for name, check in checks.items()}
     compiled = {name: require(report.winner.compiled, f"{name}, compiled") for name, report in reports.items()}
     predicted = {name: report.winner.plan.estimate.seconds for name, report in reports.items()}
-    if not place.run:
+    if not device.run:
         return [{"name": name, "status": "compiled", "predicted_s": predicted[name]} for name in checks]
     cupy = import_cupy()
     works = {}
     for name, check in checks.items():
         program = parse(check.expression, dict(tensor_types(check.types)), None)
         arrays = on_device(cupy, program, drawn_patterns(program, 0, None, DISTINCT))
-        works[name] = OurWork(cupy, [CudaModule(compiled[name]).bind(arrays)])
-    times, _ = interleaved(works, None)
+        works[name] = RollerWork(cupy, [CudaModule(compiled[name]).bind(arrays)])
+    times, _ = time_interleaved(works, None)
     return [
-        row(name, one["median_s"], "s", how, place.hw, samples=one["samples"], least=one["min_s"], most=one["max_s"],
+        row(name, one["median_s"], "s", how, device.hw, samples=one["samples"], least=one["min_s"], most=one["max_s"],
             predicted_s=predicted[name])
         for name, one in times.items()
     ]  # fmt: skip
 
 
-PROBES: dict[str, Callable[[Place], list[Json]]] = {
+PROBES: dict[str, Callable[[ProbeDevice], list[Json]]] = {
     "constants": constants,
     "tf32-rounding": tf32_rounding,
     "small-maps": small_maps,
     "barriers": barriers,
-    "tma": copies,
+    "tma": tma_copies,
     "atomics": atomics,
     "gelu-epilogue": gelu_epilogue,
     "decode-attention": decode_attention,
 }
-_OF_HOPPER = ("tf32-rounding", "small-maps", "barriers", "tma")
+_HOPPER_PROBES = ("tf32-rounding", "small-maps", "barriers", "tma")

@@ -17,7 +17,7 @@ _CUT_OFF = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FullProductCheck:
     """`worst`: the greatest error as a share of what is allowed: the result's own rounding, and for each of k additions
     a relative error of 2^-23 of the sum of the products' sizes, once for the kernel and once for the reference."""
 
@@ -30,7 +30,7 @@ class Whole:
         return f"{self.wrong} of {self.elements} elements are wrong, the worst {self.worst:.3g} times what is allowed"
 
 
-def whole_product(equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Whole | None:
+def check_full_product(equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> FullProductCheck | None:
     """None where there is no PyTorch with a device."""
     if importlib.util.find_spec("torch") is None:
         return None
@@ -49,4 +49,4 @@ def whole_product(equation: str, arrays: Mapping[str, Array], results: Mapping[s
     k = operands[0].shape[terms.index(index)]
     allowed = _ROUNDOFF[result.dtype.name] * reference.abs() + 2 * k * _CUT_OFF * sizes
     share = ((found - reference).abs() / allowed).nan_to_num(nan=float("inf"))
-    return Whole(found.numel(), int((share > 1).sum()), float(share.max()))
+    return FullProductCheck(found.numel(), int((share > 1).sum()), float(share.max()))

@@ -75,7 +75,7 @@ def document(files: Sequence[Sequence[Json]]) -> Json:
                 found[section][_key(section, row, len(found[section]))] = row
     abouts = [_without_section(lines[0]) for lines in files]
     rows: Json = {section: list(of_section.values()) for section, of_section in found.items()}
-    rows["measurements"] = _joined(rows.pop("measurements"), rows.pop("comparisons"), rows.pop("judged"))
+    rows["measurements"] = _merge_comparisons(rows.pop("measurements"), rows.pop("comparisons"), rows.pop("judged"))
     return {
         "about": abouts,
         "rehearsal": any(about.get("rehearsal", False) for about in abouts),
@@ -98,13 +98,13 @@ def _key(section: str, row: Json, count: int) -> str:
     return str(row["id"])
 
 
-def _joined(measurements: Iterable[Json], comparisons: Iterable[Json], judged: Iterable[Json]) -> list[Json]:
+def _merge_comparisons(measurements: Iterable[Json], comparisons: Iterable[Json], checked: Iterable[Json]) -> list[Json]:
     rows = {row["id"]: {**row, "peers": dict(row.get("peers", {}))} for row in measurements}
     for one in comparisons:
         if one["id"] not in rows:  # of a run that only compared
             rows[one["id"]] = {**one["ours"], "id": one["id"], "peers": {}}
         rows[one["id"]]["peers"][one["peer"]] = one["found"]
-    for one in judged:
+    for one in checked:
         if one["id"] in rows:
             rows[one["id"]]["judged"] = one["judged"]
     return list(rows.values())

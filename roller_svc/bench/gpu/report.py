@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc.bench.gpu.record import document, finite, read
-from roller_svc.bench.gpu.targets import geometric_mean, shares, target_lines, targets
+from roller_svc.bench.gpu.targets import geometric_mean, speed_ratios, target_lines, targets
 
 Json = dict[str, Any]
 BAD = ("wrong", "error", "refused", "timeout")
@@ -19,70 +19,70 @@ BAD = ("wrong", "error", "refused", "timeout")
 
 def report_of(paths: Sequence[Path]) -> Json:
     """The document of these files, with its summary. Raises ArgumentError."""
-    found = document([read(path) for path in paths])
-    return {**found, "summary": summary(found)}
+    document_ = document([read(path) for path in paths])
+    return {**document_, "summary": summary(document_)}
 
 
-def write(found: Json, path: Path) -> None:
-    path.write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
+def write(document_: Json, path: Path) -> None:
+    path.write_text(json.dumps(finite(document_), indent=1) + "\n", encoding="utf-8")
 
 
-def summary(found: Json) -> Json:
+def summary(document_: Json) -> Json:
     """Counts of every family's verdicts; of every class how the model did, and how the vendors' libraries did."""
-    verification, measured = found["verification"], [row for row in found["measurements"] if "best_s" in row]
+    verification, measured = document_["verification"], [row for row in document_["measurements"] if "best_s" in row]
     return {
-        "wrong": wrong(found),
+        "wrong": wrong(document_),
         "verification": {
             family: dict(sorted(Counter(row["status"] for row in rows).items()))
             for family, rows in _grouped(verification, "family").items()
         },
         "not_repeatable": [row["id"] for row in verification if row.get("repeatable") is False],
         "device_differs_from_emulator": [row["id"] for row in verification if _differs(row)],
-        "sanitizer": {row["tool"]: row["status"] for row in found["sanitizer"]},
-        "classes": {cls: _of_class(rows) for cls, rows in _grouped(measured, "cls").items()},
-        "targets": targets(measured, bandwidth(found)),
-        "seconds_by_stage": _seconds(found["stages"]),
+        "sanitizer": {row["tool"]: row["status"] for row in document_["sanitizer"]},
+        "classes": {cls: _class_summary(rows) for cls, rows in _grouped(measured, "cls").items()},
+        "targets": targets(measured, bandwidth(document_)),
+        "seconds_by_stage": _seconds(document_["stages"]),
     }
 
 
-def wrong(found: Json) -> list[str]:
+def wrong(document_: Json) -> list[str]:
     """What ran and was not right, by name. What another's kernel refuses is not ours."""
-    rows = [*found["verification"], *({"id": row["tool"], **row} for row in found["sanitizer"])]
-    rows += [{"id": row["name"], **row} for row in (*found["smoke"], *found["probes"])]
+    rows = [*document_["verification"], *({"id": row["tool"], **row} for row in document_["sanitizer"])]
+    rows += [{"id": row["name"], **row} for row in (*document_["smoke"], *document_["probes"])]
     names = [row["id"] for row in rows if row.get("status") in BAD]
-    names += [row["id"] for row in found["measurements"] if "error" in row or _misjudged(row)]
-    return [*names, *(f"stage {row['stage']}" for row in found["stages"] if row["ended"] not in ("done", "time"))]
+    names += [row["id"] for row in document_["measurements"] if "error" in row or _failed_check(row)]
+    return [*names, *(f"stage {row['stage']}" for row in document_["stages"] if row["ended"] not in ("done", "time"))]
 
 
-def bandwidth(found: Json) -> float | None:
+def bandwidth(document_: Json) -> float | None:
     """Of a copy within the device."""
-    rates = [row["bytes_per_s"] for row in found["smoke"] if "bytes_per_s" in row]
+    rates = [row["bytes_per_s"] for row in document_["smoke"] if "bytes_per_s" in row]
     return rates[-1] if rates else None
 
 
-def table(found: Json) -> str:
+def table(document_: Json) -> str:
     """The summary for a terminal."""
-    total = found["summary"]
-    lines = ["REHEARSAL: nothing here ran on a GPU, times are the model's"] if found["rehearsal"] else []
-    lines += [] if found["complete"] else ["a file was cut off: what follows is what it holds"]
+    total = document_["summary"]
+    lines = ["REHEARSAL: nothing here ran on a GPU, times are the model's"] if document_["rehearsal"] else []
+    lines += [] if document_["complete"] else ["a file was cut off: what follows is what it holds"]
     lines += [f"{'stage':<18}{'seconds':>8}{'done':>6}{'left':>6}  ended"]
     lines += [
         f"{row['stage']:<18}{row['seconds']:>8.1f}{row['done']:>6}{row['left']:>6}  {row['ended']}"
-        for row in found["stages"]
+        for row in document_["stages"]
     ]
     lines += ["", f"{'family':<18}verdicts"]
     for family, counts in total["verification"].items():
         lines.append(f"{family:<18}{', '.join(f'{count} {status}' for status, count in counts.items())}")
     lines += [f"{tool:<18}{status}" for tool, status in total["sanitizer"].items()]
-    if found["probes"]:
+    if document_["probes"]:
         lines += ["", f"{'probe':<32}{'value':>12}  unit"]
-        lines += [f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in found["probes"]]
+        lines += [f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document_["probes"]]
     if total["classes"]:
         lines += ["", f"{'class':<24}{'cases':>6}{'predicted/measured':>20}{'first/best':>12}{'library/ours':>14}"]
     for cls, one in total["classes"].items():
-        peer = "-" if one["peer_to_ours"] is None else f"{one['peer_to_ours']:.2f}"
+        ratio = "-" if one["peer_to_ours"] is None else f"{one['peer_to_ours']:.2f}"
         lines.append(
-            f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{peer:>14}"
+            f"{cls:<24}{one['cases']:>6}{one['predicted_to_measured']:>20.2f}{one['first_to_best']:>12.2f}{ratio:>14}"
         )
     if total["classes"]:
         lines += ["", *target_lines(total["targets"])]
@@ -90,7 +90,7 @@ def table(found: Json) -> str:
     return "\n".join(lines)
 
 
-def _of_class(rows: Sequence[Json]) -> Json:
+def _class_summary(rows: Sequence[Json]) -> Json:
     """Geometric means over its cases. `predicted_to_measured`: of the candidate that the model likes best, its arrays
     out of the cache where they can be kept out of it, as the model has it; `first_to_best`: its time to that of the
     fastest candidate; `peer_to_ours`: the library's time to ours, of the same block of samples."""
@@ -100,11 +100,11 @@ def _of_class(rows: Sequence[Json]) -> Json:
         "predicted_to_measured": geometric_mean(ratios),
         "median_abs_log_ratio": statistics.median(abs(math.log(ratio)) for ratio in ratios),
         "first_to_best": geometric_mean(row["first_s"] / row["best_s"] for row in rows),
-        "peer_to_ours": geometric_mean(shares(rows, "library")),
+        "peer_to_ours": geometric_mean(speed_ratios(rows, "library")),
     }
 
 
-def _misjudged(row: Json) -> bool:
+def _failed_check(row: Json) -> bool:
     return str(row.get("judged", "")).startswith("wrong")
 
 

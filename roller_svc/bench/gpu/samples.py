@@ -19,9 +19,9 @@ from roller_svc.runtime.binding import Array
 
 Json = dict[str, Any]
 # Beyond it a case takes longer than several others.
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 # The same with integers among them, which may be drawn one by one: indices of a scatter are distinct.
-MOST_BYTES_WITH_INTEGERS = 256 << 20
+MAX_BYTES_WITH_INTEGERS = 256 << 20
 SEED = 0
 # Random values that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
 DISTINCT = (1 << 20) + 4099
@@ -74,7 +74,7 @@ def references() -> list[TimedCase]:
     ]  # fmt: skip
 
 
-def sampled_cases(path: Path, each: int) -> list[TimedCase]:
+def sampled_cases(path: Path, per_class: int) -> list[TimedCase]:
     """All cases of attention; then `each` performance cases of every class and type of the first operand: the one in
     the middle by flops, the largest, the smallest, then those between; first the first of all classes, products before
     others, then the second of all."""
@@ -85,8 +85,8 @@ def sampled_cases(path: Path, each: int) -> list[TimedCase]:
             attention.append(case)
         else:
             groups.setdefault((case.cls not in PRODUCTS, case.cls, case.dtype), []).append(case)
-    order = [[group[i] for i in _places(len(group), each)] for _, group in sorted(groups.items())]
-    return attention + [picked[turn] for turn in range(each) for picked in order if turn < len(picked)]
+    order = [[group[i] for i in _sample_order(len(group), per_class)] for _, group in sorted(groups.items())]
+    return attention + [picked[position] for position in range(per_class) for picked in order if position < len(picked)]
 
 
 def data_bytes(program: TensorProgram) -> int:
@@ -110,8 +110,8 @@ def _cases(path: Path) -> Iterator[TimedCase]:
         rows = json.loads(path.read_text(encoding="utf-8"))["cases"]
     except (OSError, ValueError, KeyError) as problem:
         raise ArgumentError(f"{path}: not a case file: {problem}", code="unreadable-file") from problem
-    wanted = (row for row in rows if "performance" in row["use"] and row["bytes"] <= _most_bytes(row))
-    for row in sorted(wanted, key=lambda row: (row["flops"], row["id"])):
+    rows_to_time = (row for row in rows if "performance" in row["use"] and row["bytes"] <= _max_bytes(row))
+    for row in sorted(rows_to_time, key=lambda row: (row["flops"], row["id"])):
         yield TimedCase(row["id"], row["cls"], row["expr"], row["inputs"], tuple(row["out_meta"]),
                         row.get("hints") or {}, float(row["flops"]), _attention(row))  # fmt: skip
 
@@ -124,12 +124,12 @@ def _attention(row: Json) -> Attention | None:
     return Attention(sizes["H"], sizes["KV"], sizes["S"], sizes["T"], bool(sizes["causal"]))
 
 
-def _most_bytes(row: Json) -> int:
+def _max_bytes(row: Json) -> int:
     floats = all("float" in kind["dtype"] for kind in row["inputs"].values())
-    return MOST_BYTES if floats else MOST_BYTES_WITH_INTEGERS
+    return MAX_BYTES if floats else MAX_BYTES_WITH_INTEGERS
 
 
-def _places(count: int, each: int) -> list[int]:
+def _sample_order(count: int, per_class: int) -> list[int]:
     """Of 0 .. count - 1: the middle, the last, the first, then halves of what lies between."""
     shares = [0.5, 1.0, 0.0, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875]
-    return list(dict.fromkeys(round(share * (count - 1)) for share in shares))[:each]
+    return list(dict.fromkeys(round(share * (count - 1)) for share in shares))[:per_class]

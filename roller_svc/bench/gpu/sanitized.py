@@ -15,7 +15,7 @@ from typing import Any
 
 from roller_svc.bench.gpu.cases import checks
 from roller_svc.bench.gpu.cases.check import Check
-from roller_svc.bench.gpu.verify import built
+from roller_svc.bench.gpu.verify import build_check
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -28,14 +28,14 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 BENCH = Path(__file__).resolve().parents[1]
 _FOUND = 86  # our exit code for findings: none of Python's
 _ERRORS = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?)")
-_MOST_TEXT = 4000
+_MAX_TEXT_CHARS = 4000
 _LAST_WORDS_S = 3.0
 
 
-def sample(every: list[Check]) -> list[Check]:
+def sample_checks(all_checks: list[Check]) -> list[Check]:
     """The second check of each family, which is small, or its only one; without those that fill a device."""
     families: dict[str, list[Check]] = {}
-    for check in every:
+    for check in all_checks:
         if not check.family.endswith("-large"):
             families.setdefault(check.family, []).append(check)
     return [group[min(1, len(group) - 1)] for group in families.values()]
@@ -65,10 +65,10 @@ def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
         for tool in TOOLS
     ]  # fmt: skip
     until = time.monotonic() + timeout_s
-    return agreed([_finished(tool, one, until) for tool, one in zip(TOOLS, running, strict=True)])
+    return confirm_racecheck([_finish(tool, one, until) for tool, one in zip(TOOLS, running, strict=True)])
 
 
-def agreed(rows: list[Json]) -> list[Json]:
+def confirm_racecheck(rows: list[Json]) -> list[Json]:
     """What racecheck finds counts for wrong where memcheck or synccheck find something too: it does not know all of
     mbarriers, TMA and wgmma, and takes what they order for a hazard."""
     confirmed = any(row["status"] == "wrong" for row in rows if row["tool"] in ("memcheck", "synccheck"))
@@ -79,13 +79,13 @@ def agreed(rows: list[Json]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _finished(tool: str, process: subprocess.Popen[str], until: float) -> Json:
+def _finish(tool: str, process: subprocess.Popen[str], until: float) -> Json:
     try:
         text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the program that it watches too
         return {"tool": tool, "status": "timeout", "detail": _last_words(process)}
-    return judged_text(tool, text, process.returncode)
+    return parse_report(tool, text, process.returncode)
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:
@@ -94,17 +94,17 @@ def _last_words(process: subprocess.Popen[str]) -> str:
         text, _ = process.communicate(timeout=_LAST_WORDS_S)
     except subprocess.TimeoutExpired:
         return "it could not be ended"
-    return text[-_MOST_TEXT:]
+    return text[-_MAX_TEXT_CHARS:]
 
 
-def judged_text(tool: str, text: str, code: int) -> Json:
+def parse_report(tool: str, text: str, code: int) -> Json:
     """What the tool's report says; where it has no summary, or no error and yet a failure, it did not get that far."""
     summary = _ERRORS.search(text)
     if summary is None:
-        return {"tool": tool, "status": "not run", "detail": text[-_MOST_TEXT:], "exit_code": code}
+        return {"tool": tool, "status": "not run", "detail": text[-_MAX_TEXT_CHARS:], "exit_code": code}
     errors = int(summary[1] or summary[2])
     status = "wrong" if errors else "ok" if code == 0 else "not run"
-    detail = "" if status == "ok" else text[-_MOST_TEXT:]
+    detail = "" if status == "ok" else text[-_MAX_TEXT_CHARS:]
     return {"tool": tool, "status": status, "errors": errors, "detail": detail, "exit_code": code}
 
 
@@ -119,7 +119,7 @@ def main() -> int:
         print(f"== {check.id}", flush=True)
         program = parse(check.expression, dict(tensor_types(check.types)), None)
         arrays = random_inputs(program, 0, check.hints)
-        CudaModule(package_kernel(built(check, options.target)).compiled).run(placed(arrays))
+        CudaModule(package_kernel(build_check(check, options.target)).compiled).run(placed(arrays))
         cupy.cuda.runtime.deviceSynchronize()
     return 0
 

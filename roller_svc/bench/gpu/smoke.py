@@ -28,11 +28,11 @@ def imported(name: str) -> Json:
 def tools() -> Json:
     """Which programs are on the PATH."""
     there = {name: shutil.which(name) is not None for name in TOOLS}
-    lacking = [name for name, found in there.items() if not found]
-    return {"status": "ok", "detail": f"not there: {', '.join(lacking)}" if lacking else "all", "tools": there}
+    missing_packages = [name for name, found in there.items() if not found]
+    return {"status": "ok", "detail": f"not there: {', '.join(missing_packages)}" if missing_packages else "all", "tools": there}
 
 
-def one_of_each(found: Iterable[Check]) -> list[Check]:
+def first_of_each_family(found: Iterable[Check]) -> list[Check]:
     """The first check of each family: small, its sizes such that tiles fit."""
     first: dict[str, Check] = {}
     for check in found:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from roller_svc import hardware
-from roller_svc.bench.gpu.baselines import peer_works
-from roller_svc.bench.gpu.clocks import Nvml, opened
-from roller_svc.bench.gpu.device_errors import ending_the_process
-from roller_svc.bench.gpu.device_inputs import elements, on_device, room
-from roller_svc.bench.gpu.interleaved import OurWork, Work, interleaved, screened
+from roller_svc.bench.gpu.baselines import baseline_work
+from roller_svc.bench.gpu.clocks import Nvml, open_nvml
+from roller_svc.bench.gpu.device_errors import fatal_device_errors
+from roller_svc.bench.gpu.device_inputs import allocate, on_device, read_elements
+from roller_svc.bench.gpu.interleaved import RollerWork, TimedWork, screening_median, time_interleaved
 from roller_svc.bench.gpu.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
 from roller_svc.calibration import calibrated_cuda
 from roller_svc.compiler.lower_and_emit import generate
@@ -36,14 +36,14 @@ from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, SAMPLED_ELEMENTS, accumulation_of
 
 Json = dict[str, Any]
-MOST_SETS = 64  # of copies of the arrays, to find them out of the cache
+MAX_ARRAY_COPIES = 64  # of copies of the arrays, to find them out of the cache
 # Twice the cache, and a little: then what is read again has been replaced by then, whatever the cache prefers to keep.
-_CACHES = 2.5
+CACHE_MULTIPLE = 2.5
 COPIED_BYTES = 2 << 30
 # A third of what devices with spec sheets of today do with float32 outside matrix units for a byte of their memory.
 STREAMING_FLOPS_PER_BYTE = 4.0
 # Programs of so few points are judged whole: the reference makes ten million a second.
-JUDGED_WHOLE_POINTS = 3_000_000
+FULL_CHECK_POINTS = 3_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BuildTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltCandidate:
     """A candidate of a program, compiled. `rank`: its place by the model, 0 the best."""
 
     rank: int
@@ -62,7 +62,7 @@ class Built:
     bound: str
     kernels: tuple[Json, ...]
     compiled: CompiledKernel
-    sums: AccumulatorPrecision | None
+    accumulation: AccumulatorPrecision | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +71,28 @@ class TimingTask:
     timed on arrays out of the cache too."""
 
     case: TimedCase
-    candidates: tuple[Built, ...]
-    peers: tuple[str, ...]
+    candidates: tuple[BuiltCandidate, ...]
+    baselines: tuple[str, ...]
     bus_id: str | None = None
     cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeTask:
+class CheckTask:
     """What the fastest candidate made of the elements of each output that `sampled` chooses, as bytes."""
 
     case: TimedCase
-    sums: AccumulatorPrecision | None
+    accumulation: AccumulatorPrecision | None
     count: int
     values: Mapping[str, Array]
 
 
-def build(task: BuildTask) -> tuple[Built, ...]:
+def build_candidates(task: BuildTask) -> tuple[BuiltCandidate, ...]:
     """The best candidates that compile; raises InputError for a program that is refused, BuildError where none does."""
     program, hw = task.case.program(), hardware.load(task.target)
     groupings = rank_partitions(PartitionCache(program), hw, task.top_k)
     plans = select_for_measurement(merge_ranked_plans(groupings, task.top_k), groupings, task.top_k)
-    found: list[Built] = []
+    found: list[BuiltCandidate] = []
     failures: list[BuildError] = []
     for rank, one in enumerate(plans):
         try:
@@ -101,55 +101,55 @@ def build(task: BuildTask) -> tuple[Built, ...]:
             failures.append(failure)
             continue
         estimate = one.plan.estimate
-        described, sums = summarize_kernels(one.groups, one.plan, hw), accumulation_of(one.plan, hw)
-        found.append(Built(rank, estimate.seconds, estimate.bound, described, compiled, sums))
+        described, accumulation = summarize_kernels(one.groups, one.plan, hw), accumulation_of(one.plan, hw)
+        found.append(BuiltCandidate(rank, estimate.seconds, estimate.bound, described, compiled, accumulation))
     if not found:
         raise failures[0]
     return tuple(found)
 
 
-def timed(task: TimingTask) -> tuple[Json, JudgeTask | None]:
+def time_case(task: TimingTask) -> tuple[Json, CheckTask | None]:
     """The row, and what is to be judged elsewhere while the device goes on."""
     cupy = import_cupy()
-    with ending_the_process():
+    with fatal_device_errors():
         try:
-            return _timed(cupy, task)
+            return _time_case(cupy, task)
         finally:
             _free(cupy)
 
 
-def _timed(cupy: Any, task: TimingTask) -> tuple[Json, JudgeTask | None]:
+def _time_case(cupy: Any, task: TimingTask) -> tuple[Json, CheckTask | None]:
     case, program = task.case, task.case.program()
-    patterns, device = timing_patterns(case, program), None if task.bus_id is None else opened(task.bus_id)
+    patterns, device = timing_patterns(case, program), None if task.bus_id is None else open_nvml(task.bus_id)
     arrays = on_device(cupy, program, patterns)
     rows, works = [], {}
     for built in task.candidates:
-        works[built.rank] = OurWork(cupy, [CudaModule(built.compiled).bind(arrays)])
-        rows.append(_candidate(built) | {"screened_s": screened(works[built.rank])})
+        works[built.rank] = RollerWork(cupy, [CudaModule(built.compiled).bind(arrays)])
+        rows.append(_candidate(built) | {"screened_s": screening_median(works[built.rank])})
     if not rows:
         raise InvariantError(f"{case.id} has no candidate to time")
     best = min(zip(rows, task.candidates, strict=True), key=lambda pair: float(pair[0]["screened_s"]))[1]
     first = task.candidates[0]
-    contenders: dict[str, Work] = {"ours": works[best.rank]}
+    contenders: dict[str, TimedWork] = {"ours": works[best.rank]}
     if first is not best:
         contenders["first"] = works[first.rank]
-    peers = {name: peer_works(name, case, program, arrays) for name in task.peers}
-    contenders |= {name: peer.work for name, peer in peers.items() if peer.work is not None}
-    times, clocks = interleaved(contenders, device)
-    row = _figures(program, task, rows, best, times) | {"clocks": clocks}
-    row["peers"] = {name: peer.told | times.get(name, {}) | _beside(times) for name, peer in peers.items() if peer.told}
+    baselines = {name: baseline_work(name, case, program, arrays) for name in task.baselines}
+    contenders |= {name: baseline.work for name, baseline in baselines.items() if baseline.work is not None}
+    times, clocks = time_interleaved(contenders, device)
+    row = _measurement_row(program, task, rows, best, times) | {"clocks": clocks}
+    row["peers"] = {name: baseline.row | times.get(name, {}) | _roller_times(times) for name, baseline in baselines.items() if baseline.row}
     if task.cold:
         both = {one.rank: one for one in (best, first)}
         cold = {rank: _cold(cupy, one, program, patterns, device) for rank, one in both.items()}
         row |= {"cold_s": cold[best.rank], "first_cold_s": cold[first.rank]}
-    task_to_judge = _to_judge(cupy, case, program, best, arrays)
-    if task_to_judge is None:
+    check_task = _check_task(cupy, case, program, best, arrays)
+    if check_task is None:
         row["judged"] = "not judged: an element takes too many points"
-    return row, task_to_judge
+    return row, check_task
 
 
-def _figures(
-    program: TensorProgram, task: TimingTask, rows: list[Json], best: Built, times: Mapping[str, Json]
+def _measurement_row(
+    program: TensorProgram, task: TimingTask, rows: list[Json], best: BuiltCandidate, times: Mapping[str, Json]
 ) -> Json:
     ours, first = times["ours"], times.get("first", times["ours"])
     return {
@@ -167,7 +167,7 @@ def _figures(
     }
 
 
-def _beside(times: Mapping[str, Json]) -> Json:
+def _roller_times(times: Mapping[str, Json]) -> Json:
     """Our times of the block that a peer was timed in, with which it is compared."""
     ours, first = times["ours"], times.get("first", times["ours"])
     return {"ours_s": ours["median_s"], "ours_min_s": ours["min_s"], "first_s": first["median_s"]}
@@ -185,7 +185,7 @@ def copy_bandwidth(_: object) -> Json:
     """Bytes a second of a copy within the device, what is read and what is written both counted."""
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
-    source, target = (room(cupy, COPIED_BYTES) for _ in range(2))
+    source, target = (allocate(cupy, COPIED_BYTES) for _ in range(2))
     stream = cupy.cuda.Stream(non_blocking=True)
     best_s: float = math.inf
     for _ in range(10):
@@ -198,15 +198,15 @@ def copy_bandwidth(_: object) -> Json:
     return {"bytes": 2 * COPIED_BYTES, "seconds": best_s, "bytes_per_s": 2 * COPIED_BYTES / best_s}
 
 
-def calibrated(seconds: float) -> Json:
+def calibrated_spec(seconds: float) -> Json:
     """The spec of the device with what `roller calibrate` measures of it."""
     return hardware.to_mapping(calibrated_cuda(0, seconds))
 
 
-def judge(task: JudgeTask) -> str:
+def check_result(task: CheckTask) -> str:
     """Whether the fastest is right at this size, by the reference; on inputs made anew from the case's seed."""
     program = task.case.program()
-    want = sampled(program, timing_inputs(task.case, program), task.count, sums=task.sums)
+    want = sampled(program, timing_inputs(task.case, program), task.count, accumulation=task.accumulation)
     results: dict[str, Array] = {}
     for out in program.outputs:
         kind = program.types[out.tensor]
@@ -217,35 +217,35 @@ def judge(task: JudgeTask) -> str:
     return "ok" if agreement.ok else f"wrong: {agreement.detail}"
 
 
-def judged_elements(program: TensorProgram) -> int | None:
+def checked_elements(program: TensorProgram) -> int | None:
     """How many elements of each output are judged; None where one takes too many points."""
     outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
     points = sum(statement.points for statement in program.statements)
     if points > MAX_INTERPRETED_POINTS and points / outputs * SAMPLED_ELEMENTS > MAX_INTERPRETED_POINTS:
         return None
-    return SAMPLED_ELEMENTS if points > JUDGED_WHOLE_POINTS else outputs
+    return SAMPLED_ELEMENTS if points > FULL_CHECK_POINTS else outputs
 
 
-def _to_judge(
-    cupy: Any, case: TimedCase, program: TensorProgram, best: Built, arrays: Mapping[str, DeviceBytes]
-) -> JudgeTask | None:
+def _check_task(
+    cupy: Any, case: TimedCase, program: TensorProgram, best: BuiltCandidate, arrays: Mapping[str, DeviceBytes]
+) -> CheckTask | None:
     """The elements that `sampled` will choose."""
-    count = judged_elements(program)
+    count = checked_elements(program)
     if count is None:
         return None
     call = CudaModule(best.compiled).bind(arrays)
     call()
     results = call.finish()
     values = {
-        out.name: elements(
+        out.name: read_elements(
             cupy, results[out.name], sample_places(program.types[out.tensor].shape, count, np.random.default_rng(0))
         )
         for out in program.outputs
     }
-    return JudgeTask(case, best.sums, count, values)
+    return CheckTask(case, best.accumulation, count, values)
 
 
-def _candidate(built: Built) -> Json:
+def _candidate(built: BuiltCandidate) -> Json:
     resources = built.compiled.resources
     return {
         "rank": built.rank,
@@ -259,17 +259,17 @@ def _candidate(built: Built) -> Json:
 
 
 def _cold(
-    cupy: Any, built: Built, program: TensorProgram, patterns: Mapping[str, Array], device: Nvml | None
+    cupy: Any, built: BuiltCandidate, program: TensorProgram, patterns: Mapping[str, Array], device: Nvml | None
 ) -> float | None:
     """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns. None
     where so many copies would be needed that they are not made; of large arrays one copy is enough."""
     cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
-    sets: int = math.ceil(_CACHES * cache / data_bytes(program))
-    if sets > MOST_SETS:
+    sets: int = math.ceil(CACHE_MULTIPLE * cache / data_bytes(program))
+    if sets > MAX_ARRAY_COPIES:
         return None
     module = CudaModule(built.compiled)
     calls = [module.bind(on_device(cupy, program, patterns)) for _ in range(sets)]
-    times, _ = interleaved({"cold": OurWork(cupy, calls)}, device)
+    times, _ = time_interleaved({"cold": RollerWork(cupy, calls)}, device)
     return float(times["cold"]["median_s"])
 
 

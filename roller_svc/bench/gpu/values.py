@@ -24,7 +24,7 @@ class Values(Enum):
     SPECIAL = "special"  # a few infinities and NaN: what is padded, masked or skipped must not meet them
 
 
-_TURNS = (Values.PLAIN, Values.SPECIAL, Values.CANCELLING, Values.TINY, Values.PLAIN)
+_SET_ORDER = (Values.PLAIN, Values.SPECIAL, Values.CANCELLING, Values.TINY, Values.PLAIN)
 # What a mask or a bound of a loop leaves out is near these: the first, the last, and one in between.
 _SPECIALS = (np.inf, np.nan, -np.inf)
 _CANCELLING = 8.0  # at most, so that products of two stay finite in float8 and sums of many in float16
@@ -32,24 +32,24 @@ _CANCELLING = 8.0  # at most, so that products of two stay finite in float8 and 
 
 def values_of(number: int) -> Values:
     """Of the set of that number: a fifth of all sets for each of the three, beginning with a plain one."""
-    return _TURNS[number % len(_TURNS)]
+    return _SET_ORDER[number % len(_SET_ORDER)]
 
 
 def inputs(program: TensorProgram, number: int, check: Check) -> dict[str, Array]:
     """The arrays of one set, the same each time."""
-    values, found = values_of(number), dict(random_inputs(program, number, check.hints))
+    values, arrays = values_of(number), dict(random_inputs(program, number, check.hints))
     if values is Values.PLAIN:
-        return found
-    rng, kept = np.random.default_rng((number, 1)), {*check.hints, *(check.finite if values is Values.SPECIAL else ())}
+        return arrays
+    rng, unchanged = np.random.default_rng((number, 1)), {*check.hints, *(check.finite if values is Values.SPECIAL else ())}
     for name, kind in program.inputs:
-        if kind.dtype.is_float and name not in kept and found[name].size:
-            wide = found[name].astype(np.float64).reshape(-1)
-            changed = _changed(values, wide, kind.dtype, rng)
-            found[name] = narrow(changed, kind.dtype).reshape(kind.shape)
-    return found
+        if kind.dtype.is_float and name not in unchanged and arrays[name].size:
+            wide = arrays[name].astype(np.float64).reshape(-1)
+            changed = _replace_values(values, wide, kind.dtype, rng)
+            arrays[name] = narrow(changed, kind.dtype).reshape(kind.shape)
+    return arrays
 
 
-def _changed(
+def _replace_values(
     values: Values, flat: NDArray[np.float64], dtype: DType, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     match values:

@@ -10,7 +10,7 @@ from roller_svc.bench.gpu.record import read
 Json = dict[str, Any]
 
 
-def verdicts(path: Path | None) -> dict[str, Json]:
+def read_verdicts(path: Path | None) -> dict[str, Json]:
     """By id of the check: `key` of the kernel's text and `emulator`, its verdict. Raises ArgumentError."""
     if path is None:
         return {}

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from roller_svc.bench.gpu.cases.check import Check
-from roller_svc.bench.gpu.device_errors import ending_the_process
+from roller_svc.bench.gpu.device_errors import fatal_device_errors
 from roller_svc.bench.gpu.guarded import GuardedCall
-from roller_svc.bench.gpu.products import whole_product
+from roller_svc.bench.gpu.products import check_full_product
 from roller_svc.bench.gpu.values import inputs, values_of
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.pipeline import build_kernel
@@ -48,7 +48,7 @@ class Verification:
     verdict: Json | None = None
 
 
-def built(check: Check, target: str) -> BuildReport:
+def build_check(check: Check, target: str) -> BuildReport:
     """The kernel that the model chooses. Raises RollerError."""
     return build_kernel(build_request(
         check.expression, check.types, target=target, top_k=1, select="model", allow_tf32=check.allow_tf32,
@@ -61,15 +61,15 @@ def verify(task: Verification) -> Json:
     check, began = task.check, time.monotonic()
     row: Json = {"id": check.id, "family": check.family, "status": "ok", "detail": ""}
     try:
-        report = built(check, task.target)
-        compiled = _compiled(report)
+        report = build_check(check, task.target)
+        compiled = _require_compiled(report)
     except RollerError as failure:
         return row | {"status": "refused", "detail": f"{failure.code}: {failure.message}"}
-    row |= described(report, compiled)
+    row |= kernel_columns(report, compiled)
     row |= {"build_s": time.monotonic() - began, "key": compiled.source.key}
     if task.verdict is not None and task.verdict["key"] == row["key"]:
         row["emulator"] = task.verdict["emulator"]
-    judge = Judge(check, report.program, accumulation_of(report.winner.plan, report.hardware))
+    verifier = ResultVerifier(check, report.program, accumulation_of(report.winner.plan, report.hardware))
     points = sum(statement.points for statement in report.program.statements)
     emulable = points <= EMULATED_POINTS
     if not task.on_device and not emulable:
@@ -77,11 +77,11 @@ def verify(task: Verification) -> Json:
     first_done = math.inf
     for number in range(task.sets if emulable else 1):
         arrays = inputs(report.program, number, check)
-        found = _run(judge, compiled, arrays) if task.on_device else None
+        found = _run(verifier, compiled, arrays) if task.on_device else None
         if emulable and (found is None or found.verdict["status"] != "ok"):  # a device has nothing to do meanwhile
-            row["emulator"] = emulation(judge, compiled, arrays, found)
+            row["emulator"] = emulate(verifier, compiled, arrays, found)
         verdict = found.verdict if found is not None else row["emulator"]
-        row = _with(row, verdict, number)
+        row = _merge_verdict(row, verdict, number)
         first_done = min(first_done, time.monotonic())
         if row["status"] != "ok" or time.monotonic() > first_done + LATER_SETS_S:
             break
@@ -90,24 +90,24 @@ def verify(task: Verification) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class ResultVerifier:
     """What results of a check are held against; `sums`: how its kernels add products."""
 
     check: Check
     program: TensorProgram
-    sums: AccumulatorPrecision | None
+    accumulation: AccumulatorPrecision | None
 
     def verdict(self, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
         """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
         against a product in float32, where the check is one and PyTorch has a device."""
         check = self.check
-        agreement = verify_results(self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.sums)
+        agreement = verify_results(self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.accumulation)
         verdict: Json = {
             "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
             "max_abs_error": agreement.max_abs_error,
         }  # fmt: skip
         if agreement.ok and check.product is not None:
-            whole = whole_product(check.product, arrays, results)
+            whole = check_full_product(check.product, arrays, results)
             if whole is not None:
                 verdict["whole"] = dataclasses.asdict(whole)
                 if whole.wrong:
@@ -116,14 +116,14 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DeviceRun:
     """What a device made of one set of inputs."""
 
     results: Mapping[str, Array]
     verdict: Json
 
 
-def described(report: BuildReport, compiled: CompiledKernel) -> Json:
+def kernel_columns(report: BuildReport, compiled: CompiledKernel) -> Json:
     """What the kernel is: the same words as `roller corpus` has, and what it takes of a device."""
     return {
         "kernels": list(summarize_kernels(report.groups, report.winner.plan, report.hardware)),
@@ -136,7 +136,7 @@ def described(report: BuildReport, compiled: CompiledKernel) -> Json:
     }  # fmt: skip
 
 
-def emulation(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array], found: Found | None) -> Json:
+def emulate(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array], found: DeviceRun | None) -> Json:
     """The emulator's verdict, and how far a device's results are from its own; bitwise where that is 0."""
     try:
         results = load_emulated(compiled).run(arrays)
@@ -144,28 +144,28 @@ def emulation(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array
         return {"status": "not run", "detail": missing.message}
     except BuildError as failure:
         return {"status": "error", "detail": f"{failure.code}: {failure.message}"}
-    verdict = judge.verdict(arrays, results)
+    verdict = verifier.verdict(arrays, results)
     if found is not None:
-        verdict["difference"] = max(_distance(results[name], found.results[name]) for name in results)
+        verdict["difference"] = max(_max_difference(results[name], found.results[name]) for name in results)
     return verdict
 
 
-def _run(judge: Judge, compiled: CompiledKernel, arrays: Mapping[str, Array]) -> Found:
-    with ending_the_process():
+def _run(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array]) -> DeviceRun:
+    with fatal_device_errors():
         call = GuardedCall(compiled, arrays, import_cupy())
         runs = [call.results() for _ in range(RUNS)]
-    verdict = judge.verdict(arrays, runs[0])
-    disturbed = call.disturbed()
-    if disturbed:
-        verdict |= {"status": "wrong", "detail": f"wrote {'; '.join(disturbed)}"}
-    verdict["repeatable"] = all(_same(runs[0], other) for other in runs[1:])
+    verdict = verifier.verdict(arrays, runs[0])
+    violations = call.guard_violations()
+    if violations:
+        verdict |= {"status": "wrong", "detail": f"wrote {'; '.join(violations)}"}
+    verdict["repeatable"] = all(_are_bitwise_equal(runs[0], other) for other in runs[1:])
     if verdict["status"] == "ok" and not verdict["repeatable"]:
-        again = judge.verdict(arrays, runs[-1])
+        again = verifier.verdict(arrays, runs[-1])
         verdict |= {key: again[key] for key in ("status", "detail")}
-    return Found(runs[0], verdict)
+    return DeviceRun(runs[0], verdict)
 
 
-def _with(row: Json, verdict: Json, number: int) -> Json:
+def _merge_verdict(row: Json, verdict: Json, number: int) -> Json:
     """The row after one more set of inputs: its worst error, and the first thing wrong."""
     errors = [error for error in (row.get("max_abs_error"), verdict.get("max_abs_error")) if error is not None]
     row |= {"max_abs_error": max(errors, default=None), "sets": number + 1}
@@ -179,18 +179,18 @@ def _with(row: Json, verdict: Json, number: int) -> Json:
     return row | {"status": status, "detail": f"set {number} ({values_of(number).value}): {verdict['detail']}"}
 
 
-def _compiled(report: BuildReport) -> CompiledKernel:
+def _require_compiled(report: BuildReport) -> CompiledKernel:
     compiled = report.winner.compiled
     if compiled is None or not compiled.binary:
         raise ToolchainMissingError(f"nothing was compiled for {report.hardware.id}")
     return compiled
 
 
-def _same(first: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+def _are_bitwise_equal(first: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
     return all(np.array_equal(first[n].view(np.uint8), other[n].view(np.uint8)) for n in first if first[n].shape)
 
 
-def _distance(first: Array, other: Array) -> float:
+def _max_difference(first: Array, other: Array) -> float:
     """Greatest difference; NaN beside NaN is none."""
     a, b = first.astype(np.float64), other.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))

@@ -33,7 +33,7 @@ NEEDS = {
 GLIBC = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 _WHEEL = re.compile(r"(?P<name>[^-]+)-[^-]+(?:-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 _PREFIX = "gpu-bench-wheels-"
-LACKING = 3  # the exit code of a machine that has not what it takes
+MISSING_EXIT_CODE = 3  # the exit code of a machine that has not what it takes
 
 
 def prepare(words: Sequence[str]) -> None:
@@ -42,19 +42,19 @@ def prepare(words: Sequence[str]) -> None:
     parser.add_argument("--wheels", type=Path)
     folder: Path | None = parser.parse_known_args(words)[0].wheels
     try:
-        entries = mounted(folder) if folder is not None and folder.exists() else []
+        entries = path_entries(folder) if folder is not None and folder.exists() else []
     except (OSError, zipfile.BadZipFile, ValueError) as problem:
         print(f"bench/gpu: --wheels: {problem}", file=sys.stderr)
         sys.exit(2)
     sys.path[:0] = entries
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *entries, *([inherited] if inherited else [])])
-    if missing := lacking():
+    if missing := missing_packages():
         print(message(missing, folder or Path("wheels")), file=sys.stderr)
-        sys.exit(LACKING)
+        sys.exit(MISSING_EXIT_CODE)
 
 
-def lacking(roots: Iterable[str] = ROOTS) -> list[str]:
+def missing_packages(roots: Iterable[str] = ROOTS) -> list[str]:
     """Packages that are not there, with all that they need and is not there either."""
     found: dict[str, str] = {}
     todo = list(roots)
@@ -96,7 +96,7 @@ def message(missing: Sequence[str], folder: Path) -> str:
     )
 
 
-def mounted(folder: Path) -> list[str]:
+def path_entries(folder: Path) -> list[str]:
     """Entries of the path for the wheels in a folder: pure ones as they are, others unpacked to a temporary folder.
 
     Raises ValueError for two versions of one package, and where a package's wheels are all for other machines.
@@ -120,7 +120,7 @@ def mounted(folder: Path) -> list[str]:
     pure = [path for path in fitting.values() if path.name.endswith("-none-any.whl")]
     native = [path for path in fitting.values() if path not in pure]
     entries = [str(path.resolve()) for path in pure]
-    return [_unpacked(native), *entries] if native else entries
+    return [_unpack(native), *entries] if native else entries
 
 
 def fits(python: str, abi: str, machine: str) -> bool:
@@ -139,7 +139,7 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _unpacked(wheels: Iterable[Path]) -> str:
+def _unpack(wheels: Iterable[Path]) -> str:
     """A folder with the contents of these wheels, which goes when this process ends."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(remove_unpacked)

@@ -18,45 +18,45 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 STUCK_S = 8.0  # beyond a task's time, until its lane is given up: it kills the process and waits for its end
-ENDING_S = 3.0  # what killed processes get to be gone
-_LOOK_S = 0.05  # between two looks at what runs
-_QUIET_LOOKS = 5  # without a process, before none is taken to come
+STOP_S = 3.0  # what killed processes get to be gone
+_POLL_S = 0.05  # between two looks at what runs
+_IDLE_POLLS = 5  # without a process, before none is taken to come
 
 
-class BoundedLane(Generic[T, R]):
+class BoundedWorker(Generic[T, R]):
     """A lane that is abandoned where it neither answers nor ends; the next task gets a fresh one."""
 
     def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
         self._make: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(work, timeout_s)
         self._timeout_s = timeout_s
-        self._lane: WorkerProcess[T, R] | None = None
+        self._worker: WorkerProcess[T, R] | None = None
 
     def call(self, task: T, until: float = float("inf")) -> R:
         """Return the result of a task, or raise what the work raised.
 
         Raises BuildServiceError where the worker is lost, and KernelTimeoutError at `until` (monotonic) at the latest.
         """
-        lane = self._lane or self._make()
-        self._lane = None  # it comes back with an answer
+        worker = self._worker or self._make()
+        self._worker = None  # it comes back with an answer
         answers = queue.SimpleQueue[R | RollerError]()
-        _background(lambda: answers.put(_answer(lane.call, task)))
+        _background(lambda: answers.put(_answer(worker.call, task)))
         try:
             answer = answers.get(timeout=max(0.0, min(self._timeout_s + STUCK_S, until - time.monotonic())))
         except queue.Empty:
             raise KernelTimeoutError("the worker neither answered nor ended in time: it was abandoned") from None
-        self._lane = lane
+        self._worker = worker
         if isinstance(answer, RollerError):
             raise answer
         return answer
 
     def close(self) -> None:
         """End its worker; what is still at work is ended by `end_processes`."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            _background(lambda: lane.close(kill=True)).join(ENDING_S)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            _background(lambda: worker.close(kill=True)).join(STOP_S)
 
 
-class Pool(Generic[T, R]):
+class BoundedPool(Generic[T, R]):
     """So many bounded lanes that take tasks as they come in, and give results as they are done."""
 
     def __init__(self, work: Callable[[T], R], jobs: int, timeout_s: float) -> None:
@@ -77,60 +77,60 @@ class Pool(Generic[T, R]):
     def next(self, until: float) -> tuple[T, R | RollerError] | None:
         """A task that is done, with its result or its error; None where none is until then (monotonic)."""
         try:
-            found = self._results.get(timeout=max(0.0, until - time.monotonic()))
+            result = self._results.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return None
         self.pending -= 1
-        return found
+        return result
 
     def close(self) -> None:
         """Begin nothing more. What is still at work is ended by `end_processes`."""
         self._closed.set()
 
     def _serve(self) -> None:
-        lane = BoundedLane(self._work, self._timeout_s)
+        worker = BoundedWorker(self._work, self._timeout_s)
         while not self._closed.is_set():
             with contextlib.suppress(queue.Empty):
-                task = self._tasks.get(timeout=_LOOK_S)
+                task = self._tasks.get(timeout=_POLL_S)
                 try:
-                    answer: R | RollerError = lane.call(task)
+                    answer: R | RollerError = worker.call(task)
                 except RollerError as error:
                     answer = error
                 self._results.put((task, answer))
-        lane.close()
+        worker.close()
 
 
-def spread(
+def map_unordered(
     work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float, until: float
 ) -> Iterator[tuple[T, R | RollerError]]:
     """Every task with its result, or with the error that ended it, as they come; those that are done until then."""
-    pool: Pool[T, R] = Pool(work, jobs, timeout_s)
+    pool: BoundedPool[T, R] = BoundedPool(work, jobs, timeout_s)
     if time.monotonic() >= until:
         return
     try:
         for task in tasks:
             pool.submit(task)
-        while pool.pending and (found := pool.next(until)) is not None:
-            yield found
+        while pool.pending and (result := pool.next(until)) is not None:
+            yield result
     finally:
         pool.close()
 
 
-def workers() -> set[multiprocessing.process.BaseProcess]:
+def running_workers() -> set[multiprocessing.process.BaseProcess]:
     """Those of this process that run."""
     return set(multiprocessing.active_children())
 
 
 def end_processes(spared: Set[multiprocessing.process.BaseProcess] = frozenset()) -> bool:
     """Kill every other worker, those that a lane starts in place of one too; whether all are gone in a few seconds."""
-    until, quiet = time.monotonic() + ENDING_S, 0
-    while quiet < _QUIET_LOOKS and time.monotonic() < until:
-        running = workers() - spared
-        quiet = 0 if running else quiet + 1
+    until, idle_polls = time.monotonic() + STOP_S, 0
+    while idle_polls < _IDLE_POLLS and time.monotonic() < until:
+        running = running_workers() - spared
+        idle_polls = 0 if running else idle_polls + 1
         for process in running:
             process.kill()
-        time.sleep(_LOOK_S)
-    return quiet == _QUIET_LOOKS
+        time.sleep(_POLL_S)
+    return idle_polls == _IDLE_POLLS
 
 
 def _answer(call: Callable[[T], R], task: T) -> R | RollerError:

@@ -302,7 +302,7 @@ def multiply_timer(compiled: CompiledKernel, dtype: DType, threads: int) -> Time
 
 def _timer(module: CpuModule, memory: Array, work: Work) -> Timer:
     shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
-    return Timer(module.bound({"shape": shape}, {"memory": memory}), shape, work)
+    return Timer(module.bind({"shape": shape}, {"memory": memory}), shape, work)
 
 
 def _memory(size: int) -> Array:

@@ -137,7 +137,7 @@ def _unit(unit: ComputeUnit, values: Mapping[str, float]) -> ComputeUnit:
     is_dot = unit.kind is UnitKind.DOT
     rate = values.get(kernels.multiply_name(DType.FLOAT32 if is_dot else unit.in_dtype))
     if is_dot and rate is not None:
-        rate *= unit.group
+        rate *= unit.k_group
     quotients = None if is_dot else values.get(kernels.divide_name(unit.in_dtype))
     return unit if rate is None else replace(unit, flops_per_s=rate, peak_flops_per_s=None, quotients_per_s=quotients)
 

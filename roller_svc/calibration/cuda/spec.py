@@ -14,7 +14,7 @@ from roller_svc.calibration.cpu.spec import in_order
 from roller_svc.calibration.cuda.kernels import SECONDS, Kernel, kernels, sizes_of
 from roller_svc.calibration.samples import Probe, sampled
 from roller_svc.errors import LaunchError
-from roller_svc.ir.hardware import Family, HardwareSpec, Measured, Source
+from roller_svc.ir.hardware import HardwareSpec, Measured, Source, TargetKind
 from roller_svc.ir.kernel import Buffer, Language, Role
 from roller_svc.runtime.binding import Array, numpy_dtype
 from roller_svc.runtime.cuda.arrays import import_cupy
@@ -72,7 +72,7 @@ def shipped_spec(name: str, capability: tuple[int, int]) -> HardwareSpec | None:
     specs = [
         spec
         for spec in hardware.shipped_specs()
-        if spec.family is Family.CUDA and runs_on(spec.arch, capability) and spec.arch.number == number
+        if spec.family is TargetKind.CUDA and runs_on(spec.arch, capability) and spec.arch.number == number
     ]
     named = [spec for spec in specs if words & set(spec.id.upper().split("-")[1:2])]
     return next(iter(named or specs), None)
@@ -125,7 +125,7 @@ class _Bench:
         source = kernel.source
         inputs = {b.name: self._array(b) for b in source.buffers_of(Role.INPUT)}
         results = {b.name: self._array(b) for b in source.buffers_of(Role.OUTPUT)}
-        return CudaModule(compile_source(source)).bound(inputs, results), results
+        return CudaModule(compile_source(source)).bind(inputs, results), results
 
     def _array(self, buffer: Buffer) -> Any:
         if buffer not in self._arrays:

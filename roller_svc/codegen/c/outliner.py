@@ -14,9 +14,32 @@ from dataclasses import dataclass, field, replace
 from roller_svc.analysis.index_ranges import Range, fold, range_of
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, walk, with_children
-from roller_svc.ir.index import add, least, mul, num, ref, sub
-from roller_svc.ir.schedule import Branch, Compute, Let, Loop, Node, Prefetch, Storage, Transpose, descend, expressions
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    children,
+    iter_subexpressions,
+    with_children,
+)
+from roller_svc.ir.index import add, min_, mul, num, ref, sub
+from roller_svc.ir.schedule import (
+    Branch,
+    Compute,
+    Let,
+    Loop,
+    Node,
+    Prefetch,
+    Storage,
+    Transpose,
+    expressions,
+    iter_nodes,
+)
 
 # What stands for an outer part of an index: its terms, each with its factor. None: the constant.
 Terms = dict[Expr | None, int]
@@ -60,7 +83,7 @@ class Outline:
     @property
     def zeros(self) -> tuple[str, ...]:
         """The zeros in it, in order, with their signs, which == does not see."""
-        found = (x for node in descend(self.body) for expr in expressions(node) for x in walk(expr))
+        found = (x for node in iter_nodes(self.body) for expr in expressions(node) for x in iter_subexpressions(expr))
         return tuple(str(x.value) for x in found if isinstance(x, Const) and x.value == 0)
 
 
@@ -113,12 +136,12 @@ class _Outliner:
         match node:
             case Loop():
                 return (self._loop(node),)
-            case Let(var=var, value=value, body=body, checked=None):
+            case Let(var=var, value=value, body=body, bounds_check=None):
                 value = self._expr(fold(value, self.scalar.values))
                 return (Let(var, value, self._below(self.inner, var, body)),)
-            case Storage(tensor=tensor, body=body) if node.window is None:
+            case Storage(tensor=tensor, body=body) if node.subview_of is None:
                 return (replace(node, body=self._below(self.rooms, tensor, body)),)
-            case Compute() if not any(node.checked):
+            case Compute() if not any(node.bounds_checked):
                 tensor, index = self._element(node.tensor, node.index)
                 self.written |= {tensor} & self.pointers.keys()
                 return (replace(node, tensor=tensor, index=index, value=self._expr(node.value)),)
@@ -144,15 +167,15 @@ class _Outliner:
         return nodes
 
     def _loop(self, loop: Loop) -> Loop:
-        limit = None if loop.limit is None else fold(loop.limit, self.scalar.values)
+        limit = None if loop.stop is None else fold(loop.stop, self.scalar.values)
         if limit is not None and not self._is_inner(limit):
             known = range_of(limit, self.scalar.ranges)
             tight = known is not None and known[1] <= loop.extent
             below = None if known is None else (min(0, known[0]), loop.extent)
-            limit = self._number(limit if tight else least(num(loop.extent), limit), below)
+            limit = self._number(limit if tight else min_(num(loop.extent), limit), below)
         elif limit is not None:
             limit = self._expr(limit)
-        return replace(loop, limit=limit, body=self._below(self.inner, loop.var, loop.body))
+        return replace(loop, stop=limit, body=self._below(self.inner, loop.var, loop.body))
 
     def _branch(self, branch: Branch) -> tuple[Node, ...]:
         cond = fold(branch.cond, self.scalar.values)
@@ -169,7 +192,7 @@ class _Outliner:
         """Whether its value changes inside of the body."""
         return any(
             x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.rooms
-            for x in walk(expr)
+            for x in iter_subexpressions(expr)
         )
 
     def _expr(self, expr: Expr) -> Expr:
@@ -181,13 +204,13 @@ class _Outliner:
                 return here if isinstance(here, Const) else self._number(here, range_of(here, self.scalar.ranges))
             case Load():
                 return self._load(expr)
-            case Select() if any(isinstance(x, Load) for x in walk(expr)):
+            case Select() if any(isinstance(x, Load) for x in iter_subexpressions(expr)):
                 raise _StaysInPlaceError
             case _:
                 return with_children(expr, tuple(self._expr(x) for x in children(expr)))
 
     def _load(self, load: Load) -> Load:
-        if any(load.checked):
+        if any(load.bounds_checked):
             raise _StaysInPlaceError
         tensor, index = self._element(load.tensor, load.index)
         return replace(load, tensor=tensor, index=index)
@@ -247,7 +270,7 @@ class _Outliner:
 
 def _never_reads(value: Expr | None) -> None:
     """What is computed ahead of the body must not read what the body might have left alone."""
-    if value is not None and any(isinstance(x, Load) for x in walk(value)):
+    if value is not None and any(isinstance(x, Load) for x in iter_subexpressions(value)):
         raise _StaysInPlaceError
 
 

@@ -70,7 +70,7 @@ class CScalar(Scalar):
 
     def _flat(self, expr: Expr) -> tuple[str, Affine] | None:
         """The tensor and the offset in it of an element that is as it lies there; None for others."""
-        if not isinstance(expr, Load) or any(expr.checked) or expr.tensor in self.registers:
+        if not isinstance(expr, Load) or any(expr.bounds_checked) or expr.tensor in self.registers:
             return None
         place = self.places[expr.tensor]
         flat: Expr = num(0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.ir.kernel import Buffer, LaunchSpec, Role
-from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, descend
+from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, iter_nodes
 
 # What a parallel region may use: no more than the text was made for, the caller's OpenMP setting and affinity allow.
 THREADS = """#if defined(_OPENMP)
@@ -55,7 +55,7 @@ def nest(loop: Loop) -> list[Loop]:
 
 
 def _has_parallel(nodes: tuple[Node, ...]) -> bool:
-    return any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL and n.extent > 1 for n in descend(nodes))
+    return any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL and n.extent > 1 for n in iter_nodes(nodes))
 
 
 def has_one_loop(tree: ScheduleTree) -> bool:

@@ -35,7 +35,7 @@ def turn_name(node: Transpose, dtype: DType, lanes: int) -> str:
     vector = vector_type(dtype, lanes)
     if node.columns is not None:
         return f"deal{node.columns}_{vector}"
-    if node.rows is not None and node.along is not None:
+    if node.rows is not None and node.column_dim is not None:
         return f"weave{node.rows}_{vector}"
     return f"turn{'' if node.rows in (None, lanes) else node.rows}_{vector}"
 

@@ -39,7 +39,7 @@ from roller_svc.ir.expr import Const, Expr
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
-    JoinLanes,
+    HorizontalReduce,
     Loop,
     LoopKind,
     Node,
@@ -49,7 +49,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     Transpose,
-    descend,
+    iter_nodes,
 )
 
 # Larger private tensors than this do not go on a thread's stack, which may be small.
@@ -149,7 +149,7 @@ class CWalk(Walk):
     def _task(self, nodes: tuple[Node, ...]) -> None:
         """Before a thread meets the others, its stores past the caches are done."""
         self.nodes(nodes)
-        if any(isinstance(node, Compute) and node.streamed for node in descend(nodes)):
+        if any(isinstance(node, Compute) and node.nontemporal for node in iter_nodes(nodes)):
             self.scalar.helpers["stores_done"] = None
             self.line("stores_done();")
 
@@ -168,7 +168,7 @@ class CWalk(Walk):
         for name in stored_below(loop):
             if name in self.registers:
                 raise StaysArrayError(name)
-        for node in descend(loop.body):
+        for node in iter_nodes(loop.body):
             for name in tensors_read(node):
                 if name in self.registers:
                     raise StaysArrayError(name)
@@ -194,7 +194,7 @@ class CWalk(Walk):
 
     def _as_vectors(self, loop: Loop) -> list[str] | None:
         """The loop as vector statements; None where some part has no vector form."""
-        if loop.limit is not None or not all(isinstance(n, Compute) and not any(n.checked) for n in loop.body):
+        if loop.stop is not None or not all(isinstance(n, Compute) and not any(n.bounds_checked) for n in loop.body):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
         widest, lanes = self._vector_lanes(loop)
@@ -209,7 +209,7 @@ class CWalk(Walk):
                     vector = Vector(scalar, loop.var, count, first, self.registers)
                     for n in computes:
                         if count < lanes:  # a part of a line that goes to memory by itself takes as long as all of it
-                            n = replace(n, streamed=False)
+                            n = replace(n, nontemporal=False)
                         lines.append(statement(vector, n) if count > 1 else self._iteration(n, loop.var, first))
                         if n.tensor in (self.joined_in_order if n.combine else self.pinned):
                             lines.append(self._pin(lines[-1].partition(" ")[0], volatile=n.combine is not None))
@@ -239,7 +239,7 @@ class CWalk(Walk):
         """Whether an iteration may run twice: it writes memory that none of them reads, and through the caches."""
         written = {n.tensor for n in computes}
         unread = written.isdisjoint({tensor for n in computes for tensor in tensors_read(n)} | set(self.registers))
-        return unread and not any(n.combine or n.streamed for n in computes)
+        return unread and not any(n.combine or n.nontemporal for n in computes)
 
     def _iteration(self, node: Compute, var: str, value: int) -> str:
         saved = self.scalar.values.copy(), self.scalar.ranges.copy()
@@ -248,7 +248,7 @@ class CWalk(Walk):
         self.scalar.values, self.scalar.ranges = saved
         return text
 
-    def join_lanes(self, node: JoinLanes) -> None:
+    def join_lanes(self, node: HorizontalReduce) -> None:
         """In shuffles where one vector variable holds the lanes."""
         first, dtype = node.first, node.first.dtype
         held = self.registers.get(first.tensor)
@@ -266,9 +266,9 @@ class CWalk(Walk):
 
     def prefetch(self, node: Prefetch) -> None:
         place = self.scalar.places[node.tensor]
-        ahead = f" + {node.ahead}" if node.ahead else ""
+        ahead = f" + {node.distance}" if node.distance else ""
         address = f"{place.identifier} + {self.scalar.address(place, node.index)}{ahead}"
-        self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, {2 if node.to_second else 3});")
+        self.line(f"__builtin_prefetch({address}, {int(node.for_write)}, {2 if node.to_l2 else 3});")
 
     def transpose(self, node: Transpose) -> None:
         dtype = as_bits(node.dtype or node.source.dtype)
@@ -281,7 +281,7 @@ class CWalk(Walk):
         name = turn_name(node, dtype, lanes)
         if node.columns is not None:
             args = [target, strides[0], source]
-        elif node.along is not None:
+        elif node.column_dim is not None:
             args = [target, source, strides[1]]
         else:
             args = [target, strides[0], source, strides[1]]
@@ -322,15 +322,15 @@ class CWalk(Walk):
         count = math.prod(storage.shape)
         if not storage.shape:
             self.line(f"{type_} {identifier};")
-        elif (window := storage.window) is not None:
+        elif (window := storage.subview_of) is not None:
             first = self.element(window.tensor, self.scalar.places[window.tensor], window.index)
             self.line(f"{type_} *restrict {identifier} = &{first};")
         elif storage.scope is Scope.REGISTER and storage.tensor not in self.arrays and self._as_registers(storage):
             lanes = self._register_lanes(storage)
             self.registers[storage.tensor] = lanes
-            if storage.pinned and self.setting.vector_bytes >= 32:
+            if storage.no_rematerialize and self.setting.vector_bytes >= 32:
                 self.pinned.add(storage.tensor)
-            if storage.in_order and self.setting.vector_bytes >= 32:
+            if storage.ordered and self.setting.vector_bytes >= 32:
                 self.joined_in_order.add(storage.tensor)
             names = [
                 register_name(identifier, [*row, column], lanes)
@@ -359,7 +359,7 @@ class CWalk(Walk):
         """Lanes of the vectors in which its loops compute."""
         lanes = self.lanes(storage.dtype)
         saved = dict(self.scalar.places)
-        for node in descend(storage.body):
+        for node in iter_nodes(storage.body):
             if isinstance(node, Storage):
                 self.scalar.places.setdefault(node.tensor, Place(node.tensor, node.dtype, node.shape))
         for loop in vector_loops(storage):

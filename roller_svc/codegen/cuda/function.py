@@ -27,8 +27,7 @@ from roller_svc.ir.schedule import (
     AnyThread,
     Barrier,
     Compute,
-    Copy,
-    LaneReduce,
+    CpAsync,
     Let,
     Loop,
     LoopKind,
@@ -36,16 +35,17 @@ from roller_svc.ir.schedule import (
     ScheduleTree,
     Scope,
     Storage,
+    WarpReduce,
     block_extents,
-    bodies,
-    descend,
+    child_lists,
+    iter_nodes,
 )
-from roller_svc.ir.schedule_hopper import AwaitBarrier, HopperNode, WarpBarrier
+from roller_svc.ir.schedule_hopper import HopperNode, MbarrierWait, WarpBarrier
 from roller_svc.ir.tensor_map import TensorMap
 
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
-_WHOLE = (Barrier, AwaitBarrier, WarpBarrier, Copy)  # of what a serial loop is not unrolled around
+_WHOLE = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
 WAVE = 64
 ROLES_BARRIER = 1  # number of the one that roles meet in; 0 is that of __syncthreads (PTX ISA, "bar")
@@ -121,11 +121,11 @@ class CudaWalk(Walk):
     def _stays_loop(self, loop: Loop) -> bool:
         """Whether copies of it only cost registers and instruction cache: a staged step; in HIP a loop around unrolled
         ones, for LLVM unrolls even what nobody told it to."""
-        if loop.extent == 1 and loop.limit is None:
+        if loop.extent == 1 and loop.stop is None:
             return False
-        if any(isinstance(node, _WHOLE) for node in descend(loop.body)):
+        if any(isinstance(node, _WHOLE) for node in iter_nodes(loop.body)):
             return True
-        unrolled = (node for node in descend(loop.body) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
+        unrolled = (node for node in iter_nodes(loop.body) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
         return self.dialect.language is Language.HIP and any(node.extent > 1 for node in unrolled)
 
     def let(self, let: Let) -> None:
@@ -151,7 +151,7 @@ class CudaWalk(Walk):
             self.nodes(node.body)
         scalar.values, scalar.ranges = saved
 
-    def lane_reduce(self, node: LaneReduce) -> None:
+    def lane_reduce(self, node: WarpReduce) -> None:
         place = self.scalar.places[node.tensor]
         target = self.element(node.tensor, place, node.index)
         name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[place.dtype]}"
@@ -166,12 +166,12 @@ class CudaWalk(Walk):
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
-            start = min((self.rooms[t].offset for t in storage.over), default=None)
+            start = min((self.rooms[t].offset for t in storage.aliases), default=None)
             if start is None:
                 end = max((room.end for room in self.rooms.values()), default=0)
                 start = ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes
             self.rooms[storage.tensor] = Room(
-                type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.over),
+                type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.aliases),
                 storage.alignment_bytes,
             )  # fmt: skip
             return
@@ -198,7 +198,7 @@ def _statements(loop: Loop) -> int:
     def count(nodes: tuple[Node, ...]) -> int:
         total = 0
         for node in nodes:
-            inside = sum(count(body) for body in bodies(node))
+            inside = sum(count(body) for body in child_lists(node))
             unrolled = isinstance(node, Loop) and node.kind in (LoopKind.UNROLL, LoopKind.VECTOR)
             total += inside * (node.extent if unrolled and isinstance(node, Loop) else 1) or 1
         return total
@@ -215,7 +215,7 @@ def emit_function(
     dialect = dialect_of(arch)
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
-    maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.maps)
+    maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.tensor_maps)
     index = dialect.wide_index if wide else dialect.index
     scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
@@ -253,7 +253,7 @@ def _least_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int
 def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
     """Block and thread loops as names: the innermost of each varies fastest, but for blocks that a raster groups."""
     for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
-        loops = [n for n in descend(tree.body) if isinstance(n, Loop) and n.kind is kind]
+        loops = [n for n in iter_nodes(tree.body) if isinstance(n, Loop) and n.kind is kind]
         place = f"(int){source}"
         if kind is LoopKind.BLOCK and tree.raster > 1 and len(loops) > 1:
             place = _rastered(walker, (loops[-2], loops[-1]), tree.raster)

@@ -15,41 +15,50 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.schedule import AwaitCopies, CommitCopies, Copy, Exp2, LoadMatrix, Mma, PackFragment, RoundFragment
+from roller_svc.ir.schedule import (
+    CpAsync,
+    CpAsyncCommitGroup,
+    CpAsyncWaitGroup,
+    Exp2,
+    LoadMatrix,
+    Mma,
+    PackFragment,
+    RoundFragment,
+)
 from roller_svc.ir.schedule_hopper import (
-    ArriveBarrier,
-    AwaitBarrier,
-    AwaitBulk,
-    AwaitWarpgroup,
-    BulkLoad,
-    BulkStore,
     ClusterBarrier,
-    CommitBulk,
-    CommitWarpgroup,
-    FenceAsync,
-    FenceBarriers,
-    FenceWarpgroup,
+    FenceMbarrierInit,
+    FenceProxyAsync,
     HopperNode,
-    InitBarrier,
+    MbarrierArrive,
+    MbarrierInit,
+    MbarrierWait,
     RegisterMatrix,
-    SetRegisters,
+    SetMaxNReg,
     SharedMatrix,
     StoreMatrix,
+    TmaLoad,
+    TmaStore,
+    TmaStoreCommitGroup,
+    TmaStoreWaitGroup,
     WarpBarrier,
     WarpgroupMma,
+    WgmmaCommitGroup,
+    WgmmaFence,
+    WgmmaWaitGroup,
 )
 
-MatrixNode = Copy | CommitCopies | AwaitCopies | LoadMatrix | RoundFragment | PackFragment | Exp2 | Mma
+MatrixNode = CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | PackFragment | Exp2 | Mma
 
 
 def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
     """What a node prints; the wrappers it calls are noted in `scalar.helpers`."""
     match node:
-        case Copy():
+        case CpAsync():
             return [_copy(node, scalar, arch)]
-        case CommitCopies():
+        case CpAsyncCommitGroup():
             return [f"{called('commit_copies', scalar)}();"]
-        case AwaitCopies(pending=pending):
+        case CpAsyncWaitGroup(pending=pending):
             return [f"{called('await_copies', scalar)}<{pending}>();"]
         case LoadMatrix():
             return [_load_matrix(node, scalar)]
@@ -74,7 +83,7 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
             raise InvariantError(f"{type(node).__name__} is no node of tensor cores")
 
 
-def _copy(node: Copy, scalar: Scalar, arch: Arch) -> str:
+def _copy(node: CpAsync, scalar: Scalar, arch: Arch) -> str:
     if arch < AMPERE:
         raise InvariantError(f"{arch} has no asynchronous copies")
     source = scalar.places[node.source.tensor]
@@ -91,10 +100,10 @@ def _copy(node: Copy, scalar: Scalar, arch: Arch) -> str:
 def _load_matrix(node: LoadMatrix, scalar: Scalar) -> str:
     words = _word(scalar, node.tensor, node.index)
     if node.transposed and scalar.places[node.source].dtype.bits == DType.UINT32.bits:
-        return f"*{words} = __float_as_uint(*{pointer(scalar, node.source, node.at)});"
+        return f"*{words} = __float_as_uint(*{pointer(scalar, node.source, node.source_index)});"
     suffix = "_transposed" if node.transposed else ""
     name = called(f"load_matrix_{node.count}{suffix}", scalar)
-    return f"{name}({words}, {pointer(scalar, node.source, node.at)});"
+    return f"{name}({words}, {pointer(scalar, node.source, node.source_index)});"
 
 
 def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
@@ -130,8 +139,8 @@ def called(name: str, scalar: Scalar) -> str:
 DESCRIPTOR_UNIT_BYTES = 16  # of the address in a matrix descriptor (PTX ISA, "Matrix Descriptor Format")
 
 _PLAIN = {
-    FenceBarriers: "fence_barrier_init", CommitBulk: "bulk_commit", FenceAsync: "fence_async",
-    FenceWarpgroup: "wgmma_fence", CommitWarpgroup: "wgmma_commit", ClusterBarrier: "cluster_sync",
+    FenceMbarrierInit: "fence_barrier_init", TmaStoreCommitGroup: "bulk_commit", FenceProxyAsync: "fence_async",
+    WgmmaFence: "wgmma_fence", WgmmaCommitGroup: "wgmma_commit", ClusterBarrier: "cluster_sync",
 }  # fmt: skip
 
 
@@ -140,28 +149,28 @@ def hopper_line(node: HopperNode, scalar: Scalar) -> str:
     if (name := _PLAIN.get(type(node))) is not None:
         return f"{called(name, scalar)}();"
     match node:
-        case InitBarrier(barrier=barrier, index=index, arrivals=arrivals):
+        case MbarrierInit(barrier=barrier, index=index, arrivals=arrivals):
             return f"{called('barrier_init', scalar)}({pointer(scalar, barrier, index)}, {arrivals});"
-        case ArriveBarrier():
+        case MbarrierArrive():
             return _arrive(node, scalar)
-        case AwaitBarrier(barrier=barrier, index=index, parity=parity):
+        case MbarrierWait(barrier=barrier, index=index, parity=parity):
             return f"{called('barrier_wait', scalar)}({pointer(scalar, barrier, index)}, {scalar.index(parity)});"
-        case BulkLoad():
+        case TmaLoad():
             return _bulk_load(node, scalar)
-        case BulkStore(map=name, coordinates=coordinates, tensor=tensor, index=index):
+        case TmaStore(tensor_map=name, coordinates=coordinates, tensor=tensor, index=index):
             places = ", ".join(scalar.index(c) for c in coordinates)
             store = called(f"tma_store_{len(coordinates)}d", scalar)
             return f"{store}(&{scalar.names.of(name)}, {pointer(scalar, tensor, index)}, {places});"
-        case StoreMatrix(tensor=tensor, at=at, count=count, source=source, index=index):
+        case StoreMatrix(tensor=tensor, index=at, count=count, source=source, source_index=index):
             words = f"(const unsigned int *){pointer(scalar, source, index)}"
             return f"{called(f'store_matrix_{count}', scalar)}({pointer(scalar, tensor, at)}, {words});"
-        case AwaitBulk(pending=pending, read=read):
+        case TmaStoreWaitGroup(pending=pending, read=read):
             return f"{called('bulk_wait_read' if read else 'bulk_wait', scalar)}<{pending}>();"
         case WarpgroupMma():
             return _product(node, scalar)
-        case AwaitWarpgroup():
+        case WgmmaWaitGroup():
             return _await_products(node, scalar)
-        case SetRegisters(count=count, increase=increase):
+        case SetMaxNReg(count=count, increase=increase):
             return f"{called('registers_increase' if increase else 'registers_decrease', scalar)}<{count}>();"
         case WarpBarrier():
             return "__syncwarp();"
@@ -169,41 +178,41 @@ def hopper_line(node: HopperNode, scalar: Scalar) -> str:
             raise InvariantError(f"{type(node).__name__} has no statement")
 
 
-def _await_products(node: AwaitWarpgroup, scalar: Scalar) -> str:
+def _await_products(node: WgmmaWaitGroup, scalar: Scalar) -> str:
     wait = f"{called('wgmma_wait', scalar)}<{node.pending}>();"
-    if node.sums is None:
+    if node.accumulator is None:
         return wait
-    place = scalar.places[node.sums]
+    place = scalar.places[node.accumulator]
     fragments, words = place.shape[0], math.prod(place.shape[1:])
     hold = called(f"hold_results_{words}{'' if place.dtype.is_float else '_s32'}", scalar)
     return " ".join((wait, *(f"{hold}({place.identifier} + {number * words});" for number in range(fragments))))
 
 
-def _arrive(node: ArriveBarrier, scalar: Scalar) -> str:
+def _arrive(node: MbarrierArrive, scalar: Scalar) -> str:
     barrier = pointer(scalar, node.barrier, node.index)
     if node.rank is not None:
         return f"{called('barrier_arrive_remote', scalar)}({barrier}, {scalar.index(node.rank)});"
-    if node.bytes is not None:
-        return f"{called('barrier_expect', scalar)}({barrier}, {node.bytes});"
+    if node.expect_tx_bytes is not None:
+        return f"{called('barrier_expect', scalar)}({barrier}, {node.expect_tx_bytes});"
     return f"{called('barrier_arrive', scalar)}({barrier});"
 
 
-def _bulk_load(node: BulkLoad, scalar: Scalar) -> str:
+def _bulk_load(node: TmaLoad, scalar: Scalar) -> str:
     rank = len(node.coordinates)
     mode = "im2col_" if node.offsets else ""
-    cast = "multicast" if node.mask is not None else ""
+    cast = "multicast" if node.multicast_mask is not None else ""
     name = called(f"tma_load_{mode}{rank}d{'_' if cast else ''}{cast}", scalar)
     barrier = pointer(scalar, node.barrier, node.barrier_index)
     room = _plain_pointer(scalar, node.tensor, node.index)
     places = [scalar.index(c) for c in node.coordinates]
     offsets = [f"(unsigned short)({scalar.index(o)})" for o in node.offsets]
-    mask = [f"(unsigned short)({scalar.index(node.mask)})"] if node.mask is not None else []
-    return f"{name}({', '.join([room, f'&{scalar.names.of(node.map)}', barrier, *places, *offsets, *mask])});"
+    mask = [f"(unsigned short)({scalar.index(node.multicast_mask)})"] if node.multicast_mask is not None else []
+    return f"{name}({', '.join([room, f'&{scalar.names.of(node.tensor_map)}', barrier, *places, *offsets, *mask])});"
 
 
 def _product(node: WarpgroupMma, scalar: Scalar) -> str:
     a, b = node.a, node.b
-    sides = ["r" if isinstance(side, RegisterMatrix) else "k" if side.along_k else "m" for side in (a, b)]
+    sides = ["r" if isinstance(side, RegisterMatrix) else "k" if side.k_major else "m" for side in (a, b)]
     name = called(wgmma_wrapper(node.columns, a.dtype, b.dtype, *sides), scalar)
     place = scalar.places[node.tensor]
     first = scalar.address(place, node.index)

@@ -52,7 +52,7 @@ def wide_loop(walk: Walk, loop: Loop, known: Known, private: Collection[str]) ->
     No iteration reads what another writes, so that each statement may run for all of them before the next does.
     """
     statements = _straight(loop.body, (), {})
-    if loop.limit is not None or statements is None:
+    if loop.stop is not None or statements is None:
         return False
     known = {**known, **{name: Congruence(0, value) for name, value in walk.scalar.values.items()}}
     lanes = Lanes(loop.var, loop.extent, known, frozenset(s.node.tensor for s in statements))
@@ -102,7 +102,7 @@ class _WideLoop:
         node, place = statement.node, self.walk.scalar.places[statement.node.tensor]
         value = self._read(node.value, (), statement.whole)
         chunks = None
-        if not node.atomic and not any(node.checked):
+        if not node.atomic and not any(node.bounds_checked):
             chunks = self._chunks(place, tuple(substitute(i, statement.whole) for i in node.index))
         if chunks is None or (node.tensor in self.private and not self._is_packed(place)):
             index = tuple(self._read(i, (), statement.whole) for i in node.index)
@@ -141,7 +141,7 @@ class _WideLoop:
         """The expression, its loads replaced by what was loaded before the lanes. `guard` None: the lanes differ in
         whether they read at all, so that each looks for itself."""
         match expr:
-            case Load(tensor=tensor, index=places, dtype=dtype, checked=checked):
+            case Load(tensor=tensor, index=places, dtype=dtype, bounds_checked=checked):
                 load = Load(tensor, tuple(substitute(i, whole) for i in places), dtype, checked)
                 local = None if guard is None else self._loaded(load, guard)
                 if local is not None:
@@ -178,8 +178,8 @@ class _WideLoop:
         for known in (guard, ()):
             if (load, known) in self.read:
                 return self.read[load, known]
-        checked = [i for i, is_checked in zip(load.index, load.checked, strict=False) if is_checked]
-        if any(not self.lanes.is_same(i) or any(any(x.checked) for x in loads_of(i)) for i in checked):
+        checked = [i for i, is_checked in zip(load.index, load.bounds_checked, strict=False) if is_checked]
+        if any(not self.lanes.is_same(i) or any(any(x.bounds_checked) for x in loads_of(i)) for i in checked):
             return None
         if not guard and not checked and load.tensor not in self.lanes.written and all(map(self._is_same, load.index)):
             return self._once(load, place)
@@ -211,7 +211,7 @@ class _WideLoop:
         """Tests of the indices that come from data."""
         return tuple(
             self.walk.scalar.in_range(load.tensor, d, place.shape[d], self.lanes.first(load.index[d]))
-            for d, is_checked in enumerate(load.checked) if is_checked
+            for d, is_checked in enumerate(load.bounds_checked) if is_checked
         )  # fmt: skip
 
     # memory ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from roller_svc.analysis.intervals import bounds, widened
 from roller_svc.frontend.lang import point_grid as points
 from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 from roller_svc.ir.affine import Affine, affine
-from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, walk
+from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, iter_subexpressions
 
 # Points of the axes of one index (and their guards) that are enumerated where isl cannot decide.
 MAX_ENUMERATED_POINTS = 4_000_000
@@ -103,7 +103,7 @@ class Ranges:
 
     def decide(self, index: Expr, size: int) -> Verdict:
         """Whether 0 <= index < size wherever the guards on the stack hold."""
-        data = any(isinstance(node, Load) for node in walk(index))
+        data = any(isinstance(node, Load) for node in iter_subexpressions(index))
         found = bounds(index, self._extents)
         if found.wraps and not data:
             index = widened(index)
@@ -188,7 +188,7 @@ class Ranges:
         extents = {name: extent for name, extent in self._extents.items() if name in wanted}
         count = points.points(extents)
         guards = [guard for guard in self._guards if axes_of(guard.condition) <= wanted]
-        work = count * sum(1 for e in (index, *(guard.condition for guard in guards)) for _ in walk(e))
+        work = count * sum(1 for e in (index, *(guard.condition for guard in guards)) for _ in iter_subexpressions(e))
         if count > MAX_ENUMERATED_POINTS or work > self._budget.evaluations:
             return Undecided(f"its axes have {count} points, more than are tried one by one")
         self._budget.evaluations -= work

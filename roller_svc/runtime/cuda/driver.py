@@ -57,7 +57,7 @@ class Driver:
     def parameters(self, launch: LaunchSpec, memory: Mapping[str, int]) -> Parameters:
         """`memory`: addresses of buffers by symbol. Raises LaunchError for a map that the driver refuses."""
         pointers = [ctypes.c_uint64(memory[symbol]) for symbol in launch.args]
-        maps = [self._encoded(view, memory[view.buffer]) for view in launch.maps]
+        maps = [self._encoded(view, memory[view.buffer]) for view in launch.tensor_maps]
         addresses = [ctypes.addressof(pointer) for pointer in pointers] + [_aligned(room) for room in maps]
         return Parameters((*pointers, *maps), (ctypes.c_void_p * len(addresses))(*addresses))
 
@@ -88,7 +88,7 @@ class Driver:
             pixels = tuple(ctypes.c_uint32(size) for size in view.box)
             status = self.library.cuTensorMapEncodeIm2col(*tensor, *corners, *pixels, steps, *modes)
         self._check(status, f"the driver refused tensor map {view.symbol}")
-        if self._mend_small_maps and view.reach_bytes - view.offset_bytes < _SMALL_BYTES:
+        if self._mend_small_maps and view.end_bytes - view.offset_bytes < _SMALL_BYTES:
             word = ctypes.c_uint64.from_address(_aligned(room) + _SPAN_WORD * _WORD_BYTES)
             word.value &= ~(1 << _SPAN_BIT)
         return room

@@ -63,11 +63,11 @@ class CudaModule:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One call, on the current stream of the arrays' library, not waited for."""
-        call = self.bound(arrays, out)
+        call = self.bind(arrays, out)
         call()
         return call.finish()
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CudaCall:
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CudaCall:
         """A call made ready: calling the result only launches the kernels, again and again (for timing).
 
         Raises ArgumentError for arrays that do not fit and LaunchError (no-device, no-cupy, wrong-device).
@@ -164,7 +164,7 @@ class CudaCall:
                     # A numpy scalar has the size of a pointer whatever the platform makes of a Python number.
                     tuple(np.uint64(addresses[symbol]) for symbol in launch.args),
                     tuple((addresses[symbol], sizes[symbol]) for symbol in launch.zeroed),
-                    driver().parameters(launch, addresses) if launch.maps else None,
+                    driver().parameters(launch, addresses) if launch.tensor_maps else None,
                 )
                 for function, launch in zip(functions, source.launches, strict=True)
             )

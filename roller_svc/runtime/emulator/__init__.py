@@ -95,11 +95,11 @@ class EmulatorModule:
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not,
         WrongAnswerError where the kernel itself does wrong."""
-        call = self.bound(arrays, out)
+        call = self.bind(arrays, out)
         call()
         return call.finish()
 
-    def bound(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> EmulatorCall:
+    def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> EmulatorCall:
         """A call made ready."""
         return EmulatorCall(self, bind(self.source.buffers, arrays, out))
 

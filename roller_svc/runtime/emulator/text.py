@@ -135,7 +135,7 @@ def _twin(name: str) -> str | None:
 
 def _is_bulk(source: KernelSource) -> bool:
     """Whether the alignment of dynamic shared memory counts, or whose it is."""
-    return any(launch.maps or launch.cluster > 1 for launch in source.launches)
+    return any(launch.tensor_maps or launch.cluster > 1 for launch in source.launches)
 
 
 def _own_dynamic(found: re.Match[str]) -> str:
@@ -185,8 +185,8 @@ def _tables(source: KernelSource) -> str:
     lines.append("namespace {")
     for i, launch in enumerate(source.launches):
         arguments = ", ".join(f"emulator::Argument{{b[{numbers[symbol]}]}}" for symbol in launch.args)
-        lines += [_map(i, number, view, numbers[view.buffer]) for number, view in enumerate(launch.maps)]
-        maps = "".join(f", emulator_map_{i}_{number}(b)" for number in range(len(launch.maps)))
+        lines += [_map(i, number, view, numbers[view.buffer]) for number, view in enumerate(launch.tensor_maps)]
+        maps = "".join(f", emulator_map_{i}_{number}(b)" for number in range(len(launch.tensor_maps)))
         arguments = f"{arguments}{maps}".removeprefix(", ")
         lines.append(f"void emulator_run_{i}(void *const *b) {{ {launch.name}({arguments}); }}")
         zeroed = ", ".join(str(numbers[symbol]) for symbol in launch.zeroed)

@@ -172,8 +172,8 @@ def _launch(item: dict[str, Any]) -> LaunchSpec:
         block=triple(item["block"], _MAX_BLOCK),
         shared_bytes=count(item["dynamic_shared_bytes"], 0, _MAX_SHARED_BYTES),
         zeroed=tuple(identifier(symbol) for symbol in items(item, "zeroed")),
-        prepares=flag(item["prepares"]),
-        maps=tuple(read_map(p) for p, is_map in zip(parameters, maps, strict=True) if is_map),
+        is_prepack=flag(item["prepares"]),
+        tensor_maps=tuple(read_map(p) for p, is_map in zip(parameters, maps, strict=True) if is_map),
         cluster=cluster,
     )
 
@@ -213,9 +213,9 @@ def _check_references(source: KernelSource) -> None:
 
 def _check_maps(source: KernelSource, launch: LaunchSpec) -> None:
     """None reaches beyond its buffer: what is copied through it is not looked at again."""
-    if source.language is not Language.CUDA and (launch.maps or launch.cluster > 1):
+    if source.language is not Language.CUDA and (launch.tensor_maps or launch.cluster > 1):
         raise Damaged(f"{launch.name} has tensor maps or clusters, which only CUDA has")
     sizes = {b.symbol: b.bytes for b in source.buffers}
-    for view in launch.maps:
-        if view.reach_bytes > sizes.get(view.buffer, 0):
+    for view in launch.tensor_maps:
+        if view.end_bytes > sizes.get(view.buffer, 0):
             raise Damaged(f"{view.symbol} of {launch.name} reaches beyond {view.buffer}")

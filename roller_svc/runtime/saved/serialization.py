@@ -107,7 +107,7 @@ def c_header(compiled: CompiledKernel) -> str:
     ]
     for launch in source.launches:
         parameters = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
-        once = "  /* once */" if launch.prepares else ""
+        once = "  /* once */" if launch.is_prepack else ""
         lines.append(f"void {require_identifier(launch.name)}({parameters});{once}")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return "\n".join(lines)
@@ -180,14 +180,14 @@ def _metadata(kernel: SavedKernel) -> dict[str, Any]:
                 "entry": launch.name,
                 "parameters": [
                     *({"kind": "buffer", **_buffer(buffers[symbol])} for symbol in launch.args),
-                    *(map_json(view) for view in launch.maps),
+                    *(map_json(view) for view in launch.tensor_maps),
                 ],
                 "grid": list(launch.grid),
                 "block": list(launch.block),
                 "cluster": [launch.cluster, 1, 1],
                 "dynamic_shared_bytes": launch.shared_bytes,
                 "zeroed": list(launch.zeroed),
-                "prepares": launch.prepares,
+                "prepares": launch.is_prepack,
                 "resources": {
                     "registers_per_thread": used.registers_per_thread,
                     "shared_bytes": used.shared_bytes,

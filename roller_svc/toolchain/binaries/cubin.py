@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roller_svc.errors import CompileError, existing
+from roller_svc.errors import CompileError, require
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -95,7 +95,7 @@ def _read(binary: bytes) -> dict[str, CubinKernel]:
 
 
 def _kernel(name: str, facts: _Found) -> CubinKernel:
-    text = existing(facts.text, f"section of the text of {name}")
+    text = require(facts.text, f"section of the text of {name}")
     return CubinKernel(
         name=name,
         registers_per_thread=facts.values[_REGISTER_COUNT],

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller_svc.errors import CompileError, FarmError, KernelTimeoutError, ToolchainMissingError
+from roller_svc.errors import BuildServiceError, CompileError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.toolchain.limits import CompileLimits
 from roller_svc.toolchain.nvrtc.worker import HEADER
 
@@ -101,9 +101,9 @@ class _Worker:
         return f"{ended}: {text[-500:]}" if text else ended
 
     def check_not_killed(self, failure: Exception) -> None:
-        """Raises FarmError where a worker that has ended by itself did so by SIGKILL."""
+        """Raises BuildServiceError where a worker that has ended by itself did so by SIGKILL."""
         if isinstance(failure, _WorkerDiedError) and self._process.returncode == -signal.SIGKILL:
-            raise FarmError(
+            raise BuildServiceError(
                 "NVRTC was killed: by hand, or because the machine has no memory left", code="compiler-killed"
             ) from None
 

@@ -95,8 +95,8 @@ def check_shape(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> None
     a, b = operands(group)
     for operand in (a, b):
         assert block[k] * staged_dtype(program.unit, operand).bytes in (32, 64, 128)
-    assert program.lanes == hw.limits.warp_size == 32
-    assert program.reduce_threadsds == 32 * (block[m] // warp[m]) * (block[n] // warp[n])
+    assert program.reduce_threads == hw.limits.warp_size == 32
+    assert program.threads == 32 * (block[m] // warp[m]) * (block[n] // warp[n])
     for axis in (m, n):
         extent = group.space.axis(axis).extent
         padded = math.ceil(extent / block[axis]) * block[axis]

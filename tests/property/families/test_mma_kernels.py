@@ -178,7 +178,7 @@ def tilings(draw: st.DrawFn, group: KernelGroup, unit: ComputeUnit, hw: Hardware
     if way == "split" and k.extent >= 2 * step:
         return replace(plain, split_k=draw(st.integers(2, min(4, k.extent // step))))
     if way == "stream":
-        return replace(plain, raster=1, stream_k=draw(st.integers(1, min(12, plain.grid * plain.steps))))
+        return replace(plain, raster=1, stream_k_blocks=draw(st.integers(1, min(12, plain.grid * plain.steps))))
     return plain
 
 

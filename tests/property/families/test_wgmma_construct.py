@@ -94,8 +94,8 @@ def check_shape(group: KernelGroup, program: RProgram, axes: tuple[str, str, str
     assert warpgroup[n] <= program.unit.max_shape[1]
     assert tile.b.along_k or warpgroup[n] % 16 == 0
     assert 1 <= tile.consumers <= 3
-    assert program.lanes == 128
-    assert program.reduce_threadsds == tile.threads == 128 * (tile.consumers + 1)
+    assert program.reduce_threads == 128
+    assert program.threads == tile.threads == 128 * (tile.consumers + 1)
     for staged, extent in ((tile.a, block[m]), (tile.b, block[n])):
         assert staged.atom_bytes in (32, 64, 128)
         assert block[k] * staged.dtype.bytes in (32, 64, 128)

@@ -18,7 +18,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, both, div, less, less_equal, mod, mul, num, ref
+from roller_svc.ir.index import add, div, le, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, TensorType
 
 Point = dict[str, int]
@@ -87,8 +87,8 @@ def guards(draw: st.DrawFn, names: list[str]) -> Expr | None:
         some = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
         place = draw(st.one_of(st.just(ref(names[-1])), st.just(ref(some[0])), sums(some)))
         bound = num(draw(st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 15, 16])))
-        compare = draw(st.sampled_from([less, less_equal]))
-        found = both(found, compare(place, bound) if draw(st.booleans()) else compare(bound, place))
+        compare = draw(st.sampled_from([lt, le]))
+        found = logical_and(found, compare(place, bound) if draw(st.booleans()) else compare(bound, place))
     return found
 
 

@@ -59,7 +59,7 @@ class MadeUpBackend:
     failing: int | None
     loaded: list[MadeUpCall] = field(default_factory=list)
 
-    def place(self, arrays: Mapping[str, object]) -> Mapping[str, object]:
+    def to_device(self, arrays: Mapping[str, object]) -> Mapping[str, object]:
         return arrays
 
     def load(self, _: CompiledKernel) -> MadeUpBackend:

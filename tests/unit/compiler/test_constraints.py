@@ -12,7 +12,7 @@ from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.gpu.matrix.tile import mma_tile
 from roller_svc.fusion.split.reduction import piece_length
-from roller_svc.ir.constraints import OpClass, ScheduleConstraints
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
@@ -43,7 +43,7 @@ def refused(group: KernelGroup, hw: HardwareSpec = AMPERE, family: OpClass | Non
 )  # fmt: skip
 def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None:
     program = best(SMALL, **tiles)
-    assert {field: getattr(program, field) for field in tiles} == tiles
+    assert {field: tile_value(program, field) for field in tiles} == tiles
     assert mma_tile(program, *operands(SMALL)).shared_bytes <= AMPERE.limits.shared_bytes_per_block
     assert not (program.split_k > 1 and program.stream_k_blocks)
     assert program.unit is unit(AMPERE, "mma_f16")

@@ -134,7 +134,7 @@ def test_every_stage_is_traced() -> None:
 
 def test_where_there_is_no_device_the_model_chooses_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = next(b for b in BACKENDS if b.family is TargetKind.CPU)
-    absent = replace(backend, present=lambda _: False)
+    absent = replace(backend, is_present=lambda _: False)
     monkeypatch.setattr(pipeline, "backend_for", lambda _: absent)
     report = build_kernel(MATMUL)
     assert report.winner.measurement is None

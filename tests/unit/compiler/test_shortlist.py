@@ -209,7 +209,7 @@ def measured_attention(
 
     backend = replace(
         next(b for b in BACKENDS if b.family is TargetKind.CUDA),
-        present=lambda _: True, place=lambda arrays: arrays,
+        is_present=lambda _: True, to_device=lambda arrays: arrays,
         load=lambda compiled: MadeUpModule(fused_s if is_fused(compiled.source) else apart_s),
     )  # fmt: skip
     monkeypatch.setattr(pipeline, "backend_for", lambda _: backend)

@@ -11,7 +11,7 @@ from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.constraints import NO_CONSTRAINTS, OpClass, ScheduleConstraints
+from roller_svc.ir.constraints import NO_CONSTRAINTS, OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorType
@@ -104,7 +104,7 @@ def test_demanded_tiles_are_kept(tiles: dict[str, int]) -> None:
         matmul(128, 128, 8192), A100, 5, ScheduleConstraints(op_class=OpClass.MMA, tiles=tuple(tiles.items()))
     )
     for candidate in best:
-        assert {field: getattr(candidate.program, field) for field in tiles} == tiles
+        assert {field: tile_value(candidate.program, field) for field in tiles} == tiles
 
 
 def test_demands_hold_for_contractions_where_there_are_any() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from roller_svc.construct.construct import rank
+from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang import parse
-from roller_svc.fusion.partition import partition
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType

@@ -95,7 +95,7 @@ def test_errors_of_ours_come_back_whole(lane: WorkerProcess[str, str]) -> None:
 
 def test_a_bug_is_told_with_its_place_and_the_next_task_gets_a_fresh_worker(lane: WorkerProcess[str, str]) -> None:
     before = lane.call("pid")
-    with pytest.raises(InvariantError, match=r"ZeroDivisionError: a bug \(test_lanes.py:\d+\)"):
+    with pytest.raises(InvariantError, match=r"ZeroDivisionError: a bug \(test_workers.py:\d+\)"):
         lane.call("bug")
     assert lane.call("pid") != before
 
@@ -219,7 +219,7 @@ def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert refused(lane, task)
     assert lane.call(f"program {secret}") == ""
-    assert lane.call(f"read {Path(outside.__code__.co_filename).parents[2] / 'hwspecs' / 'cpu-x86-avx2.yaml'}")
+    assert lane.call(f"read {Path(outside.__code__.co_filename).parents[3] / 'hwspecs' / 'cpu-x86-avx2.yaml'}")
     assert lane.call("read /proc/cpuinfo")
     assert secret.read_text() == "s"
     lane.close()
@@ -282,9 +282,9 @@ def test_a_worker_bears_the_name_of_its_work(lane: WorkerProcess[str, str]) -> N
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom tests.unit.farm.test_workers import work\nfrom roller_svc.farm.workers import Lane\n"
+        "import os, sys\nfrom tests.unit.farm.test_workers import work\nfrom roller_svc.farm.workers import WorkerProcess\n"
         "if __name__ == '__main__':\n"
-        "    lane = Lane(work, 60.0)\n    print(lane.call('pid'), flush=True)\n    lane.call('hang')\n"
+        "    lane = WorkerProcess(work, 60.0)\n    print(lane.call('pid'), flush=True)\n    lane.call('hang')\n"
     )
     (tmp_path / "main.py").write_text(script)
     paths = os.pathsep.join(sys.path)

@@ -7,7 +7,7 @@ import pytest
 from roller_svc.errors import ArgumentError, ExprTypeError, InputError, ShapeError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType, dtype_named
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, walk
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions
 from roller_svc.ir.program import Combine, Output, StatementKind, TensorProgram, TensorType
 
 F64, F32, F16, BF16, F8 = DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN
@@ -108,7 +108,7 @@ def test_types(text: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("text", ["h[n] + i[n] * 0.5", "max(b[n], l[n], 3)", "u[n] < b[n]", "where(f[n], h[n], 1)"])
 def test_operands_of_an_operation_have_one_type(text: str) -> None:
-    for node in walk(body(text)):
+    for node in iter_subexpressions(body(text)):
         if isinstance(node, Op) and node.kind not in (OpKind.LAND, OpKind.LOR):
             assert len({arg.dtype for arg in node.args}) == 1
         if isinstance(node, Select):
@@ -187,7 +187,7 @@ def test_a_scatter_makes_a_new_version_of_its_target() -> None:
     found = program("f[i[n]] +=. h[n].when([n > 0]); y[n] = f[n]; f[l[n]] = 0", ["f", "y"])
     first, reads, second = found.statements
     assert (first.kind, first.combine, first.target) == (StatementKind.SCATTER, Combine.SUM, "f")
-    assert (first.name, first.output, first.checked, first.type) == ("f", "f__1", (True,), TensorType(F32, (4,)))
+    assert (first.name, first.output, first.bounds_checked, first.type) == ("f", "f__1", (True,), TensorType(F32, (4,)))
     assert isinstance(first.predicate, Op)
     assert first.body.dtype is F16
     assert [load.tensor for load in reads.reads] == ["f__1"]

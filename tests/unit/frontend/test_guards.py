@@ -7,7 +7,7 @@ import pytest
 from roller_svc.errors import IndexRangeError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, walk
+from roller_svc.ir.expr import Cast, iter_subexpressions
 from roller_svc.ir.program import TensorProgram, TensorType
 
 INPUTS = {
@@ -119,14 +119,14 @@ def test_overflow_on_the_way_is_no_warning() -> None:
 
 def test_data_makes_a_check_and_no_refusal() -> None:
     (load, inner) = program("y[n] = x[i[n] + 1]").statements[0].reads
-    assert (load.checked, inner.checked) == ((True,), (False,))
+    assert (load.bounds_checked, inner.bounds_checked) == ((True,), (False,))
 
 
 def test_a_large_index_is_formed_in_64_bits() -> None:
     found = program("y[a, b] = huge[a * 65536 + b] where a in 131072, b in 65536")
     (index,) = found.statements[0].reads[0].index
     assert index.dtype is DType.INT64
-    assert any(isinstance(node, Cast) and node.dtype is DType.INT64 for node in walk(index))
+    assert any(isinstance(node, Cast) and node.dtype is DType.INT64 for node in iter_subexpressions(index))
     assert not found.has_runtime_checks
 
 

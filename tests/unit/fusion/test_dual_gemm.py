@@ -183,8 +183,8 @@ def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
     both = pair(mlp(SILU, 256, 512, 1024), HOPPER)
     (first, _) = PartitionCache(mlp(SILU, 256, 1024, 1024)).groups(HOPPER)
     on = unit(HOPPER, "wgmma_f16")
-    narrow = tiles(both, on, (128, 128, 64), (64, 128), lanes=128, stages=4)
-    plain = tiles(first, on, (128, 256, 64), (64, 256), lanes=128, stages=4)
+    narrow = tiles(both, on, (128, 128, 64), (64, 128), reduce_threads=128, stages=4)
+    plain = tiles(first, on, (128, 256, 64), (64, 256), reduce_threads=128, stages=4)
     mine, its = (wgmma_tile(p, all_operands(g), HOPPER.arch) for p, g in ((narrow, both), (plain, first)))
     assert (mine.n, mine.group_n, mine.columns, mine.group_columns) == (256, 256, 128, 128)
     assert (mine.b.bytes, mine.b.parts, mine.b.copies, its.b.copies) == (its.b.bytes, 2, 2, 1)
@@ -295,10 +295,10 @@ RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
         mlp(TURNED, 300, 136, 72), ((64, 128, 32), (64, 128)), {"stages": 3, "cluster": (2, 1)},
     ),
     "shared along n, persistent": (
-        mlp(SILU, 300, 122, 136), ((128, 32, 64), (64, 32)), {"stages": 3, "cluster": (1, 2), "blocks": 4},
+        mlp(SILU, 300, 122, 136), ((128, 32, 64), (64, 32)), {"stages": 3, "cluster": (1, 2), "persistent_blocks": 4},
     ),
     "persistent, stored by TMA": (
-        mlp(LINEAR, 300, 72, 136, b="float16 72"), ((64, 32, 64), (64, 32)), {"stages": 3, "blocks": 3},
+        mlp(LINEAR, 300, 72, 136, b="float16 72"), ((64, 32, 64), (64, 32)), {"stages": 3, "persistent_blocks": 3},
     ),
 }  # fmt: skip
 
@@ -308,7 +308,7 @@ RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
 def test_blocks_of_warpgroups_that_stay_and_share(name: str) -> None:
     compute, (block, warp), more = RUN[name]
     group = pair(compute, HOPPER)
-    by_hand = replace(tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, lanes=128), **more)
+    by_hand = replace(tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, reduce_threads=128), **more)
     agree(generate(Plan((chosen(by_hand),)), compute, (group,), HOPPER), compute, races=True)
 
 
@@ -318,7 +318,7 @@ def judge(
 ) -> None:  # fmt: skip
     group, by = pair(compute, hw), unit(hw, on)
     lanes = WARPGROUP_THREADS if by.kind is UnitKind.WGMMA else hw.limits.warp_size
-    program = tiles(group, by, block, warp, lanes=lanes, stages=3)
+    program = tiles(group, by, block, warp, reduce_threads=lanes, stages=3)
     agree(
         generate(Plan((chosen(program),)), compute, (group,), hw),
         compute,
@@ -385,7 +385,7 @@ BUGS_OF_WARPGROUPS = {
 def test_what_can_be_wrong_in_halves_of_warpgroups_shows(name: str) -> None:
     compute = mlp(SILU, 100, 72, 136)
     group = pair(compute, HOPPER)
-    by_hand = tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 32), lanes=128, stages=3)
+    by_hand = tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 32), reduce_threads=128, stages=3)
     source = generate(Plan((chosen(by_hand),)), compute, (group,), HOPPER)
     text, count = re.subn(*BUGS_OF_WARPGROUPS[name], source.text)
     assert count

@@ -16,7 +16,7 @@ from roller_svc.hardware.detect import Machine, base_id, localised, probe
 from roller_svc.hardware.mapping import checked
 from roller_svc.hardware.schema import plain_name, unsourced
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import Family, HardwareSpec, Scope, UnitKind, arch_named
+from roller_svc.ir.hardware import HardwareSpec, Scope, TargetKind, UnitKind, arch_named
 
 SHIPPED = tuple(hardware_id for hardware_id in hardware.ids() if hardware_id != hardware.LOCAL)
 REQUIRED = {
@@ -94,7 +94,7 @@ def test_rates_are_in_proportion(hardware_id: str) -> None:
 @pytest.mark.parametrize("hardware_id", SHIPPED)
 def test_tile_levels_follow_the_family(hardware_id: str) -> None:
     spec = hardware.load(hardware_id)
-    wanted = {Family.CPU: ("l2", "register"), Family.IPU: ("sram", "register")}
+    wanted = {TargetKind.CPU: ("l2", "register"), TargetKind.IPU: ("sram", "register")}
     assert spec.tile_levels == wanted.get(spec.family, ("shared", "register"))
     assert spec.block_level.scope is Scope.CORE
     assert spec.thread_level.scope is Scope.THREAD
@@ -256,7 +256,7 @@ def test_many_faults_make_a_short_message() -> None:
 
 def test_the_local_cpu_is_sane() -> None:
     spec = hardware.load("local")
-    assert (spec.id, spec.family) == ("local", Family.CPU)
+    assert (spec.id, spec.family) == ("local", TargetKind.CPU)
     assert 1 <= spec.num_cores <= 4096
     assert 5e8 < spec.clock_hz < 1e10
     assert spec.unit_for(DType.FLOAT32).shape == (spec.vector_bytes // 4,)

@@ -21,8 +21,8 @@ from roller_svc.codegen.cuda.hopper_instructions import warpgroup_product
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.warpgroups.tile import wgmma_feeds
 from roller_svc.families.matching import units_for
-from roller_svc.ir.accumulation import MatrixSums, coarsest, matrix_sums
-from roller_svc.ir.constraints import Demands
+from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision, least_precise
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
 from roller_svc.reference.compare import agrees
@@ -31,7 +31,7 @@ from tests.unit.runtime.emulator.test_warpgroups import ROOM, laid_out, results,
 
 H200, B200, A100 = (hardware.load(f"nvidia-{name}") for name in ("h200-sxm", "b200", "a100-sxm-80gb"))
 L40S, RTX5090, T4 = (hardware.load(f"nvidia-{name}") for name in ("l40s", "rtx5090", "t4"))
-SHORT = MatrixSums(13, 13, 32, 128)
+SHORT = AccumulatorPrecision(13, 13, 32, 128)
 HALVES = "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)"
 
 
@@ -40,30 +40,30 @@ HALVES = "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)"
     [
         (H200, "wgmma_e4m3", SHORT),
         (H200, "wgmma_e5m2", SHORT),
-        (H200, "mma_e4m3", MatrixSums(25, 23, 16)),  # products of float16 to the assembler
-        (H200, "wgmma_f16", MatrixSums(25, 23, 16)),
-        (H200, "wgmma_tf32", MatrixSums(25, 23, 8)),
+        (H200, "mma_e4m3", AccumulatorPrecision(25, 23, 16)),  # products of float16 to the assembler
+        (H200, "wgmma_f16", AccumulatorPrecision(25, 23, 16)),
+        (H200, "wgmma_tf32", AccumulatorPrecision(25, 23, 8)),
         (H200, "wgmma_s8", None),
         (H200, "mma_f64", None),
-        (L40S, "mma_e5m2", replace(SHORT, together=16)),
-        (L40S, "mma_f16", MatrixSums(24, 23, 8)),
-        (RTX5090, "mma_e4m3", MatrixSums(25, 23, 32)),
-        (B200, "mma_e4m3", MatrixSums(25, 23, 16)),
-        (A100, "mma_bf16", MatrixSums(24, 23, 8)),
-        (A100, "mma_tf32", MatrixSums(24, 23, 4)),
-        (T4, "mma_f16", MatrixSums(24, 23, 8)),
+        (L40S, "mma_e5m2", replace(SHORT, products_per_add=16)),
+        (L40S, "mma_f16", AccumulatorPrecision(24, 23, 8)),
+        (RTX5090, "mma_e4m3", AccumulatorPrecision(25, 23, 32)),
+        (B200, "mma_e4m3", AccumulatorPrecision(25, 23, 16)),
+        (A100, "mma_bf16", AccumulatorPrecision(24, 23, 8)),
+        (A100, "mma_tf32", AccumulatorPrecision(24, 23, 4)),
+        (T4, "mma_f16", AccumulatorPrecision(24, 23, 8)),
         (A100, "fma_f32", None),
-        (hardware.load("nvidia-v100-sxm2"), "mma_f16", MatrixSums(23, 23, 4)),
+        (hardware.load("nvidia-v100-sxm2"), "mma_f16", AccumulatorPrecision(23, 23, 4)),
         (hardware.load("amd-mi250x"), "mfma_f16", None),
     ],
 )
-def test_sums_of_a_unit(hw: hardware.HardwareSpec, name: str, sums: MatrixSums | None) -> None:
-    assert matrix_sums(unit(hw, name), hw.arch) == sums
+def test_sums_of_a_unit(hw: hardware.HardwareSpec, name: str, sums: AccumulatorPrecision | None) -> None:
+    assert accumulator_precision(unit(hw, name), hw.arch) == sums
 
 
 def test_the_sums_that_lose_most_stand_for_all() -> None:
-    assert coarsest((unit(H200, name) for name in ("fma_f32", "wgmma_f16", "wgmma_e4m3")), H200.arch) == SHORT
-    assert coarsest((unit(H200, name) for name in ("fma_f32", "wgmma_s8")), H200.arch) is None
+    assert least_precise((unit(H200, name) for name in ("fma_f32", "wgmma_f16", "wgmma_e4m3")), H200.arch) == SHORT
+    assert least_precise((unit(H200, name) for name in ("fma_f32", "wgmma_s8")), H200.arch) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_float8_runs_where_its_sums_are_long_enough(
     hw: hardware.HardwareSpec, tf32: bool, taken: list[str], refused: str
 ) -> None:
     group = matmul(256, 256, 256, "float8_e4m3fn", layout="nt", hw=hw)
-    found = units_for(group, hw, Demands(allow_tf32=tf32))
+    found = units_for(group, hw, ScheduleConstraints(allow_tf32=tf32))
     assert [u.name for u in found.taken if u.is_matrix] == taken
     assert [text for text in found.refusals if "its sums" in text][:1] == ([refused] if refused else [])
 
@@ -91,11 +91,11 @@ def test_short_sums_of_a_step_are_added_up_and_steps_no_longer_than_they_may_be(
     group = matmul(256, 256, 512, on.in_dtype.value, layout="nt", hw=H200)
     feeds = wgmma_feeds(group.space, on, operands(group), H200.arch)
     tile = feeds.tile((64, 64, 128), (64, 64), 2)
-    added = matrix_sums(on, H200.arch)
+    added = accumulator_precision(on, H200.arch)
     assert added is not None
-    assert tile.adds_up == added.is_short
-    assert tile.accumulators == (1 + added.is_short) * tile.results
-    if added.is_short:
+    assert tile.adds_up == added.is_reduced_precision
+    assert tile.accumulators == (1 + added.is_reduced_precision) * tile.results
+    if added.is_reduced_precision:
         with pytest.raises(InvariantError, match="take in 128 products, not 256"):
             feeds.tile((64, 64, 256), (64, 64), 2)
     else:
@@ -137,7 +137,7 @@ def test_the_emulator_sums_float8_as_hopper_does(types: str, scale: float) -> No
     wide = a.astype(np.float64), b.astype(np.float64)
     exact = before + wide[0] @ wide[1].T
     if types[:4] == types[4:]:  # else subnormal numbers of the two types have different powers
-        expected = tensorcores.product(*wide, replace(SHORT, chain=None), least=least, start=before.astype(np.float64))
+        expected = tensorcores.product(*wide, replace(SHORT, promotion_interval=None), least=least, start=before.astype(np.float64))
         np.testing.assert_array_equal(found, expected)
     assert (found != exact.astype(np.float32)).any()
     np.testing.assert_allclose(found, exact, atol=34 * 2.0**-13 * max(512.0, 16 * scale * scale))
@@ -155,7 +155,9 @@ def test_infinities_and_nan_of_float8_stay() -> None:
 
 
 # bounds ---------------------------------------------------------------------------------------------------------------
-def verdict(dtype: type, k: int, low: float, of_device: MatrixSums, allowed: MatrixSums | None) -> bool:
+def verdict(
+    dtype: type, k: int, low: float, of_device: AccumulatorPrecision, allowed: AccumulatorPrecision | None
+) -> bool:
     """Whether what such sums give of operands from `low` to 1 is within bounds for others."""
     name = np.dtype(dtype).name
     found, rng = program(HALVES, A=f"{name} 8 {k}", B=f"{name} 8 {k}"), np.random.default_rng(k)
@@ -167,14 +169,16 @@ def verdict(dtype: type, k: int, low: float, of_device: MatrixSums, allowed: Mat
 
 @pytest.mark.parametrize("low", [-1.0, 0.0])
 @pytest.mark.parametrize("k", [64, 1000, 8192])
-@pytest.mark.parametrize("sums", [MatrixSums(25, 23, 16), MatrixSums(24, 23, 8), MatrixSums(23, 23, 4)])
-def test_long_sums_of_float16_stay_within_bounds(sums: MatrixSums, k: int, low: float) -> None:
+@pytest.mark.parametrize(
+    "sums", [AccumulatorPrecision(25, 23, 16), AccumulatorPrecision(24, 23, 8), AccumulatorPrecision(23, 23, 4)]
+)
+def test_long_sums_of_float16_stay_within_bounds(sums: AccumulatorPrecision, k: int, low: float) -> None:
     assert verdict(np.float16, k, low, sums, sums)
 
 
 def test_bounds_of_other_kernels_do_not_follow() -> None:
     """All the terms lose: 8192 of them, more than a float32 sum may."""
-    assert not verdict(np.float16, 8192, 0.0, MatrixSums(24, 23, 8), None)
+    assert not verdict(np.float16, 8192, 0.0, AccumulatorPrecision(24, 23, 8), None)
 
 
 @pytest.mark.parametrize("low", [-1.0, 0.0])
@@ -186,8 +190,8 @@ def test_short_sums_that_are_added_up_stay_within_their_bounds(k: int, low: floa
 def test_short_sums_are_no_float32_sums() -> None:
     """Not even of one instruction: why allow_tf32 must be given."""
     assert not verdict(ml_dtypes.float8_e4m3fn, 32, -1.0, SHORT, None)
-    assert not verdict(ml_dtypes.float8_e4m3fn, 512, -1.0, SHORT, MatrixSums(25, 23, 16))
+    assert not verdict(ml_dtypes.float8_e4m3fn, 512, -1.0, SHORT, AccumulatorPrecision(25, 23, 16))
 
 
 def test_short_sums_that_nobody_adds_up_are_wrong() -> None:
-    assert not verdict(ml_dtypes.float8_e4m3fn, 2048, 0.0, replace(SHORT, chain=None), SHORT)
+    assert not verdict(ml_dtypes.float8_e4m3fn, 2048, 0.0, replace(SHORT, promotion_interval=None), SHORT)

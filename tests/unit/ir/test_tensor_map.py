@@ -20,7 +20,7 @@ IM2COL = TensorMap("map_x", "x", DType.FLOAT16, MapMode.IM2COL, (64, 28, 30, 8),
 
 def test_sizes() -> None:
     assert TILED.bytes == 64 * 128 * 2
-    assert TILED.reach_bytes == 6 * 62400 + 299 * 208 + 200
+    assert TILED.end_bytes == 6 * 62400 + 299 * 208 + 200
     strided = replace(TILED, box=(64, 127, 6), element_strides=(1, 4, 2))
     assert strided.box_elements == (64, 32, 3)
     assert strided.bytes == 64 * 32 * 3 * 2
@@ -75,14 +75,14 @@ def test_the_same_of_im2col(changes: dict[str, object]) -> None:
 
 
 def test_maps_and_clusters_decide_the_binary() -> None:
-    launch = LaunchSpec("k", ("a",), (4, 1, 1), (128, 1, 1), maps=(TILED,))
+    launch = LaunchSpec("k", ("a",), (4, 1, 1), (128, 1, 1), tensor_maps=(TILED,))
     source = KernelSource("k", Language.CUDA, Arch("sm_", 90, "a"), "text", (), (launch,))
     others = (
         replace(launch, cluster=2),
-        replace(launch, maps=()),
-        replace(launch, maps=(replace(TILED, box=(32, 128, 1)),)),
-        replace(launch, maps=(replace(TILED, offset_bytes=16),)),
-        replace(launch, maps=(replace(TILED, swizzle=Swizzle.NONE),)),
+        replace(launch, tensor_maps=()),
+        replace(launch, tensor_maps=(replace(TILED, box=(32, 128, 1)),)),
+        replace(launch, tensor_maps=(replace(TILED, offset_bytes=16),)),
+        replace(launch, tensor_maps=(replace(TILED, swizzle=Swizzle.NONE),)),
     )
     keys = {replace(source, launches=(other,)).key for other in (launch, *others)}
     assert len(keys) == 1 + len(others)

@@ -17,7 +17,7 @@ from tests.unit.families.cpu.test_cost_terms import F32, estimated_program, mode
 
 def by_lanes(model: Model, lanes: int, rows: int = 1) -> Estimate:
     """All rows in a block, `rows` of them at hand, each walked by so many lanes."""
-    return model.estimate(replace(estimated_program(model, {}, {"i": rows}), lanes=lanes))
+    return model.estimate(replace(estimated_program(model, {}, {"i": rows}), reduce_threads=lanes))
 
 
 def test_rows_of_columns_that_begin_together_wait_together() -> None:
@@ -74,6 +74,6 @@ def test_a_faster_cache_never_costs_results_past_it(row: int) -> None:
         )
         shapes = {"x": (DType.FLOAT16, (4096, row)), "w": (DType.FLOAT16, (row,))}
         model = model_of(text, shapes, ("y",), replace(hw, levels=levels))
-        program = replace(estimated_program(model, {"M": 2048}, {}), lanes=32, streamed=True)
+        program = replace(estimated_program(model, {"M": 2048}, {}), reduce_threads=32, nontemporal=True)
         seconds.append(model.estimate(program).seconds)
     assert all(after <= before for before, after in pairwise(seconds))

@@ -48,8 +48,8 @@ def test_a_kernel_with_other_instructions_is_not_loaded() -> None:
 @pytest.mark.usefixtures("haswell")
 def test_candidates_for_a_wider_cpu_are_not_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "availability", lambda _: Availability(ok=True, reason="a compiler"))
-    assert not backend_for(hardware.load("cpu-x86-avx512")).present(hardware.load("cpu-x86-avx512"))
-    assert backend_for(hardware.load("cpu-x86-avx2")).present(hardware.load("cpu-x86-avx2"))
+    assert not backend_for(hardware.load("cpu-x86-avx512")).is_present(hardware.load("cpu-x86-avx512"))
+    assert backend_for(hardware.load("cpu-x86-avx2")).is_present(hardware.load("cpu-x86-avx2"))
 
 
 @pytest.mark.usefixtures("haswell")
@@ -57,7 +57,7 @@ def test_no_id_makes_a_spec_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     """A spec may call itself `local`: what its kernels are made of decides whether they are run here."""
     monkeypatch.setattr(backends, "availability", lambda _: Availability(ok=True, reason="a compiler"))
     here = hardware.load("cpu-x86-avx2")
-    present = backend_for(here).present
+    present = backend_for(here).is_present
     for name in ("local", "cpu-x86-avx2", "my-cpu"):
         assert present(dataclasses.replace(here, id=name))
         assert present(dataclasses.replace(here, id=name, num_cores=1, clock_hz=1e9))
@@ -69,7 +69,7 @@ def test_no_id_makes_a_spec_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_spec_of_this_machine_is_present_when_it_comes_back() -> None:
     here = hardware.load("local")
     again = hardware.from_mapping(hardware.to_mapping(here) | {"num_cores": 1})
-    assert backend_for(again).present(again) == backend_for(here).present(here) == availability(here).ok
+    assert backend_for(again).is_present(again) == backend_for(here).is_present(here) == availability(here).ok
 
 
 def test_a_system_that_lists_nothing_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_launches_run_in_order_on_a_zeroed_workspace() -> None:
 
 def test_a_bound_call_runs_again_and_again(adder: CpuModule) -> None:
     given = {name: np.ascontiguousarray(array) for name, array in operands().items()}
-    call = adder.bound(given)
+    call = adder.bind(given)
     call()
     call()
     assert np.array_equal(call.finish()["C"], given["A"] + given["B"])
@@ -135,7 +135,7 @@ def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
     """C[i] = the threads of a region made for at most i."""
     text = THREADS + "\nvoid add(const float *a, const float *b, float *c) "
     text += "{ (void)a; (void)b; for (int i = 0; i < 24; i++) c[i] = threads_i32(i); }\n"
-    call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bound(operands())
+    call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bind(operands())
     every = os.sched_getaffinity(0)
     call()
     most = int(call.finish()["C"].max())

@@ -67,7 +67,7 @@ class FullLibrary(Library):
         return self.status
 
 
-LAUNCH = LaunchSpec("k", ("a", "x"), (4, 2, 1), (384, 1, 1), 200_000, maps=(TILED, IM2COL, ROW), cluster=2)
+LAUNCH = LaunchSpec("k", ("a", "x"), (4, 2, 1), (384, 1, 1), 200_000, tensor_maps=(TILED, IM2COL, ROW), cluster=2)
 
 
 def test_maps_are_encoded_as_they_are_described() -> None:
@@ -111,7 +111,7 @@ def test_bit_85_is_cleared_in_maps_that_span_less_than_128_kib_and_nothing_else_
 @pytest.mark.parametrize(("rows", "cleared"), [(1023, True), (1024, False)])
 def test_what_a_map_spans_decides_not_where_it_begins(rows: int, cleared: bool) -> None:
     view = TensorMap("m", "a", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 8), (1, 1), offset_bytes=1 << 20)
-    launch = LaunchSpec("k", ("a", "x"), maps=(view,))
+    launch = LaunchSpec("k", ("a", "x"), tensor_maps=(view,))
     library = FullLibrary()
     driver = Driver(library, mend_small_maps=True)
     driver.launch(1, launch, driver.parameters(launch, MEMORY), 0)

@@ -84,7 +84,7 @@ def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeyp
     class Driver:
         def parameters(self, launch: LaunchSpec, memory: dict[str, int]) -> tuple[str, ...]:
             given.append(dict(memory))
-            return tuple(view.symbol for view in launch.maps)
+            return tuple(view.symbol for view in launch.tensor_maps)
 
         def launch(self, function: str, launch: LaunchSpec, parameters: tuple[str, ...], stream: int) -> None:
             cupy.calls.append((function, launch.grid, launch.cluster, parameters, stream))
@@ -92,9 +92,9 @@ def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeyp
 
     monkeypatch.setattr(cuda, "driver", Driver)
     view = TensorMap("view", "w", DType.FLOAT32, MapMode.TILED, (8,), (), (8,), (1,))
-    last = dataclasses.replace(LAUNCHES[1], maps=(view,), cluster=2)
+    last = dataclasses.replace(LAUNCHES[1], tensor_maps=(view,), cluster=2)
     compiled = dataclasses.replace(COMPILED, source=dataclasses.replace(COMPILED.source, launches=(LAUNCHES[0], last)))
-    call = CudaModule(compiled).bound({"A": FakeArray(floats())})
+    call = CudaModule(compiled).bind({"A": FakeArray(floats())})
     for _ in range(2):
         call()
     assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
@@ -114,7 +114,7 @@ def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
         "unaligned": FakeArray(floats(aligned=False)),
         "same as the input": a,
     }[kind]
-    call = CudaModule(COMPILED).bound({"A": a}, {"C": target})
+    call = CudaModule(COMPILED).bind({"A": a}, {"C": target})
     call()
     assert call.finish()["C"] is target
     assert np.array_equal(target.numpy, 2 * floats())
@@ -188,7 +188,7 @@ def test_placed_outputs_that_overlap_an_input_are_written_afterwards(cupy: FakeC
 
 
 def test_times_are_of_calls_that_the_device_replays(cupy: FakeCupy) -> None:
-    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    call = CudaModule(COMPILED).bind({"A": FakeArray(floats())})
     cupy.calls.clear()
     assert call.stopwatch(call, 2) == pytest.approx(2 * 3e-3)  # a memset and two launches, of 1 ms each
     assert len(cupy.calls) == 2 * 2 * 3  # all of them once before, to warm up
@@ -202,14 +202,14 @@ def test_times_are_of_calls_that_the_device_replays(cupy: FakeCupy) -> None:
 
 def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
     module = CudaModule(COMPILED)
-    calls = [module.bound({"A": FakeArray(floats() + i)}) for i in range(2)]
+    calls = [module.bind({"A": FakeArray(floats() + i)}) for i in range(2)]
     assert Replay(cupy, calls, 3).seconds() == pytest.approx(9e-3)
     for i, call in enumerate(calls):
         assert np.array_equal(call.finish()["C"].numpy, 2 * (floats() + i))
 
 
 def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
-    call = CudaModule(COMPILED).bound({"A": FakeArray(floats())})
+    call = CudaModule(COMPILED).bind({"A": FakeArray(floats())})
     cupy.refuse = True
     with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
         call.stopwatch(call, 1)

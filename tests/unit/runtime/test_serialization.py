@@ -97,7 +97,7 @@ PIXELS = TensorMap("c_map", "c", DType.FLOAT32, MapMode.IM2COL, (4, 8, 8), (16, 
 
 def with_maps() -> SavedKernel:
     source = cuda_scale(shared_bytes=64)
-    first = dataclasses.replace(source.launches[0], maps=(VIEW, PIXELS), grid=(4, 1, 1), cluster=2)
+    first = dataclasses.replace(source.launches[0], tensor_maps=(VIEW, PIXELS), grid=(4, 1, 1), cluster=2)
     source = dataclasses.replace(source, launches=(first, *source.launches[1:]))
     compiled = CompiledKernel(source, b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4)))
     return SavedKernel(compiled, "C[i] = A[i]", "nvidia-h100-sxm", "sha256:ab")
@@ -272,10 +272,25 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("checks", 0, "dimension", -1),
         _set("options", ["x" * 100_000]),
         _set("options", [1]),
-        *(_set("options", [option]) for option in (
-            "-I/etc", "@/etc/passwd", "-fplugin=./x.so", "-wrapper", "-B.", "-include", "kernel.c", "-Wl,-rpath,.",
-            "-O9", "", "--pre-include=/etc/passwd", "-march=native", "-O2\n", "-o",
-        )),
+        *(
+            _set("options", [option])
+            for option in (
+                "-I/etc",
+                "@/etc/passwd",
+                "-fplugin=./x.so",
+                "-wrapper",
+                "-B.",
+                "-include",
+                "kernel.c",
+                "-Wl,-rpath,.",
+                "-O9",
+                "",
+                "--pre-include=/etc/passwd",
+                "-march=native",
+                "-O2\n",
+                "-o",
+            )
+        ),
         _set("expression", ["y"]),
         _set("target", "a\nb"),
         _set("target", 7),

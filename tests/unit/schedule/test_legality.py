@@ -11,11 +11,11 @@ from schedule_support import BLUR
 from roller_svc import hardware
 from roller_svc.bench.cases import performance_cases
 from roller_svc.compiler.lower_and_emit import generate, verified
-from roller_svc.compiler.plans import ranked_groups
+from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Load
-from roller_svc.ir.index import add, equal, less, mul, num, ref
+from roller_svc.ir.index import add, eq, lt, mul, num, ref
 from roller_svc.ir.program import Combine
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import (
@@ -64,16 +64,16 @@ def join_further(distance: int) -> Compute:
 PRODUCE = loop("i", 4, write("p", "i"))
 CONSUME = loop("i", 4, Compute("out", (ref("i"),), load("p", "i")))
 JOIN = Compute("acc", (), ONE, Combine.SUM)
-LANES = Loop("v", 4, LoopKind.THREAD, (Branch(less(ref("v"), num(2)), (Barrier(),)),))
+LANES = Loop("v", 4, LoopKind.THREAD, (Branch(lt(ref("v"), num(2)), (Barrier(),)),))
 
 LEGAL: dict[str, Node] = {
     "producer first": room("p", (4,), PRODUCE, CONSUME),
-    "a round ago": room("p", (), loop("i", 4, Branch(less(num(0), ref("i")), (Compute("out", (ref("i"),), load("p")),)),
+    "a round ago": room("p", (), loop("i", 4, Branch(lt(num(0), ref("i")), (Compute("out", (ref("i"),), load("p")),)),
                                       write("p"))),
     "own elements": loop("i", 4, write("out", "i"), kind=LoopKind.PARALLEL),
     "own accumulator": loop("i", 4, room("acc", (), write("acc"), JOIN, Compute("out", (ref("i"),), load("acc"))),
                             kind=LoopKind.PARALLEL),
-    "one lane writes": loop("v", 4, Branch(equal(ref("v"), num(0)), (write("out"),)), kind=LoopKind.THREAD),
+    "one lane writes": loop("v", 4, Branch(eq(ref("v"), num(0)), (write("out"),)), kind=LoopKind.THREAD),
     "tiles": loop("i", 4, loop("j", 8, Compute("out", (add(mul(ref("i"), num(8)), ref("j")),), ONE)),
                   kind=LoopKind.PARALLEL),
     "added up by all": loop("i", 4, Compute("out", (), ONE, Combine.SUM, atomic=True), kind=LoopKind.BLOCK),
@@ -155,7 +155,7 @@ def test_an_illegal_tree_of_our_own_is_a_bug() -> None:
 def test_half_a_wave_is_a_warp_of_other_devices() -> None:
     """What a warp does together under a condition that 32 neighbouring threads see alike, but not 64."""
     load = LoadMatrix("f", (num(0),), 1, "X", (num(0),))
-    lanes = loop("lane", 32, Branch(less(ref("half"), num(1)), (load,)), kind=LoopKind.THREAD)
+    lanes = loop("lane", 32, Branch(lt(ref("half"), num(1)), (load,)), kind=LoopKind.THREAD)
     tree = loop("half", 2, Storage("f", DType.UINT32, (1,), Scope.REGISTER, (lanes,)), kind=LoopKind.THREAD)
     check((tree,), {"X"}, 32)
     with pytest.raises(ScheduleError, match="not all threads of a warp") as refused:
@@ -170,7 +170,7 @@ def test_trees_of_rprograms_are_legal(target: str) -> None:
     seen = 0
     for case in itertools.islice(performance_cases(ROOT / "bench" / "data" / "public.json"), 0, None, 60):
         program = case.program()
-        groups, ranked, _ = ranked_groups(program, hw, 1)
+        groups, ranked, _ = rank_best_partition(program, hw, 1)
         generate(Plan(tuple(candidates[0] for candidates in ranked)), program, groups, hw)
         seen += 1
     assert seen > 10

@@ -14,7 +14,7 @@ from schedule_support import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of
 from roller_svc import hardware
 from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.schedule import Loop, Storage, descend
+from roller_svc.ir.schedule import Loop, Storage, iter_nodes
 from roller_svc.ir.schedule_text import render
 from roller_svc.schedule import transforms as t
 from roller_svc.schedule.build_tree import schedule_tree, tree
@@ -45,7 +45,7 @@ class TestDefault:
         blur = default_schedule(BLUR)
         assert blur.function("bx").computed is Fixed.INLINE
         assert render(tree(blur)) == "serial y in 8\n  serial x in 8\n    B[...] ="
-        assert not any(isinstance(n, Storage) for n in descend(tree(blur)))
+        assert not any(isinstance(n, Storage) for n in iter_nodes(tree(blur)))
 
     def test_a_reduction_starts_and_joins(self) -> None:
         assert render(tree(default_schedule(MATMUL))).splitlines() == [
@@ -82,7 +82,7 @@ class TestTransforms:
         p = program("b[i] = a[i] * 2.0", a="float32 10")
         parts = t.split(default_schedule(p), "b", "i", 4)
         assert visited(parts, "b") == [(i,) for i in range(10)]
-        assert [x.extent for x in descend(tree(parts)) if isinstance(x, Loop)] == [3, 4]
+        assert [x.extent for x in iter_nodes(tree(parts)) if isinstance(x, Loop)] == [3, 4]
 
     def test_fuse_visits_what_division_and_remainder_say(self) -> None:
         p = program("b[y, x] = a[y, x] + 1.0", a="float32 4 4")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from reference_kernels import add, cuda_scale
 
-from roller_svc.errors import CompileError, FarmError
+from roller_svc.errors import BuildServiceError, CompileError
 from roller_svc.toolchain import gcc, nvrtc
 from roller_svc.toolchain.confined import compile_confined
 from roller_svc.toolchain.limits import CompileLimits
@@ -76,7 +76,7 @@ def command_line(pid: int) -> str:
 
 def test_a_killed_c_compiler_is_a_fault_that_may_pass() -> None:
     endless = dataclasses.replace(add(), text=EXPANSIONS + "int x[] = {A40};\n")
-    with killed_when_it_runs("cc1"), pytest.raises(FarmError) as killed:
+    with killed_when_it_runs("cc1"), pytest.raises(BuildServiceError) as killed:
         gcc.compile_c(endless, CompileLimits(timeout_s=PATIENCE_S))
     assert killed.value.code == "compiler-killed"
 
@@ -93,18 +93,18 @@ def test_a_killed_c_compiler_is_a_fault_that_may_pass() -> None:
 )
 def test_what_drivers_say_of_it(said: str, is_killed: bool, tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", f"echo '{said}' >&2; exit 1"]
-    with pytest.raises(FarmError if is_killed else CompileError):
+    with pytest.raises(BuildServiceError if is_killed else CompileError):
         compile_confined("add", command, tmp_path / "kernel.so", CompileLimits())
 
 
 def test_a_driver_that_is_killed_itself(tmp_path: Path) -> None:
-    with pytest.raises(FarmError):
+    with pytest.raises(BuildServiceError):
         compile_confined("add", ["/bin/sh", "-c", "kill -9 $$"], tmp_path / "kernel.so", CompileLimits())
 
 
 def test_a_killed_nvrtc_is_a_fault_that_may_pass() -> None:
     endless = dataclasses.replace(cuda_scale(), text=EXPANSIONS + "__device__ int x[] = {A40};\n")
-    with killed_when_it_runs("nvrtc/worker.py"), pytest.raises(FarmError) as killed:
+    with killed_when_it_runs("nvrtc/worker.py"), pytest.raises(BuildServiceError) as killed:
         nvrtc.compile_cuda(endless, CompileLimits(timeout_s=PATIENCE_S))
     assert killed.value.code == "compiler-killed"
     assert nvrtc.compile_cuda(cuda_scale()).binary

@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller_svc.bench.gpu.interleaved import Work, screened
+from roller_svc.bench.gpu.interleaved import TimedWork, screening_median
 from roller_svc.bench.gpu.samples import TimedCase
 from roller_svc.errors import BuildError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 Json = dict[str, Any]
-PEERS = ("library", "torch.compile", "triton")
-_MOST_REASON = 300
+BASELINES = ("library", "torch.compile", "triton")
+_MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +27,28 @@ class Variant:
 
     name: str
     call: Callable[[], Any]
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class BaselineWork:
     """`work`: None where there is none to time; then `told` says why, or is empty: nobody has it in one call."""
 
-    told: Json
-    work: Work | None = None
+    row: Json
+    work: TimedWork | None = None
 
 
 @dataclass(slots=True)
-class _Tried:
-    works: dict[str, Work] = field(default_factory=dict)
+class _TriedVariants:
+    works: dict[str, TimedWork] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
 
 
-def peer_works(name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]) -> Peer:
+def baseline_work(name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]) -> BaselineWork:
     """Of each way the seconds of a few samples, or why it does not run: `variants`. `prepare_s`: all that took."""
     if lack := missing(name):
-        return Peer({"name": name, "skipped": lack})
+        return BaselineWork({"name": name, "skipped": lack})
     from roller_svc.bench.gpu.baselines.torch_timing import prepare, tensors_of  # noqa: PLC0415 - needs torch
 
     prepare()
@@ -56,17 +56,17 @@ def peer_works(name: str, case: TimedCase, program: TensorProgram, arrays: Mappi
     try:
         variants = _variants(name, case, program, tensors_of(arrays))
     except BuildError as refusal:
-        return Peer({"name": name, "skipped": refusal.message})
+        return BaselineWork({"name": name, "skipped": refusal.message})
     if not variants:
-        return Peer({})
-    tried = _tried(variants, program)
-    variants_told = tried.seconds | tried.refusals
+        return BaselineWork({})
+    tried = _try_variants(variants, program)
+    variant_columns = tried.seconds | tried.errors
     seconds = time.monotonic() - began
     if not tried.works:
-        return Peer({"name": name, "error": "; ".join(dict.fromkeys(tried.refusals.values()))[:_MOST_REASON],
-                     "variants": variants_told, "prepare_s": seconds})  # fmt: skip
-    best = min(tried.seconds, key=lambda one: tried.seconds[one])
-    return Peer({"name": best, "variants": variants_told, "prepare_s": seconds}, tried.works[best])
+        return BaselineWork({"name": name, "error": "; ".join(dict.fromkeys(tried.errors.values()))[:_MAX_REASON_CHARS],
+                     "variants": variant_columns, "prepare_s": seconds})  # fmt: skip
+    best = min(tried.seconds, key=lambda variant: tried.seconds[variant])
+    return BaselineWork({"name": best, "variants": variant_columns, "prepare_s": seconds}, tried.works[best])
 
 
 def missing(name: str) -> str | None:
@@ -93,29 +93,29 @@ def _variants(name: str, case: TimedCase, program: TensorProgram, tensors: Mappi
     return compiled_variants(program, tensors)
 
 
-def _tried(variants: Iterable[Variant], program: TensorProgram) -> _Tried:
+def _try_variants(variants: Iterable[Variant], program: TensorProgram) -> _TriedVariants:
     """What one of them refuses leaves the others."""
     from roller_svc.bench.gpu.baselines.torch_timing import TorchWork  # noqa: PLC0415 - needs torch
 
-    wanted = [list(program.types[out.tensor].shape) for out in program.outputs]
-    tried = _Tried()
-    for one in variants:
+    expected_shapes = [list(program.types[out.tensor].shape) for out in program.outputs]
+    tried = _TriedVariants()
+    for variant in variants:
         try:
-            with one.around():
-                made = one.call()
-                shapes = [list(part.shape) for part in (made if isinstance(made, tuple) else (made,))]
-                if shapes != wanted:
-                    tried.refusals[one.name] = f"it makes {shapes}, not {wanted}"
+            with variant.context():
+                result = variant.call()
+                shapes = [list(part.shape) for part in (result if isinstance(result, tuple) else (result,))]
+                if shapes != expected_shapes:
+                    tried.errors[variant.name] = f"it makes {shapes}, not {expected_shapes}"
                     continue
-                work = TorchWork(one.call)
-        except _refusals() as refusal:
-            tried.refusals[one.name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_MOST_REASON]
+                work = TorchWork(variant.call)
+        except _expected_errors() as refusal:
+            tried.errors[variant.name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_MAX_REASON_CHARS]
             continue
-        tried.works[one.name], tried.seconds[one.name] = work, screened(work)
+        tried.works[variant.name], tried.seconds[variant.name] = work, screening_median(work)
     return tried
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _expected_errors() -> tuple[type[Exception], ...]:
     """What torch, its compiler and Triton raise for what they do not take."""
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)

@@ -33,11 +33,11 @@ def library_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[s
         if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
             return _by_blas("torch matmul", lambda: torch.matmul(*factors))
         return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *factors))
-    given = list(tensors.values())
+    inputs = list(tensors.values())
     order = permutation(program)
     if order is not None:
-        return [Variant("torch permute", lambda: given[0].permute(order).contiguous())]
-    found = _call(case, given)
+        return [Variant("torch permute", lambda: inputs[0].permute(order).contiguous())]
+    found = _library_call(case, inputs)
     if found is not None:
         return [Variant(*found)]
     convolution = library_convolution(program, tensors)
@@ -60,40 +60,40 @@ def _by_blas(name: str, call: Call) -> list[Variant]:
     return [Variant(f"{name}, {library}", call, partial(blas, library)) for library in BLAS]
 
 
-def _call(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+def _library_call(case: TimedCase, inputs: list[Any]) -> tuple[str, Call] | None:
     match case.cls:
         case "relu":
-            return "torch relu", lambda: torch.relu(given[0])
+            return "torch relu", lambda: torch.relu(inputs[0])
         case "add":
-            return "torch add", lambda: given[0] + given[1]
+            return "torch add", lambda: inputs[0] + inputs[1]
         case "softmax":
-            return "torch softmax", lambda: torch.softmax(given[0], -1)
+            return "torch softmax", lambda: torch.softmax(inputs[0], -1)
         case "layernorm":
-            return "torch layer_norm", lambda: functional.layer_norm(given[0], given[0].shape[-1:], *given[1:])
+            return "torch layer_norm", lambda: functional.layer_norm(inputs[0], inputs[0].shape[-1:], *inputs[1:])
         case "embedding":
-            return "torch embedding", lambda: functional.embedding(given[1], given[0])
-        case "rmsnorm" if len(given) == 2:
-            return "torch rms_norm", lambda: functional.rms_norm(given[0], given[0].shape[-1:], given[1], eps=1e-5)
-    return _over_windows(case, given)
+            return "torch embedding", lambda: functional.embedding(inputs[1], inputs[0])
+        case "rmsnorm" if len(inputs) == 2:
+            return "torch rms_norm", lambda: functional.rms_norm(inputs[0], inputs[0].shape[-1:], inputs[1], eps=1e-5)
+    return _window_call(case, inputs)
 
 
-def _over_windows(case: TimedCase, given: list[Any]) -> tuple[str, Call] | None:
+def _window_call(case: TimedCase, inputs: list[Any]) -> tuple[str, Call] | None:
     """Of images whose channels come first, which are those of the corpus."""
-    found = windows(case.expression, given[0].ndim)
+    found = windows(case.expression, inputs[0].ndim)
     if found is None:
         return None
     stride, padding = found
     match case.cls.removeprefix("kb_").replace("_1x1", ""):
         case "conv2d" | "conv2d_bias":
-            return "torch conv2d", lambda: functional.conv2d(*given, stride=stride, padding=padding)
+            return "torch conv2d", lambda: functional.conv2d(*inputs, stride=stride, padding=padding)
         case "conv2d_bias_relu":
-            return "torch conv2d, relu", lambda: torch.relu(functional.conv2d(*given, stride=stride, padding=padding))
+            return "torch conv2d, relu", lambda: torch.relu(functional.conv2d(*inputs, stride=stride, padding=padding))
         case "depthwise":
-            weight = given[1].reshape(given[0].shape[1], 1, *given[1].shape[-2:])
-            groups = given[0].shape[1]
-            return "torch conv2d", lambda: functional.conv2d(given[0], weight, None, stride, padding, 1, groups)
+            weight = inputs[1].reshape(inputs[0].shape[1], 1, *inputs[1].shape[-2:])
+            groups = inputs[0].shape[1]
+            return "torch conv2d", lambda: functional.conv2d(inputs[0], weight, None, stride, padding, 1, groups)
         case "maxpool" | "avgpool" as kind if len(kernel_extents(case.expression)) == 2:
             pool = functional.max_pool2d if kind == "maxpool" else functional.avg_pool2d
             kernel = kernel_extents(case.expression)
-            return f"torch {kind}", lambda: pool(given[0], kernel, stride, padding)
+            return f"torch {kind}", lambda: pool(inputs[0], kernel, stride, padding)
     return None

@@ -19,7 +19,7 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 
 Tensors = Mapping[str, torch.Tensor]
-_MOST_COPIES = 2  # of an element that an einsum may make
+_MAX_COPIES = 2  # of an element that an einsum may make
 _CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
     1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d,
 }  # fmt: skip
@@ -38,25 +38,25 @@ def torch_function(program: TensorProgram) -> Callable[..., tuple[torch.Tensor, 
     def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tensors = dict(zip((name for name, _ in program.inputs), inputs, strict=True))
         for statement, nest in nests:
-            tensors[statement.output] = _stored(statement, nest, tensors)
+            tensors[statement.output] = _statement_tensor(statement, nest, tensors)
         return tuple(tensors[out.tensor] for out in program.outputs)
 
     return function
 
 
-def _stored(statement: TensorExpr, nest: Nest, tensors: Tensors) -> torch.Tensor:
+def _statement_tensor(statement: TensorExpr, nest: Nest, tensors: Tensors) -> torch.Tensor:
     """The statement's tensor. Sums of products are an einsum or a convolution, as an expert has them."""
     dtype = torch_dtype(statement.type.dtype)
-    made = _reduced(nest, tensors) if nest.combine is not None else _Body(nest, tensors).whole(nest.body)
-    return made.to(dtype).expand(nest.shape).reshape(statement.type.shape)
+    result = _reduction(nest, tensors) if nest.combine is not None else _Body(nest, tensors).whole(nest.body)
+    return result.to(dtype).expand(nest.shape).reshape(statement.type.shape)
 
 
-def _reduced(nest: Nest, tensors: Tensors) -> torch.Tensor:
+def _reduction(nest: Nest, tensors: Tensors) -> torch.Tensor:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     found = convolution_of(nest, shapes)
     if found is not None and not found.scales and not found.divisors and _is_plain(nest, found):
-        return _convolved(nest, found, *_data_and_weight(nest, found, tensors))
-    if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _product(nest, tensors)) is not None:
+        return _convolution(nest, found, *_data_and_weight(nest, found, tensors))
+    if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _einsum_product(nest, tensors)) is not None:
         return product
     value = _Body(nest, tensors).whole(nest.body)
     dims = tuple(range(len(nest.spatial), len(nest.axes)))
@@ -71,7 +71,7 @@ def _reduced(nest: Nest, tensors: Tensors) -> torch.Tensor:
             return value.flatten(len(nest.spatial)).prod(-1)
 
 
-def _product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
+def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     """An einsum of the factors that vary along summed axes, times the others; None where it is no product."""
     over, under = parts(nest.body)
     summed = {axis.name for axis in nest.reduced}
@@ -83,8 +83,8 @@ def _product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     if len({frozenset(axes_of(one)) for one in factors}) == 1:
         return None  # of one shape: a map and a sum, which compilers fuse
     for load in (load for one in factors for load in loads_of(one)):
-        walked = math.prod(nest.extents[name] for name in axes_of(load))
-        if walked > _MOST_COPIES * tensors[load.tensor].numel():
+        iterations = math.prod(nest.extents[name] for name in axes_of(load))
+        if iterations > _MAX_COPIES * tensors[load.tensor].numel():
             raise BuildError(f"torch would write out the windows of {load.tensor}", code="no-peer")
     body, letters = _Body(nest, tensors), dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
     terms, values = [], []
@@ -99,13 +99,13 @@ def _product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     known = set().union(*terms)
     spatial = [axis.name for axis in nest.spatial]
     result = "".join(letters[name] for name in spatial if letters[name] in known)
-    made = torch.einsum(f"{','.join(terms)}->{result}", *(value.to(common) for value in values))
-    made = made[tuple(slice(None) if letters[name] in known else None for name in spatial)]
+    result = torch.einsum(f"{','.join(terms)}->{result}", *(value.to(common) for value in values))
+    result = result[tuple(slice(None) if letters[name] in known else None for name in spatial)]
     for one in (one for one in over if not axes_of(one) & summed):
-        made = made * body.outer(one)
+        result = result * body.outer(one)
     for one in under:
-        made = made / body.outer(one)
-    return made
+        result = result / body.outer(one)
+    return result
 
 
 def _is_plain(nest: Nest, found: Convolution) -> bool:
@@ -130,9 +130,9 @@ def library_convolution(program: TensorProgram, tensors: Tensors) -> tuple[str, 
     data, weight = _data_and_weight(nest, found, tensors)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim)
     if last is None or not data.is_contiguous(memory_format=last):
-        return f"torch conv{data.ndim - 2}d", lambda: _convolved(nest, found, data, weight)
+        return f"torch conv{data.ndim - 2}d", lambda: _convolution(nest, found, data, weight)
     weight = weight.contiguous(memory_format=last)
-    return f"torch conv{data.ndim - 2}d, channels last", lambda: _convolved(nest, found, data, weight)
+    return f"torch conv{data.ndim - 2}d, channels last", lambda: _convolution(nest, found, data, weight)
 
 
 def _data_and_weight(nest: Nest, found: Convolution, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,15 +146,15 @@ def _data_and_weight(nest: Nest, found: Convolution, tensors: Tensors) -> tuple[
     return tensors[found.data.tensor].permute(found.order), weight
 
 
-def _convolved(nest: Nest, found: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _convolution(nest: Nest, found: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
-    made = _CONVOLUTIONS[len(windows)](
+    result = _CONVOLUTIONS[len(windows)](
         data, weight, None, tuple(w.stride for w in windows), tuple(w.pad for w in windows),
         tuple(w.dilation for w in windows), nest.extents[found.group] if found.group else 1,
     )  # fmt: skip
     order = [*found.batch, *outer, *(w.out for w in windows)]
-    made = made.reshape([nest.extents[name] for name in order])
-    return made.permute([order.index(axis.name) for axis in nest.spatial])
+    result = result.reshape([nest.extents[name] for name in order])
+    return result.permute([order.index(axis.name) for axis in nest.spatial])
 
 
 class _Body:
@@ -184,13 +184,13 @@ class _Body:
             case Select(cond=cond, then=then, otherwise=otherwise):
                 return torch.where(self.value(cond).bool(), self.value(then), self.value(otherwise))
             case Load():
-                made = self._sliced(expr, self._tensors[expr.tensor])
-                return self._gathered(expr, self._tensors[expr.tensor]) if made is None else made
+                result = self._slice(expr, self._tensors[expr.tensor])
+                return self._gather(expr, self._tensors[expr.tensor]) if result is None else result
             case Op(kind=kind, args=args):
-                return self._computed(kind, args, torch_dtype(expr.dtype))
+                return self._compute(kind, args, torch_dtype(expr.dtype))
         raise BuildError(f"torch has no {type(expr).__name__}", code="no-peer")
 
-    def _computed(self, kind: OpKind, args: Sequence[Expr], dtype: torch.dtype) -> torch.Tensor:
+    def _compute(self, kind: OpKind, args: Sequence[Expr], dtype: torch.dtype) -> torch.Tensor:
         values = [self.value(arg) for arg in args]
         if kind is OpKind.RELU:
             return torch.relu(values[0])
@@ -199,15 +199,15 @@ class _Body:
         function = FUNCTIONS.get(kind)
         if function is None:
             raise BuildError(f"torch has no {kind.value}", code="no-peer")
-        made: torch.Tensor = function(*values)
-        return made if made.dtype is torch.bool else made.to(dtype)
+        result: torch.Tensor = function(*values)
+        return result if result.dtype is torch.bool else result.to(dtype)
 
     def _axis(self, name: str) -> torch.Tensor:
         names = [axis.name for axis in self._nest.axes]
         shape = [-1 if one == name else 1 for one in names]
         return torch.arange(self._nest.extents[name], device=self._device).view(shape)
 
-    def _sliced(self, load: Load, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _slice(self, load: Load, tensor: torch.Tensor) -> torch.Tensor | None:
         """A view, where each dimension is walked by an axis of its own, or stands still."""
         index = affine_index(load)
         if index is None:
@@ -229,7 +229,7 @@ class _Body:
         tensor = tensor.permute([order.index(name) for name in names])
         return tensor[tuple(slice(None) if axis.name in names else None for axis in self._nest.axes)]
 
-    def _gathered(self, load: Load, tensor: torch.Tensor) -> torch.Tensor:
+    def _gather(self, load: Load, tensor: torch.Tensor) -> torch.Tensor:
         """Element by element; a compiler makes the places part of the loop. A place outside is one that a condition
         around the load leaves out: any other will do."""
         if not load.index:

@@ -12,11 +12,11 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.verify.run_and_verify import einsum_equation
 
 _HALVES = ("float16", "bfloat16")
-_LONGEST_ROW = 1 << 16  # elements that one program of Triton may hold
-_LEAST_FEATURES = 16  # of a product of Triton
+_MAX_ROW_ELEMENTS = 1 << 16  # elements that one program of Triton may hold
+_MIN_HEAD_DIM = 16  # of a product of Triton
 
 
-def written_for(case: TimedCase) -> bool:
+def has_triton_kernel(case: TimedCase) -> bool:
     """Whether bench/peers has a kernel for it."""
     return _kernel(case, case.program()) is not None
 
@@ -28,14 +28,14 @@ def triton_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[st
     kernel = _kernel(case, program)
     if kernel is None:
         return []
-    given = [tensors[name].t() if turned else tensors[name] for name, turned in _arguments(kernel, program)]
+    operands = [tensors[name].t() if transposed else tensors[name] for name, transposed in _arguments(kernel, program)]
     causal = case.attention is not None and case.attention.causal
     calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: kernels.matmul(*given),
-        "softmax": lambda: kernels.softmax(*given),
-        "layernorm": lambda: kernels.norm(*given),
-        "rmsnorm": lambda: kernels.norm(*[*given, None]),
-        "attention": lambda: kernels.attention(*given, causal=causal),
+        "matmul": lambda: kernels.matmul(*operands),
+        "softmax": lambda: kernels.softmax(*operands),
+        "layernorm": lambda: kernels.norm(*operands),
+        "rmsnorm": lambda: kernels.norm(*[*operands, None]),
+        "attention": lambda: kernels.attention(*operands, causal=causal),
     }
     return [Variant(f"triton {kernel}", calls[kernel])]
 
@@ -46,13 +46,13 @@ def _kernel(case: TimedCase, program: TensorProgram) -> str | None:
     first = next(iter(shapes.values()))
     einsum = einsum_equation(program)
     if einsum is not None:
-        wanted = einsum.equation in ("ab,bc->ac", "ab,cb->ac") and case.dtype in _HALVES
-        return "matmul" if wanted else None
+        is_supported = einsum.equation in ("ab,bc->ac", "ab,cb->ac") and case.dtype in _HALVES
+        return "matmul" if is_supported else None
     if case.attention is not None:
         features = first[-1]
-        return "attention" if features >= _LEAST_FEATURES and math.log2(features).is_integer() else None
+        return "attention" if features >= _MIN_HEAD_DIM and math.log2(features).is_integer() else None
     inputs = {"softmax": 1, "layernorm": 3, "rmsnorm": 2}.get(case.cls)
-    return case.cls if inputs == len(shapes) and first[-1] <= _LONGEST_ROW else None
+    return case.cls if inputs == len(shapes) and first[-1] <= _MAX_ROW_ELEMENTS else None
 
 
 def _arguments(kernel: str, program: TensorProgram) -> list[tuple[str, bool]]:
@@ -60,5 +60,5 @@ def _arguments(kernel: str, program: TensorProgram) -> list[tuple[str, bool]]:
     einsum = einsum_equation(program)
     if kernel != "matmul" or einsum is None:
         return [(name, False) for name, _ in program.inputs]
-    second_turned = einsum.equation == "ab,cb->ac"
-    return [(einsum.operands[0], False), (einsum.operands[1], second_turned)]
+    b_is_transposed = einsum.equation == "ab,cb->ac"
+    return [(einsum.operands[0], False), (einsum.operands[1], b_is_transposed)]

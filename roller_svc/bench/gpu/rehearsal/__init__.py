@@ -24,7 +24,7 @@ racecheck) echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 w
 *) echo "========= ERROR SUMMARY: 0 errors" ;;
 esac
 """
-_SMI = """#!/bin/sh
+_NVIDIA_SMI = """#!/bin/sh
 # In place of nvidia-smi: as many figures as it is asked for.
 case "$*" in
 *clocks.sm*) echo "1980 MHz, 1980 MHz, 2619 MHz, 500.00 W, 700.00 W, 40, Enabled" ;;
@@ -41,7 +41,7 @@ class Plan:
     folder: Path
 
 
-class Rehearsed(Generic[T, R]):
+class RehearsedWork(Generic[T, R]):
     """Work on a device, in a process that is given one that is not there."""
 
     def __init__(self, work: Callable[[T], R], plan: Plan) -> None:
@@ -49,11 +49,11 @@ class Rehearsed(Generic[T, R]):
         self.__module__, self.__name__ = work.__module__, work.__name__  # which lanes import and show
 
     def __call__(self, task: T) -> R:
-        from roller_svc.bench.gpu.rehearsal.install import installed  # noqa: PLC0415 - only where a device is to be there
+        from roller_svc.bench.gpu.rehearsal.install import install_device  # noqa: PLC0415 - only where a device is to be there
 
-        device = installed(self._plan)
+        device = install_device(self._plan)
         device.begin(task)
-        result: R = device.amended(self._work(task))
+        result: R = device.amend(self._work(task))
         return result
 
 
@@ -75,11 +75,11 @@ def rehearsal_of(fault: str | None) -> Iterator[Rehearsal]:
     before = os.environ["PATH"]
     with tempfile.TemporaryDirectory(prefix="gpu-bench-rehearsal-") as name:
         folder = Path(name)
-        for program, text in (("compute-sanitizer", _SANITIZER), ("nvidia-smi", _SMI)):
+        for program, text in (("compute-sanitizer", _SANITIZER), ("nvidia-smi", _NVIDIA_SMI)):
             (folder / program).write_text(text, encoding="utf-8")
             (folder / program).chmod(0o755)
         os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
         try:
-            yield Rehearsal(folder, lambda work: Rehearsed(work, Plan(fault, folder)))
+            yield Rehearsal(folder, lambda work: RehearsedWork(work, Plan(fault, folder)))
         finally:
             os.environ["PATH"] = before

@@ -14,7 +14,7 @@ import numpy as np
 
 from roller_svc import hardware
 from roller_svc.bench.gpu.rehearsal import Plan
-from roller_svc.bench.gpu.timing import JudgeTask, TimingTask
+from roller_svc.bench.gpu.timing import CheckTask, TimingTask
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
@@ -24,8 +24,8 @@ SPEC = "nvidia-h200-sxm"
 EMULATED_BYTES = 2 << 20  # kernels of larger buffers are not run
 NOWHERE = 1 << 60  # addresses of arrays without memory
 SMALL_DEVICE_BYTES = 24 << 20  # of one that runs out of memory
-EVERY = 3  # so many tasks go by before the next on a device with faults meets its own
-LAST = 4  # tasks that a device that disappears does
+FAULT_INTERVAL = 3  # so many tasks go by before the next on a device with faults meets its own
+TASKS_BEFORE_LOSS = 4  # tasks that a device that disappears does
 SLOW_S = 4.0  # that each wait for a slow device takes
 _LAUNCH_S = 2e-6
 _FOREVER_S = 3600.0
@@ -46,7 +46,7 @@ class Device:
         self.plan = plan
         self.spec: HardwareSpec = hardware.load(SPEC)
         self.now_s = 0.0
-        self.held_bytes = 0
+        self.allocated_bytes = 0
         self.functions: dict[int, Function] = {}
         self.predicted_s: dict[str, float] = {}
         self.uncomputed = False
@@ -63,16 +63,16 @@ class Device:
         with (self.plan.folder / "tasks").open("ab") as counted:
             counted.write(b".")
             number = counted.tell()
-        if self.plan.fault == "fault" and number % EVERY == 0:
+        if self.plan.fault == "fault" and number % FAULT_INTERVAL == 0:
             self._launches_left = 2
-        if self.plan.fault == "gone" and number > LAST:
+        if self.plan.fault == "gone" and number > TASKS_BEFORE_LOSS:
             self.broken = "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
-            if number == LAST + 1:
+            if number == TASKS_BEFORE_LOSS + 1:
                 time.sleep(_FOREVER_S)  # what is under way when a device goes does not come back
 
-    def amended(self, result: Any) -> Any:
+    def amend(self, result: Any) -> Any:
         """A row whose kernel was too large for the emulator is not judged."""
-        if self.uncomputed and isinstance(result, tuple) and isinstance(result[1], JudgeTask):
+        if self.uncomputed and isinstance(result, tuple) and isinstance(result[1], CheckTask):
             return result[0] | {"judged": "not judged: rehearsed, and too large to be emulated"}, None
         return result
 
@@ -97,21 +97,21 @@ class Device:
         rate = max((one.flops_per_s for one in exact), default=self.spec.units[0].flops_per_s)
         self.advance(_LAUNCH_S + max(nbytes / self.spec.dram.bandwidth_bytes_per_s, flops / rate))
 
-    def allocated(self, nbytes: int) -> None:
+    def allocate(self, nbytes: int) -> None:
         self.check()
         most = SMALL_DEVICE_BYTES if self.plan.fault == "memory" else self.spec.dram.capacity_bytes
-        if self.held_bytes + nbytes > most:
+        if self.allocated_bytes + nbytes > most:
             raise NoMemoryError(f"Out of memory allocating {nbytes} bytes")
-        self.held_bytes += nbytes
+        self.allocated_bytes += nbytes
 
-    def freed(self, nbytes: int) -> None:
-        self.held_bytes -= nbytes
+    def free(self, nbytes: int) -> None:
+        self.allocated_bytes -= nbytes
 
     def address(self, nbytes: int) -> int:
         self._next_address += -(-nbytes // 512) * 512
         return self._next_address - -(-nbytes // 512) * 512
 
-    def launched(self) -> None:
+    def count_launch(self) -> None:
         self.check()
         self._launches_left -= 1
         if self._launches_left < 0:
@@ -132,7 +132,7 @@ class Function:
 
     def run(self, addresses: list[int], stream: int) -> None:
         """Now, or when the graph that records it is replayed; then its time passes and nothing is computed."""
-        self.device.launched()
+        self.device.count_launch()
         source = self.loaded.source
         predicted = self.device.predicted_s.get(source.key)
         size = sum(b.bytes for b in source.buffers)

@@ -10,8 +10,8 @@ from typing import Any
 from roller_svc.bench.gpu import clocks, probing
 from roller_svc.bench.gpu.rehearsal import Plan
 from roller_svc.bench.gpu.rehearsal.driver import Device, Module
-from roller_svc.bench.gpu.rehearsal.libraries import installed_libraries
-from roller_svc.bench.gpu.rehearsal.memory import cupy_of
+from roller_svc.bench.gpu.rehearsal.libraries import install_libraries
+from roller_svc.bench.gpu.rehearsal.memory import make_cupy
 from roller_svc.bench.gpu.rehearsal.nvidia import DriverLibrary, NvmlLibrary
 from roller_svc.calibration import samples
 from roller_svc.calibration.cuda.kernels import Sizes
@@ -25,19 +25,19 @@ _SECONDS = 0.2
 
 
 @cache
-def installed(plan: Plan) -> Device:
+def install_device(plan: Plan) -> Device:
     """The device of this process, in place of what it has not: for good, since the process is for nothing else."""
     device = Device(plan)
-    sys.modules["cupy"] = cupy_of(device)
-    installed_libraries(device)
+    sys.modules["cupy"] = make_cupy(device)
+    install_libraries(device)
     load = cuda._load
 
-    def loaded(compiled: CompiledKernel, cupy: Any, index: int) -> tuple[Any, ...]:
+    def load_emulated_module(compiled: CompiledKernel, cupy: Any, index: int) -> tuple[Any, ...]:
         Module.loading = compiled
         return load(compiled, cupy, index)
 
     replaced: list[tuple[Any, str, Any]] = [
-        (cuda, "_load", loaded), (cuda, "device_present", lambda: True),
+        (cuda, "_load", load_emulated_module), (cuda, "device_present", lambda: True),
         (clocks, "nvml_library", NvmlLibrary), (samples, "waiting_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip

@@ -28,21 +28,21 @@ DTYPES = {name: Dtype(name) for name in _BITS}
 class Tensor:
     """`lay`: numpy's view of one zero, for the arithmetic of shapes, strides and indices."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Dtype, lay: Any = None) -> None:
-        self.lay = np.broadcast_to(np.zeros((), np.int8), shape) if lay is None else lay
-        self.dtype, self.shape, self.ndim = dtype, tuple(self.lay.shape), self.lay.ndim
+    def __init__(self, shape: tuple[int, ...], dtype: Dtype, layout: Any = None) -> None:
+        self.layout = np.broadcast_to(np.zeros((), np.int8), shape) if layout is None else layout
+        self.dtype, self.shape, self.ndim = dtype, tuple(self.layout.shape), self.layout.ndim
         self.device = "cuda:0"
         self.last = False  # whether its channels come last in memory
 
     @property
     def nbytes(self) -> int:
-        return self.lay.size * self.dtype.itemsize
+        return self.layout.size * self.dtype.itemsize
 
-    def like(self, lay: Any) -> Tensor:
-        return Tensor((), self.dtype, lay)
+    def like(self, layout: Any) -> Tensor:
+        return Tensor((), self.dtype, layout)
 
     def numel(self) -> int:
-        return int(self.lay.size)
+        return int(self.layout.size)
 
     def view(self, *how: Any) -> Tensor:
         if isinstance(how[0], Dtype):
@@ -53,13 +53,13 @@ class Tensor:
     def reshape(self, *shape: Any) -> Tensor:
         wanted = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         known = math.prod(n for n in wanted if n >= 0)
-        return Tensor(tuple(n if n >= 0 else self.lay.size // known for n in wanted), self.dtype)
+        return Tensor(tuple(n if n >= 0 else self.layout.size // known for n in wanted), self.dtype)
 
     def permute(self, *order: Any) -> Tensor:
         axes = tuple(order[0]) if len(order) == 1 and not isinstance(order[0], int) else order
-        made = self.like(self.lay.transpose(axes))
-        made.last = axes == (0, self.ndim - 1, *range(1, self.ndim - 1))
-        return made
+        result = self.like(self.layout.transpose(axes))
+        result.last = axes == (0, self.ndim - 1, *range(1, self.ndim - 1))
+        return result
 
     def t(self) -> Tensor:
         return self.permute(1, 0)
@@ -72,28 +72,28 @@ class Tensor:
         return self.last
 
     def contiguous(self, memory_format: object = None) -> Tensor:
-        return _made(self, self)
+        return _result(self, self)
 
     def repeat_interleave(self, times: int, dim: int) -> Tensor:
         shape = list(self.shape)
         shape[dim] *= times
-        return _made(Tensor(tuple(shape), self.dtype), self)
+        return _result(Tensor(tuple(shape), self.dtype), self)
 
     def to(self, dtype: Dtype) -> Tensor:
-        return _made(Tensor(self.shape, dtype), self)
+        return _result(Tensor(self.shape, dtype), self)
 
     def expand(self, *shape: Any) -> Tensor:
-        return self.like(np.broadcast_to(self.lay, shape[0] if not isinstance(shape[0], int) else shape))
+        return self.like(np.broadcast_to(self.layout, shape[0] if not isinstance(shape[0], int) else shape))
 
     def flatten(self, start: int) -> Tensor:
         return self.reshape(*self.shape[:start], -1)
 
     def select(self, dim: int, index: int) -> Tensor:
-        return self.like(self.lay[(slice(None),) * dim + (index,)])
+        return self.like(self.layout[(slice(None),) * dim + (index,)])
 
     def sum(self, dims: Any, dtype: Dtype | None = None) -> Tensor:
-        kept = tuple(n for at, n in enumerate(self.shape) if at not in dims)
-        return _made(Tensor(kept, dtype or self.dtype), self)
+        remaining = tuple(n for at, n in enumerate(self.shape) if at not in dims)
+        return _result(Tensor(remaining, dtype or self.dtype), self)
 
     def amax(self, dims: Any) -> Tensor:
         return self.sum(dims)
@@ -107,8 +107,8 @@ class Tensor:
         keys = key if isinstance(key, tuple) else (key,)
         places = [one.shape for one in keys if isinstance(one, Tensor)]
         if places:
-            return _made(Tensor(np.broadcast_shapes(*places), self.dtype), self)
-        return self.like(self.lay[key])
+            return _result(Tensor(np.broadcast_shapes(*places), self.dtype), self)
+        return self.like(self.layout[key])
 
     def _with(self, *others: Any) -> Tensor:
         return elementwise(self, *others)
@@ -117,19 +117,19 @@ class Tensor:
     clamp = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __truediv__ = __neg__ = _with
 
 
-def elementwise(*given: Any, **_: Any) -> Tensor:
+def elementwise(*operands: Any, **_: Any) -> Tensor:
     """Of any function of numbers."""
-    tensors = [one for one in given if isinstance(one, Tensor)]
+    tensors = [one for one in operands if isinstance(one, Tensor)]
     shape = np.broadcast_shapes(*(one.shape for one in tensors))
-    return _made(Tensor(shape, tensors[0].dtype), *tensors)
+    return _result(Tensor(shape, tensors[0].dtype), *tensors)
 
 
-def _made(made: Tensor, *given: Tensor, flops: float = 0.0) -> Tensor:
-    _pass(sum(one.nbytes for one in (made, *given)), flops, made.dtype.name)
-    return made
+def _result(result: Tensor, *operands: Tensor, flops: float = 0.0) -> Tensor:
+    _advance(sum(one.nbytes for one in (result, *operands)), flops, result.dtype.name)
+    return result
 
 
-def _pass(nbytes: float, flops: float, dtype: str) -> None:
+def _advance(nbytes: float, flops: float, dtype: str) -> None:
     """Now, or when the graph that is being recorded is replayed."""
     if Graph.recording is not None:
         Graph.recording.append((nbytes, flops, dtype))
@@ -172,37 +172,37 @@ class Event:
         return 1e3 * (end.at_s - self.at_s)
 
 
-def einsum(equation: str, *given: Tensor) -> Tensor:
+def einsum(equation: str, *operands: Tensor) -> Tensor:
     left, _, right = equation.partition("->")
-    terms = zip(left.split(","), given, strict=True)
+    terms = zip(left.split(","), operands, strict=True)
     sizes = {letter: n for term, one in terms for letter, n in zip(term, one.shape, strict=True)}
-    made = Tensor(tuple(sizes[letter] for letter in right), given[0].dtype)
-    return _made(made, *given, flops=2.0 * math.prod(sizes.values()))
+    result = Tensor(tuple(sizes[letter] for letter in right), operands[0].dtype)
+    return _result(result, *operands, flops=2.0 * math.prod(sizes.values()))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    made = Tensor((*a.shape[:-1], b.shape[-1]), a.dtype)
-    return _made(made, a, b, flops=2.0 * made.numel() * a.shape[-1])
+    result = Tensor((*a.shape[:-1], b.shape[-1]), a.dtype)
+    return _result(result, a, b, flops=2.0 * result.numel() * a.shape[-1])
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    made = Tensor((*q.shape[:-1], v.shape[-1]), q.dtype)
-    return _made(made, q, k, v, flops=4.0 * made.numel() * k.shape[-2])
+    result = Tensor((*q.shape[:-1], v.shape[-1]), q.dtype)
+    return _result(result, q, k, v, flops=4.0 * result.numel() * k.shape[-2])
 
 
 def convolution(data: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor:  # fmt: skip
     taps = weight.shape[2:]
-    made = Tensor((data.shape[0], weight.shape[0], *_slid(data.shape[2:], taps, stride, padding, dilation)), data.dtype)
-    return _made(made, data, weight, flops=2.0 * made.numel() * math.prod(weight.shape[1:]))
+    result = Tensor((data.shape[0], weight.shape[0], *_window_extents(data.shape[2:], taps, stride, padding, dilation)), data.dtype)
+    return _result(result, data, weight, flops=2.0 * result.numel() * math.prod(weight.shape[1:]))
 
 
 def pooling(data: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
-    made = Tensor((*data.shape[:-2], *_slid(data.shape[-2:], kernel, stride, padding, 1)), data.dtype)
-    return _made(made, data)
+    result = Tensor((*data.shape[:-2], *_window_extents(data.shape[-2:], kernel, stride, padding, 1)), data.dtype)
+    return _result(result, data)
 
 
-def _slid(sizes: Any, taps: Any, *how: Any) -> list[int]:
+def _window_extents(sizes: Any, taps: Any, *how: Any) -> list[int]:
     strides, pads, gaps = ([one] * len(sizes) if isinstance(one, int) else list(one) for one in how)
     every = zip(sizes, taps, strides, pads, gaps, strict=True)
     return [(n + 2 * p - d * (t - 1) - 1) // s + 1 for n, t, s, p, d in every]
@@ -210,7 +210,7 @@ def _slid(sizes: Any, taps: Any, *how: Any) -> list[int]:
 
 def first_like(x: Tensor, *others: Any, **_: Any) -> Tensor:
     """Of what keeps the shape of its first argument: norms, softmax."""
-    return _made(Tensor(x.shape, x.dtype), x, *(one for one in others if isinstance(one, Tensor)))
+    return _result(Tensor(x.shape, x.dtype), x, *(one for one in others if isinstance(one, Tensor)))
 
 
 class _Torch(types.ModuleType):
@@ -239,7 +239,7 @@ def torch_modules() -> dict[str, types.ModuleType]:
     functional = _module("torch.nn.functional", {
         "scaled_dot_product_attention": attention, "conv1d": convolution, "conv2d": convolution, "conv3d": convolution,
         "max_pool2d": pooling, "avg_pool2d": pooling, "layer_norm": first_like, "rms_norm": first_like,
-        "embedding": lambda at, table: _made(Tensor((*at.shape, table.shape[-1]), table.dtype), at),
+        "embedding": lambda at, table: _result(Tensor((*at.shape, table.shape[-1]), table.dtype), at),
     })  # fmt: skip
     bias = _module("torch.nn.attention.bias", {"causal_lower_right": lambda *_: None})
     backends = nothing(FLASH_ATTENTION=0, CUDNN_ATTENTION=1, EFFICIENT_ATTENTION=2, MATH=3)
@@ -285,10 +285,10 @@ class Kernel:
         self.__name__, self._tile = function.__name__, tile
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*given: Any, **_: Any) -> None:
+        def launch(*operands: Any, **_: Any) -> None:
             blocks = grid(self._tile) if callable(grid) else grid
             assert all(n > 0 for n in blocks)
-            _pass(sum(one.nbytes for one in given if isinstance(one, Tensor)), 0.0, "float32")
+            _advance(sum(one.nbytes for one in operands if isinstance(one, Tensor)), 0.0, "float32")
 
         return launch
 
@@ -308,7 +308,7 @@ def triton_modules() -> dict[str, types.ModuleType]:
     return {"triton": triton, "triton.language": language, "triton.errors": errors}
 
 
-def installed_libraries(device: Any) -> None:
+def install_libraries(device: Any) -> None:
     global _DEVICE
     _DEVICE = device
     sys.modules |= torch_modules() | triton_modules()

@@ -19,7 +19,7 @@ REAL_BYTES = 16 << 20  # larger arrays have addresses and no memory
 _ALIGNMENT_BYTES = 512
 
 
-class Room:
+class Allocation:
     """What an array and all its parts hold, and the device gets back when they are gone."""
 
 
@@ -139,29 +139,29 @@ class Arrays:
         self._device = device
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        of_type, device, room = np.dtype(dtype), self._device, Room()
+        of_type, device, allocation = np.dtype(dtype), self._device, Allocation()
         nbytes = math.prod(shape) * of_type.itemsize
-        device.allocated(nbytes)
-        weakref.finalize(room, device.freed, nbytes)
+        device.allocate(nbytes)
+        weakref.finalize(allocation, device.free, nbytes)
         if nbytes > REAL_BYTES:
-            return Array(device, None, tuple(shape), of_type, device.address(nbytes), room)
+            return Array(device, None, tuple(shape), of_type, device.address(nbytes), allocation)
         memory = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT_BYTES
         values = memory[start : start + nbytes].view(of_type).reshape(shape)
-        return Array(device, values, tuple(shape), of_type, values.ctypes.data, room)
+        return Array(device, values, tuple(shape), of_type, values.ctypes.data, allocation)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        made = self.empty(shape, dtype)
-        made.fill(0)
-        return made
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
 
     def asarray(self, values: Any) -> Array:
-        made = self.empty(values.shape, values.dtype)
-        made.set(values)
-        return made
+        array = self.empty(values.shape, values.dtype)
+        array.set(values)
+        return array
 
 
-def cupy_of(device: Device) -> types.ModuleType:
+def make_cupy(device: Device) -> types.ModuleType:
     """As much of CuPy as is used."""
     arrays, module, nothing = Arrays(device), types.ModuleType("cupy"), types.SimpleNamespace
     driver = nothing(

@@ -38,7 +38,7 @@ class DriverLibrary:
         launch = one.loaded.source.launches[one.index]
         words = [ctypes.c_uint64.from_address(pointer).value for pointer in parameters]
         count = len(launch.args)
-        for view, address in zip(launch.maps, words[count:], strict=True):
+        for view, address in zip(launch.tensor_maps, words[count:], strict=True):
             one.loaded.memory[view.buffer] = address - view.offset_bytes
         one.run(words[:count], stream.value or 0)
         return 0

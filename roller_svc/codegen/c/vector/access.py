@@ -72,7 +72,7 @@ class Places:
 
     def offset(self, load: Load, index: tuple[Expr, ...]) -> str:
         place = self.scalar.places[load.tensor]
-        if not any(load.checked):
+        if not any(load.bounds_checked):
             return self.scalar.address(place, index)
         return self.scalar.recorded_address(replace(load, index=index), place)
 
@@ -108,7 +108,7 @@ class Places:
 
     def is_safe(self, load: Load) -> bool:
         """Whether every lane's element exists, wanted or not."""
-        return not any(load.checked) and all(
+        return not any(load.bounds_checked) and all(
             self._is_inside(index, size)
             for index, size in zip(load.index, self.scalar.places[load.tensor].shape, strict=True)
         )

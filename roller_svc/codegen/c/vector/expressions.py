@@ -26,12 +26,12 @@ from roller_svc.ir.expr import (
     Op,
     OpKind,
     Select,
+    iter_subexpressions,
     loads_of,
     substitute,
-    walk,
 )
 from roller_svc.ir.index import num
-from roller_svc.ir.program import JOINS
+from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import Compute
 
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
@@ -336,10 +336,10 @@ class Vector(Places):
     def _elements(self, load: Load) -> str:
         """What a load reads, in the type of memory."""
         place = self.scalar.places[load.tensor]
-        if any(c and self.moves(i) for c, i in zip(load.checked, load.index, strict=False)):
+        if any(c and self.moves(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
             raise NotVectorError
         guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_safe(load)
-        if self.stride(load.tensor, load.index) == 1 and not guarded and not any(load.checked):
+        if self.stride(load.tensor, load.index) == 1 and not guarded and not any(load.bounds_checked):
             return self.element(load.tensor, load.index)
         if load.tensor in self.registers:
             raise NotVectorError
@@ -352,7 +352,7 @@ class Vector(Places):
             pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){place.identifier} + {address}"
             masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
             return masked if bits is place.dtype else f"({type_}){masked}"
-        if not guarded and not any(load.checked) and self.stride(load.tensor, load.index) == 2:
+        if not guarded and not any(load.bounds_checked) and self.stride(load.tensor, load.index) == 2:
             return self.call(f"even_{type_}", f"{place.identifier} + {address}")
         if self.lanes > MAX_WRITTEN_OUT:
             raise NotVectorError
@@ -415,7 +415,7 @@ def statement(vector: Vector, node: Compute) -> str:
 def _sizes(vector: Vector, node: Compute) -> tuple[tuple[Expr, int], ...]:
     """Index expressions of what the statement touches under no condition."""
     touched = [(node.tensor, node.index)]
-    touched += [(load.tensor, load.index) for load in unconditional(node.value) if not any(load.checked)]
+    touched += [(load.tensor, load.index) for load in unconditional(node.value) if not any(load.bounds_checked)]
     places = vector.scalar.places
     return tuple(pair for name, index in touched for pair in zip(index, places[name].shape, strict=True))
 
@@ -425,7 +425,7 @@ def _text(vector: Vector, node: Compute) -> str:
     if node.combine is None:
         return _assigned(vector, node, vector.stored(node.value, place.dtype))
     target = vector.element(node.tensor, node.index)
-    kind = JOINS[node.combine]
+    kind = COMBINE_OPS[node.combine]
     value: Expr = node.value
     if value.dtype.compute is not place.dtype.compute:
         value = Cast(value, place.dtype, implicit=True)
@@ -439,10 +439,10 @@ def _assigned(vector: Vector, node: Compute, value: str) -> str:
     place = vector.scalar.places[node.tensor]
     if vector.stride(node.tensor, node.index) == 1:
         target = vector.element(node.tensor, node.index)
-        if node.streamed and is_streamable(place.dtype, vector.lanes):
+        if node.nontemporal and is_streamable(place.dtype, vector.lanes):
             return f"{vector.call(f'stream_{vector.type_of(place.dtype)}', f'&{target}', value)};"
         return f"{target} = {value};"
-    if node.tensor in vector.registers or vector.lanes > MAX_WRITTEN_OUT or any(node.checked):
+    if node.tensor in vector.registers or vector.lanes > MAX_WRITTEN_OUT or any(node.bounds_checked):
         raise NotVectorError
     if _is_dealt(vector, node):
         raise NotVectorError
@@ -457,4 +457,4 @@ def _is_dealt(vector: Vector, node: Compute) -> bool:
     value = node.value.arg if isinstance(node.value, Cast) and node.value.implicit else node.value
     if not isinstance(value, Load) or value.tensor in vector.registers:
         return False
-    return any(isinstance(x, Load) for i in node.index for x in walk(i))
+    return any(isinstance(x, Load) for i in node.index for x in iter_subexpressions(i))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, descend
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, iter_nodes
 
 # A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
 MOST_VECTORS = 32
@@ -16,7 +16,7 @@ VECTORS_A_TURN = 4
 
 def with_lanes(loop: Loop) -> Storage | None:
     """A loop around a value of its own for each iteration → the loop inside a row of such values; None for others."""
-    if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.limit:
+    if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.stop:
         return None
     lane = AxisRef(loop.var)
 
@@ -118,7 +118,7 @@ def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[t
 def vector_loops(storage: Storage) -> list[Loop]:
     """The vector loops that read or write it."""
     return [
-        n for n in descend(storage.body)
+        n for n in iter_nodes(storage.body)
         if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
         and any(storage.tensor in (x.tensor, *tensors_read(x)) for x in n.body if isinstance(x, Compute))
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def vector_loops(storage: Storage) -> list[Loop]:
 
 def stored_below(loop: Loop) -> set[str]:
     """Tensors that the loop writes."""
-    return {n.tensor for n in descend(loop.body) if isinstance(n, Compute)}
+    return {n.tensor for n in iter_nodes(loop.body) if isinstance(n, Compute)}
 
 
 def tensors_of(node: Node) -> set[str]:

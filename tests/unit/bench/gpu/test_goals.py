@@ -157,13 +157,13 @@ def test_samples_are_taken_in_turns_as_many_of_each_with_clocks_beside_them(benc
     times, clocks = bench.interleaved.interleaved(works, device)
     assert order == ["ours", "library"] * (len(order) // 2)
     counts = {one["samples"] for one in times.values()}
-    assert counts == {bench.interleaved.ROUNDS}
+    assert counts == {bench.interleaved.MAX_ROUNDS}
     for one in times.values():
         assert one["min_s"] < one["median_s"] < one["max_s"]
     assert clocks["before"] == {"sm_mhz": 1000, "memory_mhz": 2619, "temperature_c": 41, "slowed_by": ["power cap"]}
     assert clocks["after"]["sm_mhz"] > clocks["before"]["sm_mhz"]
     assert clocks["during"]["sm_mhz"] == [clocks["before"]["sm_mhz"], clocks["after"]["sm_mhz"]]
-    assert clocks["during"]["samples"] == bench.interleaved.ROUNDS + 1
+    assert clocks["during"]["samples"] == bench.interleaved.MAX_ROUNDS + 1
     assert "power_w" not in clocks["during"]
 
 
@@ -171,7 +171,7 @@ def test_long_works_get_fewer_samples_all_alike(bench: Any) -> None:
     order: list[str] = []
     works = {name: Ticking(name, seconds, order) for name, seconds in (("ours", 0.3), ("library", 1e-4))}
     times, clocks = bench.interleaved.interleaved(works, None)
-    assert {one["samples"] for one in times.values()} == {bench.interleaved.LEAST_ROUNDS}
+    assert {one["samples"] for one in times.values()} == {bench.interleaved.MIN_ROUNDS}
     assert clocks == {}
 
 
@@ -194,7 +194,7 @@ def peer(median_s: float, ours_s: float = 1.0) -> dict[str, Any]:
 
 
 def test_goals_are_shares_of_the_peers_speed(bench: Any) -> None:
-    copied = bench.targets.LEAST_STREAM_BYTES
+    copied = bench.targets.MIN_STREAM_BYTES
     found = bench.targets.targets(
         [
             row(bench.targets.SQUARE, "reference", 9.0, peers={"library": peer(1.8, ours_s=2.0)}),
@@ -225,18 +225,18 @@ def test_what_is_compared_with_which_compiler(bench: Any) -> None:
     attention = next(case for case in cases.values() if case.attention is not None)
     rope = next(case for case in cases.values() if case.cls == "rope")
     map_, product = (types.SimpleNamespace(kernels=({"kind": kind},)) for kind in ("map", "contraction"))
-    assert bench.session._compared("triton", square, [product])
-    assert bench.session._compared("triton", attention, [product])
-    assert not bench.session._compared("triton", rope, [map_])
-    assert bench.session._compared("torch.compile", rope, [map_])
-    assert not bench.session._compared("torch.compile", square, [product])
+    assert bench.session._should_compare("triton", square, [product])
+    assert bench.session._should_compare("triton", attention, [product])
+    assert not bench.session._should_compare("triton", rope, [map_])
+    assert bench.session._should_compare("torch.compile", rope, [map_])
+    assert not bench.session._should_compare("torch.compile", square, [product])
 
 
 def test_a_peer_that_is_not_there_is_skipped_with_the_reason(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     square = bench.samples.references()[0]
-    for name in bench.baselines.PEERS:
-        found = bench.baselines.peer_works(name, square, square.program(), {})
+    for name in bench.baselines.BASELINES:
+        found = bench.baselines.baseline_work(name, square, square.program(), {})
         assert (found.told, found.work) == ({"name": name, "skipped": "torch is not installed"}, None)
 
 
@@ -368,11 +368,11 @@ def session_of(
     }  # fmt: skip
     for name, fake in {**usual, **fakes}.items():
         monkeypatch.setattr(bench.session, name, fake)
-    found = bench.main.parsed(["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm",
+    found = bench.main.parse_options(["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm",
                                "--stages", ",".join(stages)])  # fmt: skip
     record = bench.record.Record(out, {})
     work = bench.session.Work((), cases, {})
-    return bench.session.Session(bench.main.options_of(found, out), record, work, lambda work: work, None)
+    return bench.session.Session(bench.main.make_options(found, out), record, work, lambda work: work, None)
 
 
 def judged_by_case(task: Any) -> str:
@@ -449,7 +449,7 @@ def test_what_was_under_way_when_the_time_was_up_is_no_error(
     session = session_of(bench, monkeypatch, out, cases, "measure", timed=failing)
     over = iter([False, True])
     monkeypatch.setattr(session, "_over", lambda: next(over, True))
-    monkeypatch.setattr(session, "_copy", lambda: session._over())
+    monkeypatch.setattr(session, "_copy", lambda: session._is_over())
     session.run()
     session.record.finish()
     found = bench.report.report_of([out])
@@ -462,7 +462,7 @@ def test_what_was_under_way_when_the_time_was_up_is_no_error(
     [(("smoke",), 3, {"smoke": 180}), (("measure", "compare"), 17, {"measure": 600, "compare": 420})],
 )
 def test_minutes_are_shared_out(bench: Any, stages: Any, minutes: float, expected: dict[str, float]) -> None:
-    assert bench.session.shares_of(stages, minutes) == expected
+    assert bench.session.stage_seconds(stages, minutes) == expected
 
 
 def test_all_stages_take_the_thirty_minutes_that_there_are(bench: Any) -> None:

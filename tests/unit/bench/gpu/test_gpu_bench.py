@@ -140,13 +140,13 @@ def test_what_is_not_written_or_read_beside_an_input_is_nan(bench: Any, monkeypa
 
 def test_a_device_that_refuses_ends_the_process(bench: Any) -> None:
     """What a lane takes for an error of ours would leave its process, and a broken context in it, to the next task."""
-    with pytest.raises(bench.device_errors.DeviceFault) as raised, bench.device_errors.ending_the_process():
+    with pytest.raises(bench.device_errors.DeviceFault) as raised, bench.device_errors.fatal_device_errors():
         raise LaunchError("CUDA_ERROR_ILLEGAL_ADDRESS")
     assert not isinstance(raised.value, RollerError)
 
 
 def test_a_device_without_room_leaves_the_process(bench: Any) -> None:
-    with pytest.raises(LaunchError), bench.device_errors.ending_the_process():
+    with pytest.raises(LaunchError), bench.device_errors.fatal_device_errors():
         raise LaunchError("no room", code="out-of-memory")
 
 
@@ -175,16 +175,16 @@ def test_the_spec_of_a_device(bench: Any, name: str, capability: tuple[int, int]
     ],
 )
 def test_reports_of_the_sanitizer(bench: Any, text: str, code: int, status: str) -> None:
-    assert bench.sanitized.judged_text("memcheck", text, code)["status"] == status
+    assert bench.sanitized.parse_report("memcheck", text, code)["status"] == status
 
 
 def test_racecheck_alone_finds_nothing_wrong(bench: Any) -> None:
     """It does not know all of mbarriers and TMA; beside a finding of memcheck or synccheck it counts."""
     rows = [{"tool": tool, "status": "ok"} for tool in bench.sanitized.TOOLS]
     hazards = [{**row, "status": "wrong"} if row["tool"] == "racecheck" else row for row in rows]
-    assert [row["status"] for row in bench.sanitized.agreed(hazards)] == ["ok", "unconfirmed", "ok", "ok"]
+    assert [row["status"] for row in bench.sanitized.confirm_racecheck(hazards)] == ["ok", "unconfirmed", "ok", "ok"]
     confirmed = [{**row, "status": "wrong"} if row["tool"] == "synccheck" else row for row in hazards]
-    assert [row["status"] for row in bench.sanitized.agreed(confirmed)] == ["ok", "wrong", "wrong", "ok"]
+    assert [row["status"] for row in bench.sanitized.confirm_racecheck(confirmed)] == ["ok", "wrong", "wrong", "ok"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_every_probe_of_a_device_compiles_for_it(bench: Any, target: str) -> Non
     names = bench.probing.probe_names(target)
     assert ("tma" in names) == (target == H200.id)
     for name in names:
-        rows = bench.probing.probed(bench.probing.ProbeTask(name, target, run=False))
+        rows = bench.probing.run_probe(bench.probing.ProbeTask(name, target, run=False))
         assert {row["status"] for row in rows} == {"compiled"}, name
 
 
@@ -98,8 +98,8 @@ def test_all_additions_arrive(bench: Any, name: str) -> None:
 @pytest.mark.emulator
 def test_the_emulator_rounds_to_the_nearest_tf32(bench: Any) -> None:
     given = bench.probing.rounding_inputs()
-    found = emulated(bench.kernels.bringing(H200, bench.kernels.rounded_box(), given.size), X=given)["Y"]
-    how, share = bench.probing.rounding_of(given, found)
+    found = emulated(bench.kernels.box_copy(H200, bench.kernels.rounded_box(), given.size), X=given)["Y"]
+    how, share = bench.probing.rounding_mode(given, found)
     assert how.startswith("nearest")
     assert share == 1.0
 
@@ -121,10 +121,10 @@ def rounded(given: np.ndarray, how: str) -> np.ndarray:
 )
 def test_how_a_device_rounds_is_told_apart(bench: Any, how: str) -> None:
     given = bench.probing.rounding_inputs()
-    found, share = bench.probing.rounding_of(given, rounded(given, how))
+    found, share = bench.probing.rounding_mode(given, rounded(given, how))
     assert found == how
     assert (share == 1.0) == how.startswith("nearest,")
-    assert bench.probing.rounding_of(given, given)[0].startswith("none")
+    assert bench.probing.rounding_mode(given, given)[0].startswith("none")
 
 
 @pytest.mark.emulator
@@ -133,8 +133,8 @@ def test_a_box_beyond_a_small_tensor_is_filled_with_zeros(bench: Any) -> None:
         view = bench.kernels.small_box(rows)
         assert view.reach_bytes < 128 << 10
         given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
-        found = emulated(bench.kernels.bringing(H200, view, given.size), X=given)["Y"]
-        assert np.array_equal(found, bench.probing.small_box_wanted(given, rows))
+        found = emulated(bench.kernels.box_copy(H200, view, given.size), X=given)["Y"]
+        assert np.array_equal(found, bench.probing.expected_small_box(given, rows))
 
 
 def test_a_measured_row_is_an_entry_of_a_spec_and_names_the_field_that_it_replaces(bench: Any) -> None:

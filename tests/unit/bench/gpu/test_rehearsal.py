@@ -37,7 +37,7 @@ def bench() -> Any:
 
 # lanes ---------------------------------------------------------------------------------------------------------------
 def test_every_task_comes_back_with_its_result(bench: Any) -> None:
-    found = dict(bench.workers.spread(operator.neg, range(6), 2, 60.0, time.monotonic() + 600))
+    found = dict(bench.workers.map_unordered(operator.neg, range(6), 2, 60.0, time.monotonic() + 600))
     assert found == {n: -n for n in range(6)}
 
 
@@ -54,10 +54,10 @@ def test_a_bug_is_the_answer_to_its_task_and_the_next_goes_on(bench: Any) -> Non
 def test_what_is_at_work_when_the_time_is_up_is_killed(bench: Any) -> None:
     before = bench.workers.workers()
     until = time.monotonic() + 1.5
-    assert list(bench.workers.spread(time.sleep, [3600.0] * 2, 2, 3600.0, until)) == []
+    assert list(bench.workers.map_unordered(time.sleep, [3600.0] * 2, 2, 3600.0, until)) == []
     assert bench.workers.end_processes(before)
     assert bench.workers.workers() <= before
-    assert list(bench.workers.spread(time.sleep, [3600.0], 1, 3600.0, until)) == []  # is not even begun
+    assert list(bench.workers.map_unordered(time.sleep, [3600.0], 1, 3600.0, until)) == []  # is not even begun
     assert bench.workers.workers() <= before
 
 
@@ -79,7 +79,7 @@ def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypat
             pass
 
     monkeypatch.setattr(bench.lanes, "WorkerProcess", Stuck)
-    lane = bench.workers.BoundedLane(operator.neg, 3600.0)
+    lane = bench.workers.BoundedWorker(operator.neg, 3600.0)
     with pytest.raises(KernelTimeoutError, match="abandoned"):
         lane.call(7, until=time.monotonic())
     assert lane.call(7) == 7
@@ -99,7 +99,7 @@ def test_values_that_repeat_on_the_device_are_those_of_the_judge(
     index = ",".join("ij"[: len(shape)])
     types_ = {"x": {"dtype": "float16", "shape": list(shape)}}
     program = parse(f"y[{index}] = x[{index}] * 2.0", dict(tensor_types(types_)), None)
-    cupy = bench.memory.cupy_of(bench.driver.Device(plan(bench, tmp_path)))
+    cupy = bench.memory.make_cupy(bench.driver.Device(plan(bench, tmp_path)))
     made = bench.device_inputs.on_device(cupy, program, drawn_patterns(program, 0, None, 7))["x"]
     wanted = random_inputs(program, 0, None, 7)["x"]
     assert np.array_equal(made.numpy(), wanted)
@@ -111,15 +111,15 @@ def test_values_that_repeat_on_the_device_are_those_of_the_judge(
 # the device that is not there ----------------------------------------------------------------------------------------
 def test_a_device_gives_memory_back_and_runs_out_of_it(bench: Any, tmp_path: Path) -> None:
     device = bench.driver.Device(plan(bench, tmp_path, "memory"))
-    cupy, half = bench.memory.cupy_of(device), bench.driver.SMALL_DEVICE_BYTES * 2 // 3
+    cupy, half = bench.memory.make_cupy(device), bench.driver.SMALL_DEVICE_BYTES * 2 // 3
     first = cupy.empty((half,), np.dtype(np.uint8))
     part = first[:16]
     with pytest.raises(bench.driver.NoMemoryError):
         cupy.empty((half,), np.dtype(np.uint8))
     del first
-    assert device.held_bytes == half  # a part holds all of it
+    assert device.allocated_bytes == half  # a part holds all of it
     del part
-    assert device.held_bytes == 0
+    assert device.allocated_bytes == 0
 
 
 def test_a_fault_stays_until_the_process_ends(bench: Any, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_fault_stays_until_the_process_ends(bench: Any, tmp_path: Path) -> Non
 
 def test_the_clock_goes_by_what_the_model_expects_and_by_no_other(bench: Any, tmp_path: Path) -> None:
     device = bench.driver.Device(plan(bench, tmp_path))
-    cupy = bench.memory.cupy_of(device)
+    cupy = bench.memory.make_cupy(device)
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     device.advance(1e-3)
@@ -186,10 +186,10 @@ def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
     from roller_svc.bench.gpu.cases import checks_for
 
     every = checks_for(hardware.load("nvidia-h200-sxm"))
-    found = bench.subset.rehearsed_checks(every)
+    found = bench.subset.rehearsal_checks(every)
     small = {check.family for check in every if not check.family.endswith("-large")}
     assert {check.family for check in found} == small
-    cases = bench.subset.rehearsed_cases(
+    cases = bench.subset.rehearsal_cases(
         [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)]
     )
     assert len({case.id for case in cases}) == len(cases) < 30

@@ -75,7 +75,7 @@ def test_one_message_names_all_that_is_missing_and_the_command(wheels: Any, monk
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", found)
-    missing = wheels.lacking()
+    missing = wheels.missing_packages()
     assert set(missing) == {"lark", "islpy", "pydantic", "pydantic-settings", "annotated-types", "pydantic-core",
                             "typing-inspection", "python-dotenv"}  # fmt: skip
     said = wheels.message(missing, Path("w"))
@@ -92,7 +92,7 @@ def test_what_is_not_installed_is_followed_by_the_table(wheels: Any, monkeypatch
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     monkeypatch.setattr(importlib.metadata, "requires", missing)
-    assert set(wheels.lacking(["pydantic"])) == {
+    assert set(wheels.missing_packages(["pydantic"])) == {
         "pydantic", "annotated-types", "pydantic-core", "typing-extensions", "typing-inspection",
     }  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
     wheel(tmp_path, "plain-one", "py3-none-any", needs="Requires-Dist: other-one\n")
     python = f"cp3{sys.version_info.minor}"
     wheel(tmp_path, "native-one", f"{python}-{python}-manylinux_2_17_{platform.machine()}")
-    entries = wheels.mounted(tmp_path)
+    entries = wheels.path_entries(tmp_path)
     assert len(entries) == 2
     code = (
         "import plain_one, native_one, importlib.metadata as m\n"
@@ -143,8 +143,8 @@ def test_a_folder_with_two_versions_or_of_another_machine_is_refused(wheels: Any
     wheel(tmp_path, "one", "py3-none-any")
     wheel(tmp_path, "one", "py3-none-any", "2.0")
     with pytest.raises(ValueError, match="keep one of them"):
-        wheels.mounted(tmp_path)
+        wheels.path_entries(tmp_path)
     (tmp_path / "one-2.0-py3-none-any.whl").unlink()
     wheel(tmp_path, "two", "cp38-cp38-win_amd64")
     with pytest.raises(ValueError, match=r"the wheels of two .* are not for"):
-        wheels.mounted(tmp_path)
+        wheels.path_entries(tmp_path)

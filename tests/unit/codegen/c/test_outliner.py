@@ -86,7 +86,7 @@ def test_stores_share_a_function_where_epilogues_are_the_same() -> None:
 
 
 def test_places_and_limits_are_arguments() -> None:
-    rows = [Routine("copy", (replace(quarter(n), limit=num(12 + n)),)) for n in range(4)]
+    rows = [Routine("copy", (replace(quarter(n), stop=num(12 + n)),)) for n in range(4)]
     source = printed(*rows)
     assert functions(source, "copy") == 1
     assert [call.strip() for call in source.text.splitlines() if call.strip().startswith("copy0_f32")] == [

@@ -62,7 +62,7 @@ def estimated_program(model: Model, block: dict[str, int], thread: dict[str, int
 
 
 def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
-    return model.estimate(replace(estimated_program(model, block, thread), streamed=streamed))
+    return model.estimate(replace(estimated_program(model, block, thread), nontemporal=streamed))
 
 
 def stage(estimate: Estimate, name: str) -> float:
@@ -240,7 +240,7 @@ def summed(row: int, joins: str = "+") -> Model:
 def walked(model: Model, rows: int, lanes: int) -> float:
     """What memory takes for sums of so many rows at hand."""
     program = estimated_program(model, {}, {"i": rows})
-    return moving(model.estimate(replace(program, lanes=lanes)))
+    return moving(model.estimate(replace(program, reduce_threads=lanes)))
 
 
 ROW_SOFTMAX = "m[i] >=! x[i, k]\ns[i] +=! (x[i, k] - m[i]).call(`exp`)\ny[i, k] = (x[i, k] - m[i]).call(`exp`) / s[i]"
@@ -264,7 +264,7 @@ def test_a_core_that_does_little_with_each_line_runs_ahead_of_prefetchers() -> N
 
 
 def computed(model: Model, rows: int, part: str = "compute") -> float:
-    return stage(model.estimate(replace(estimated_program(model, {}, {"i": rows}), lanes=16)), part)
+    return stage(model.estimate(replace(estimated_program(model, {}, {"i": rows}), reduce_threads=16)), part)
 
 
 def test_lanes_that_are_joined_hold_up_only_who_walks_the_row_again() -> None:
@@ -289,7 +289,7 @@ def test_sums_of_rows_in_turn_hide_no_more_of_their_latency(rows: int, in_turn: 
     """As rows from memory are read, so their chains of additions follow each other; others go side by side."""
     model = model_of("y[i] +=! x[i, k]", {"x": (F32, (rows, 2048))})
     one, four = (
-        stage(model.estimate(replace(estimated_program(model, {}, {"i": at_hand}), lanes=16)), "compute")
+        stage(model.estimate(replace(estimated_program(model, {}, {"i": at_hand}), reduce_threads=16)), "compute")
         for at_hand in (1, 4)
     )
     assert (four > 0.9 * one) is in_turn
@@ -309,7 +309,7 @@ def test_longer_rows_turn_memory_longer() -> None:
         found = []
         for row in (1024, 4096, 16384):
             model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
-            program = replace(estimated_program(model, {}, {"i": 1}), lanes=16, streamed=way)
+            program = replace(estimated_program(model, {}, {"i": 1}), reduce_threads=16, nontemporal=way)
             found.append(moving(model.estimate(program)))
         assert found == sorted(found)
         assert found[-1] > 1.05 * found[0]

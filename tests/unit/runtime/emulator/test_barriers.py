@@ -229,7 +229,7 @@ def product() -> KernelSource:
     a, b = tensor("A", "a", Role.INPUT, DType.FLOAT16, A.shape), tensor("B", "b", Role.INPUT, DType.FLOAT16, B.shape)
     c = tensor("C", "c", Role.OUTPUT, DType.FLOAT32, EXPECTED.shape)
     maps = tiled("map_a", a, (64, 64), Swizzle.B128), tiled("map_b", b, (64, 32), Swizzle.B128)
-    launch = LaunchSpec("product", ("c",), (ROWS // 64, 1, 1), (256, 1, 1), 32768, maps=maps, cluster=2)
+    launch = LaunchSpec("product", ("c",), (ROWS // 64, 1, 1), (256, 1, 1), 32768, tensor_maps=maps, cluster=2)
     text = f"constexpr int STEPS = {STEPS};\n{TEXT}"
     return hopper(text, (a, b, c), launch, ("wgmma_m64n64k16_f16_kk", "hold_results_32"))
 

@@ -14,9 +14,9 @@ from reference_kernels import cuda_scale, tensor
 
 import roller_svc
 from roller_svc import hardware
-from roller_svc.compiler.backends import emulated
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
-from roller_svc.compiler.plans import best_plans, ranked_groups
+from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
@@ -36,7 +36,7 @@ A100, V100 = "nvidia-a100-sxm-80gb", "nvidia-v100-sxm2"
 def generated(expression: str, inputs: dict[str, TensorType], target: str = A100) -> KernelSource:
     """What the pipeline writes."""
     program, spec = parse(expression, inputs, None), hardware.load(target)
-    groups, ranked, _ = ranked_groups(program, spec, 1)
+    groups, ranked, _ = rank_best_partition(program, spec, 1)
     return generate(best_plans(ranked, 1)[0], program, groups, spec)
 
 
@@ -287,14 +287,14 @@ def order(module: EmulatorModule, offset: float = 0.0) -> list[float]:
 
 def test_each_call_has_an_order_of_threads_of_its_own() -> None:
     compiled = CompiledKernel(one_block(ORDER), b"", "", ())
-    one, other, fixed = emulated(compiled), emulated(compiled), emulated(compiled, seed=7)
+    one, other, fixed = load_emulated(compiled), load_emulated(compiled), load_emulated(compiled, seed=7)
     first, second = order(one), order(one)
     assert first != second
     assert sorted(first) == list(range(32))
     assert order(one, 1.0) not in (first, second)
     assert order(other) == first  # the same inputs, the same order, in any process
     assert order(fixed) == order(fixed)
-    assert order(emulated(compiled, seed=0)) == list(range(32))
+    assert order(load_emulated(compiled, seed=0)) == list(range(32))
 
 
 def test_a_report_names_the_seed() -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.emulator
 @pytest.mark.parametrize("name", CASES)
 def test_a_copy_brings_what_is_expected(name: str) -> None:
     view, coordinates, offsets = CASES[name]
-    memory = np.arange(1, -(-view.reach_bytes // view.dtype.bytes) + 1).astype(numpy_dtype(unsigned(view)))
+    memory = np.arange(1, -(-view.end_bytes // view.dtype.bytes) + 1).astype(numpy_dtype(unsigned(view)))
     found = module(bringing(view, memory.size, coordinates, offsets)).run({"X": memory})["Y"]
     assert np.array_equal(found, swizzled(arrived(view, memory, coordinates, offsets), view))
 
@@ -60,7 +60,7 @@ one(const float *a, float *c, const __grid_constant__ TensorMap view, const __gr
 }
 """
     )
-    launch = LaunchSpec("one", ("a", "c"), (2, 1, 1), (32, 1, 1), maps=(view, box), cluster=2)
+    launch = LaunchSpec("one", ("a", "c"), (2, 1, 1), (32, 1, 1), tensor_maps=(view, box), cluster=2)
     a = np.arange(32, dtype=np.float32)
     buffers = (tensor("A", "a", Role.INPUT, shape=(32,)), tensor("C", "c", Role.OUTPUT, shape=(32,)))
     found = module(cuda(text, buffers, launch)).run({"A": a})["C"][:9]

@@ -39,7 +39,7 @@ one(const unsigned int *a, unsigned int *c, const __grid_constant__ TensorMap ma
 }}
 """
     c = tensor("C", "c", Role.OUTPUT, DType.UINT32, (blocks, ROOM // 4))
-    launch = LaunchSpec("one", ("a", "c"), (blocks, 1, 1), (32, 1, 1), ROOM + 16, maps=(view,), cluster=cluster)
+    launch = LaunchSpec("one", ("a", "c"), (blocks, 1, 1), (32, 1, 1), ROOM + 16, tensor_maps=(view,), cluster=cluster)
     return hopper(text, (a, c), launch)
 
 
@@ -215,7 +215,7 @@ extern "C" __global__ void one(const unsigned int *a, float *d, const __grid_con
 }}
 """
         a = tensor("A", "a", Role.INPUT, DType.UINT32, data.shape)
-        source = hopper(text, (a, d), LaunchSpec("one", ("a", "d"), (1, 1, 1), (32, 1, 1), ROOM, maps=(view,)))
+        source = hopper(text, (a, d), LaunchSpec("one", ("a", "d"), (1, 1, 1), (32, 1, 1), ROOM, tensor_maps=(view,)))
         expected = np.full(shape, np.nan, np.float32)
         for index in np.ndindex(*box):
             place = tuple(p + i for p, i in zip(at, index, strict=True))
@@ -331,7 +331,7 @@ extern "C" __global__ void one(float *d, const __grid_constant__ TensorMap map) 
   }}
 }}
 """
-    launch = LaunchSpec("one", ("d",), (1, 1, 1), (32, 1, 1), maps=(tiled("map", d, (8, 4)),))
+    launch = LaunchSpec("one", ("d",), (1, 1, 1), (32, 1, 1), tensor_maps=(tiled("map", d, (8, 4)),))
     source = hopper(text, (d,), launch)
     if when == "before":
         assert (module(source).run({})["D"].reshape(-1) == np.arange(32)).all()

@@ -127,7 +127,7 @@ def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: in
     candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
     assert {c.program.nontemporal for c in candidates} == {False, past}
     for candidate in candidates:
-        way = replace(candidate.program, streamed=True)
+        way = replace(candidate.program, nontemporal=True)
         (tree,) = lower(group, way, HW)
         stored = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
         assert any(n.nontemporal for n in stored) == (text is NORM and way.reduce_threads > 1)
@@ -141,7 +141,7 @@ def test_rows_past_the_caches_are_right() -> None:
     (group,) = partition(program, local)
     candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
     rows = next(c for c in candidates if c.program.reduce_threads > 1)
-    plan = Plan((replace(rows, program=replace(rows.program, streamed=True)),))
+    plan = Plan((replace(rows, program=replace(rows.program, nontemporal=True)),))
     compiled = compile_source(generate(plan, program, (group,), local))
     assert "stream_" in compiled.source.text
     got = backend_for(local).load(compiled).run({"x": x})["y"]

@@ -134,7 +134,7 @@ def test_loads_that_take_more_instructions_cost_more() -> None:
     """The same product on the same tile: copied, loaded and converted, gathered."""
     h200 = hardware.load("nvidia-rtx4090")
     copied, turned = matmul(2048, 2048, 2048, "float8_e4m3fn", layout="nt"), matmul(2048, 2048, 2048, "float8_e4m3fn")
-    program = replace(ranked(copied, h200, "mma_e4m3")[0].program, stages=2, stream_k=0)
+    program = replace(ranked(copied, h200, "mma_e4m3")[0].program, stages=2, stream_k_blocks=0)
     gathered = replace(program, space=turned.space)
     assert estimated(turned, gathered, h200).seconds > estimated(copied, program, h200).seconds
 

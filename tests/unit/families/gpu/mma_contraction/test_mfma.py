@@ -126,7 +126,7 @@ def test_operands_are_staged_along_k_and_go_through_registers() -> None:
     a, b = feeds(unit(MI250X, "mfma_f16"), factors, MI250X.arch)
     assert (a.load.kind, b.load.kind) == (LoadKind.VECTOR, LoadKind.ELEMENT)
     group = contraction(MATMUL, MI250X, A="float16 64 64", B="float16 64 64")
-    tile = mma_tile(tiles(group, unit(MI250X, "mfma_f16"), (32, 32, 32), (16, 16), lanes=64), *factors)
+    tile = mma_tile(tiles(group, unit(MI250X, "mfma_f16"), (32, 32, 32), (16, 16), reduce_threads=64), *factors)
     assert tile.a.along_k
     assert tile.b.along_k
     assert (tile.threads, tile.fragments, tile.k_steps) == (256, (1, 1), 2)
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, int]]] = {
     "bytes": ("mfma_s8", BYTES, "int8", {}),
     "along k": ("mfma_f16", "C[m, n] +=! A[m, k] * B[n, k]", "float16", {}),
     "split": ("mfma_f16", MATMUL, "float16", {"split_k": 2}),
-    "streamed": ("mfma_f16", MATMUL, "float16", {"stream_k": 3}),
+    "streamed": ("mfma_f16", MATMUL, "float16", {"stream_k_blocks": 3}),
     "rastered": ("mfma_f16", MATMUL, "float16", {"raster": 2}),
     "with an epilogue": ("mfma_f16", f"{MATMUL}; Y[m, n] = relu(C[m, n] + v[n])", "float16", {}),
     "rows reduced": ("mfma_f16", f"{MATMUL}; Y[m] >=! C[m, n]", "float16", {}),
@@ -160,7 +160,7 @@ def source_of(name: str, block: Extents, warp: tuple[int, int]) -> KernelSource:
     unit_name, _, _, more = CASES[name]
     found = program_of(name)
     (group,) = partition(found, MI250X)
-    by_hand = tiles(group, unit(MI250X, unit_name), block, warp, **{"lanes": 64} | more)
+    by_hand = tiles(group, unit(MI250X, unit_name), block, warp, **{"reduce_threads": 64} | more)
     return generate(Plan((chosen(by_hand),)), found, (group,), MI250X)
 
 

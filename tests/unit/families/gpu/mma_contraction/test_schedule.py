@@ -61,7 +61,7 @@ KINDS = {
     "one of them computed": (AMPERE, "mma_f16", "C[m, n] +=! A[m, k] * relu(B[k, n])", "float16", {"stages": 3}),
     "rounded": (AMPERE, "mma_tf32", MATMUL, "float32", {"stages": 3}),
     "bytes": (ADA, "mma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)", "float8_e4m3fn", {}),
-    "streamed": (AMPERE, "mma_f16", MATMUL, "float16", {"stages": 3, "stream_k": 5}),
+    "streamed": (AMPERE, "mma_f16", MATMUL, "float16", {"stages": 3, "stream_k_blocks": 5}),
     "rows reduced": (AMPERE, "mma_f16", f"{MATMUL}; Y[m] >=! C[m, n]", "float16", {}),
 }
 
@@ -261,7 +261,7 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
         ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
     ],
 )
-@pytest.mark.parametrize("more", [{"stages": 3, "raster": 2}, {"stages": 2, "stream_k": 3}])
+@pytest.mark.parametrize("more", [{"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}])
 def test_names_of_a_program_do_not_meet_the_kernels_own(
     a: str, b: str, bias: str, sums: str, out: str, axes: tuple[str, str, str], more: dict[str, int]
 ) -> None:

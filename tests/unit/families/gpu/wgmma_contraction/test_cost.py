@@ -16,7 +16,7 @@ from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.families import prepare_model
 from roller_svc.families.common.gpu.warpgroups.tile import MOST_COLUMNS, WgmmaLoad, wgmma_tile
 from roller_svc.families.matching import units_for
-from roller_svc.ir.constraints import OpClass, ScheduleConstraints
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -206,15 +206,15 @@ def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) 
 )  # fmt: skip
 def test_demands_that_can_are(tiles: dict[str, int]) -> None:
     program = best(square(2048), **tiles)[0].program
-    assert {field: getattr(program, field) for field in tiles} == tiles
+    assert {field: tile_value(program, field) for field in tiles} == tiles
 
 
 def test_blocks_and_clusters_fit_together() -> None:
     program = best(square(2048))[0].program
     with pytest.raises(InvariantError, match="no whole clusters"):
-        replace(program, cluster=(2, 1), blocks=3)
+        replace(program, cluster=(2, 1), persistent_blocks=3)
     with pytest.raises(InvariantError, match="neither walk whole tiles nor form clusters"):
-        replace(program, cluster=(1, 1), blocks=4, stream_k=4)
+        replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
 
 
 def test_a_b200_keeps_to_warps() -> None:

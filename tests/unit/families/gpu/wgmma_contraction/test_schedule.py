@@ -103,22 +103,22 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         {"A": "float8_e4m3fn 64 96", "B": "float8_e5m2 96 56"}, (64, 56, 32), (64, 56), {"stages": 3}),
     "persistent": (
         "wgmma_f16", "C[b, m, n] +=! A[b, m, k] * B[b, k, n]", {"A": "float16 3 200 80", "B": "float16 3 80 88"},
-        (64, 32, 32), (64, 32), {"stages": 3, "blocks": 5, "raster": 3}),
+        (64, 32, 32), (64, 32), {"stages": 3, "persistent_blocks": 5, "raster": 3}),
     "persistent, copied by threads": (
         "wgmma_f16", NT, {"A": "float16 250 90", "B": "float16 100 90"}, (64, 32, 32), (64, 32),
-        {"stages": 4, "blocks": 4}),
+        {"stages": 4, "persistent_blocks": 4}),
     "streamed": (
         "wgmma_f16", NT, {"A": "float16 130 328", "B": "float16 72 328"}, (64, 64, 32), (64, 64),
-        {"stages": 3, "stream_k": 5}),
+        {"stages": 3, "stream_k_blocks": 5}),
     "streamed, copied by threads": (
         "wgmma_f16", NT, {"A": "float16 130 330", "B": "float16 72 330"}, (64, 64, 32), (64, 64),
-        {"stages": 4, "stream_k": 5}),
+        {"stages": 4, "stream_k_blocks": 5}),
     "shared along m": (
         "wgmma_f16", NT, {"A": "float16 300 136", "B": "float16 104 136"}, (64, 64, 64), (64, 64),
         {"stages": 3, "cluster": (2, 1)}),
     "shared along n, persistent": (
         "wgmma_f16", NN, {"A": "float16 300 136", "B": "float16 136 360"}, (64, 64, 64), (64, 64),
-        {"stages": 3, "cluster": (1, 2), "blocks": 4, "raster": 2}),
+        {"stages": 3, "cluster": (1, 2), "persistent_blocks": 4, "raster": 2}),
     "shared along both": (
         "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]", {"A": "float16 136 304", "B": "float16 136 360"}, (128, 128, 32),
         (64, 128), {"stages": 2, "cluster": (2, 2)}),
@@ -131,12 +131,12 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         (64, 96, 64), (64, 96), {"stages": 2}),
     "a bias of rows": (
         "wgmma_bf16", f"{NT}; Y[m, n] = sigmoid(C[m, n] + v[m])",
-        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"blocks": 3}),
+        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"persistent_blocks": 3}),
     "two fragments": (
         "wgmma_f16", NN, {"A": "float16 260 80", "B": "float16 80 64"}, (256, 32, 32), (128, 32), {"stages": 3}),
     "streamed, a window with padded steps": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[f, r, s, c] where r in 3, s in 3, y in 8, x in 8",
-        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32), {"stages": 3, "stream_k": 3}),
+        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32), {"stages": 3, "stream_k_blocks": 3}),
     "a window": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[r, s, c, f] where r in 3, s in 3, y in 10, x in 12",
         {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),
@@ -155,7 +155,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
 def made(group: KernelGroup, kind: str) -> RProgram:
     """The tiles of a kind."""
     name, _, _, block, part, more = KINDS[kind]
-    return replace(tiles(group, unit(HOPPER, name), block, part, lanes=128), **more)
+    return replace(tiles(group, unit(HOPPER, name), block, part, reduce_threads=128), **more)
 
 
 def source(kind: str) -> tuple[TensorProgram, KernelSource]:
@@ -268,7 +268,7 @@ def test_every_tile_has_one_block(
     """However many blocks there are, in whatever order; a cluster's blocks are neighbours and make the same visits."""
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
-    view = View.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), lanes=128))
+    view = View.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
     visits = WholeTiles(view, (rows, columns), 5, clusters, cluster, raster)
     size = cluster[0] * cluster[1]
     assert visits.blocks % size == 0
