@@ -167,10 +167,10 @@ class Kernel:
         """Return the SASS of a CUDA kernel. Needs nvdisasm, which the extra `[cuda]` installs."""
         return toolchain.sass_text(self._cuda("SASS").binary)
 
-    def _cuda(self, what: str) -> CompiledKernel:
+    def _cuda(self, artifact: str) -> CompiledKernel:
         compiled = self.parts.compiled
         if compiled.source.language is not Language.CUDA or not compiled.binary:
-            raise ArgumentError(f"only a compiled CUDA kernel has {what}", code="unknown-artifact")
+            raise ArgumentError(f"only a compiled CUDA kernel has {artifact}", code="unknown-artifact")
         return compiled
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -212,8 +212,8 @@ class _UnpreparedKernel:
         return self.runner.bind(self._with_constants(arrays), out)
 
     def _with_constants(self, arrays: Mapping[str, object]) -> dict[str, object]:
-        if twice := sorted(self.constants.keys() & arrays.keys()):
-            raise ArgumentError(f"constant {twice[0]!r} is already bound", code="unknown-argument")
+        if duplicates := sorted(self.constants.keys() & arrays.keys()):
+            raise ArgumentError(f"constant {duplicates[0]!r} is already bound", code="unknown-argument")
         return {**arrays, **self.constants}
 
 

@@ -80,12 +80,12 @@ def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse
     parser = _ArgumentParser(prog="roller", description="Tensor expressions in, fast kernels out.")
     parser.add_argument("--version", action="version", version=f"roller {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = words[0] if words else ""
+    selected = words[0] if words else ""
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
-        if name == chosen:
+        if name == selected:
             command: Command = import_module(f"roller_svc.cli.{name}")
             command.add_arguments(subparser)
     options = parser.parse_args(words)

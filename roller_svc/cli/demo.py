@@ -61,8 +61,8 @@ PROGRAMS = (
 
 
 def main() -> int:
-    for one in PROGRAMS:
-        _run_on_cpu(one)
+    for program in PROGRAMS:
+        _run_on_cpu(program)
     _build_for_gpu(PROGRAMS[0])
     return 0
 

@@ -61,7 +61,7 @@ def plan_without_building(request: BuildRequest, missing: ToolchainMissingError)
     spec = resolve_spec(request)
     groupings = rank_partitions(PartitionCache(program), spec, request.top_k, request.constraints)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
-    attempts = tuple(CandidateResult(one.plan, one.groups, None, None, None, None) for one in shortlist)
+    attempts = tuple(CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in shortlist)
     first = groupings[0]
     return BuildReport(request, program, spec, first.groups, first.constructions, attempts, (missing.message,))
 
@@ -122,7 +122,7 @@ def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
         lines.append(
             "  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items())
         )
-    lines += [f"  refused: {refusal}" for refusal in construction["refusals"]]
+    lines += [f"  refused: {reason}" for reason in construction["refusals"]]
     return lines
 
 

@@ -66,8 +66,8 @@ def validate_body(model: type[B], fields: dict[str, Any]) -> B:
         return model.model_validate(fields)
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ArgumentError(f"{where}: {first['msg']}", code="invalid-body") from failure
+        field = ".".join(str(part) for part in first["loc"])
+        raise ArgumentError(f"{field}: {first['msg']}", code="invalid-body") from failure
 
 
 def _compile_request(options: argparse.Namespace) -> CompileRequest:

@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    chosen = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
-    settings.check_address(chosen)
-    settings.use(chosen)
-    if refusal := hardware.refusal_of_local():
-        raise refusal
+    current = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
+    settings.check_address(current)
+    settings.use(current)
+    if error := hardware.refusal_of_local():
+        raise error
     run_server = pkgutil.resolve_name(RUN_SERVER)
     try:
-        has_started: bool = run_server(chosen)
+        has_started: bool = run_server(current)
     except SystemExit:  # uvicorn has logged why it could not start; its exit code has another meaning here
         return 1
     return 0 if has_started else 1

@@ -42,8 +42,8 @@ def execute(options: argparse.Namespace) -> int:
             rows = service.hardware()
     else:
         rows = [device_json(spec) for spec in hardware.all_specs()]
-        if refusal := hardware.refusal_of_local():
-            print(tell.render_error(refusal, ""), file=sys.stderr)
+        if error := hardware.refusal_of_local():
+            print(tell.render_error(error, ""), file=sys.stderr)
     if options.json:
         show.print_json({"targets": rows})
         return 0
@@ -65,7 +65,7 @@ def _check(options: argparse.Namespace) -> int:
             {"target": spec.id, "name": spec.name, "agrees": agrees, "figures": [_json(f) for f in comparisons]}
         )
     else:
-        print(show.format_table(COLUMNS, [_row(one) for one in comparisons]))
+        print(show.format_table(COLUMNS, [_row(comparison) for comparison in comparisons]))
         print(_format_verdict(spec, comparisons))
     return 0 if agrees else 1
 

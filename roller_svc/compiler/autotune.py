@@ -36,9 +36,7 @@ ROUND_S = 0.02  # for each finalist
 MAX_ROUNDS_S = 0.2  # no further round starts after this: long calls need fewer samples
 # Random values are repeated in large arrays, because drawing them is slow. Prime, so that no two rows are equal.
 DISTINCT_VALUES = 1_048_573
-SHARED_TILE_COST = (
-    0.3  # compile time of a plan that shares its register tiles with an earlier grouped, relative to others
-)
+SHARED_TILE_COST = 0.3  # compile time of a plan that shares its register tiles with an earlier one, relative to others
 PRINTING_FRACTION = 0.2  # of the compile time of a source: printing it, which is sequential
 
 

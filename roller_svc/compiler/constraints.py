@@ -20,7 +20,7 @@ Tiles = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
+class ConstrainedPrograms:
     """rPrograms with all that is demanded; where there are none, the nearest to it and the reasons that it has."""
 
     programs: tuple[RProgram, ...]
@@ -28,28 +28,28 @@ class Demanded:
     reasons: tuple[str, ...] = ()
 
 
-def demanded(
+def apply_constraints(
     group: KernelGroup,
     family: Family[Any],
     model: Model[Any],
     programs: Sequence[RProgram],
     demands: ScheduleConstraints,
-) -> Demanded:
+) -> ConstrainedPrograms:
     """Those of the rPrograms that have the tiles; where none has, those that can be given them."""
     tiles = demands.tiles
     if not tiles:
-        return Demanded(tuple(programs))
+        return ConstrainedPrograms(tuple(programs))
     found = tuple(program for program in programs if demands.is_satisfied_by(program))
     if found or not programs:
-        return Demanded(found)
-    tried = [_given(group, family, model, program, dict(tiles)) for program in programs]
+        return ConstrainedPrograms(found)
+    tried = [_force_constraints(group, family, model, program, dict(tiles)) for program in programs]
     if met := tuple(program for program, reasons in tried if not reasons):
-        return Demanded(tuple(dict.fromkeys(met)))
+        return ConstrainedPrograms(tuple(dict.fromkeys(met)))
     nearest, reasons = min(tried, key=lambda t: _distance(t[0], tiles))
-    return Demanded((), nearest, reasons)
+    return ConstrainedPrograms((), nearest, reasons)
 
 
-def unmet(group: KernelGroup, tiles: Tiles, found: Iterable[Demanded]) -> NoCandidateError:
+def unmet_constraints_error(group: KernelGroup, tiles: Tiles, found: Iterable[ConstrainedPrograms]) -> NoCandidateError:
     """Of several units' nearest rPrograms the nearest."""
     tried = [(d.nearest, d.reasons) for d in found if d.nearest is not None]
     nearest, reasons = min(tried, key=lambda t: _distance(t[0], tiles))
@@ -67,13 +67,13 @@ def _distance(program: RProgram, tiles: Tiles) -> float:
     return math.fsum(abs(tile_value(program, field) - value) / max(1, value) for field, value in tiles)
 
 
-def _given(
+def _force_constraints(
     group: KernelGroup, family: Family[Any], model: Model[Any], program: RProgram, tiles: dict[str, int]
 ) -> tuple[RProgram, tuple[str, ...]]:
     """The rProgram with each field as near to what is wanted as may be, and why one is not that."""
     reasons = [
         f"{field} is {tile_value(program, field)} here"
-        for field, value in tiles.items() if field not in _FORCED and tile_value(program, field) != value
+        for field, value in tiles.items() if field not in _SETTERS and tile_value(program, field) != value
     ]  # fmt: skip
     # what excludes each other gives way where it is not wanted itself
     if tiles.get("stream_k"):
@@ -83,7 +83,7 @@ def _given(
     if any(tiles.get(f, 0) > 1 for f in ("cluster_m", "cluster_n")):
         program = replace(program, cluster=(1, 1))
     knobs = _DEFAULT_KNOBS | dict(family.knobs)
-    for field, with_value in _FORCED.items():
+    for field, with_value in _SETTERS.items():
         if field in tiles:
             near = knobs[field](group, model, program, tiles[field])
             program = with_value(program, near.value)
@@ -138,7 +138,7 @@ _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "raster": fixed_knob(1, "only tiles of a contraction on a GPU come in another order"),
 }
 # What may be set on an rProgram that construction did not give it, in the order in which one bounds the next.
-_FORCED: dict[str, Callable[[RProgram, int], RProgram]] = {
+_SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
     "split_k": lambda program, value: replace(program, split_k=value),
     "stream_k": lambda program, value: replace(program, stream_k_blocks=value),
     "stages": lambda program, value: replace(program, stages=value),

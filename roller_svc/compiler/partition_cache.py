@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roller_svc.families.matching import attends
+from roller_svc.families.matching import supports_attention
 from roller_svc.fusion.aligned_copies import may_align
 from roller_svc.fusion.partition import Traits, computed, partition_of
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -80,7 +80,7 @@ def _may_have_dual_gemm(groups: tuple[KernelGroup, ...]) -> bool:
 
 
 def traits(hw: HardwareSpec) -> Traits:
-    attends_in = frozenset(u.in_dtype for u in hw.units if attends(u, hw))
+    attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
     return Traits(
         hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
         moves_boxes=any(u.kind is UnitKind.WGMMA for u in hw.units),
@@ -88,5 +88,5 @@ def traits(hw: HardwareSpec) -> Traits:
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-    """Groups in an order that respects who reads what. Each becomes one kernel (two where its reduction is split)."""
+    """Partition a program into kernel groups in topological order, one kernel each (two if its reduction is split)."""
     return partition_of(program, computed(program, traits(hw)), traits(hw))

@@ -20,7 +20,7 @@ from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import GroupedPlan, Plan
-from roller_svc.perf.roofline import together
+from roller_svc.perf.roofline import add_rooflines
 
 
 class RankedPartition(NamedTuple):
@@ -53,7 +53,7 @@ def estimate_program(
 ) -> TargetEstimate:
     """Estimate the best plans of a program on a device. Uses no compiler and no device."""
     _, candidates, constructions = rank_partitions(cache, spec, top_k, demands)[0]
-    return TargetEstimate(spec, best_plans(candidates, top_k), together(tuple(c.roofline for c in constructions)))
+    return TargetEstimate(spec, best_plans(candidates, top_k), add_rooflines(tuple(c.roofline for c in constructions)))
 
 
 def rank_best_partition(

@@ -11,10 +11,10 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.occupancy import BlockNeeds
+from roller_svc.perf.occupancy import BlockResources
 
 
-def revised_plan(
+def reestimate_plan(
     plan: Plan, groups: Sequence[KernelGroup], compiled: CompiledKernel | None, hw: HardwareSpec
 ) -> Plan | None:
     """The same choices, estimated again; None where no compiler has said what they take: no binary, or a CPU's."""
@@ -28,6 +28,6 @@ def revised_plan(
     return Plan(tuple(choices))
 
 
-def planned_needs(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockNeeds | None:
+def predict_resources(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
     """What the model assumes that a block of the group's main launch takes; None where there are no blocks."""
     return model_of(group, program, hw).needs(program)

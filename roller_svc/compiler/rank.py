@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from roller_svc.compiler.constraints import Demanded, demanded, unmet
+from roller_svc.compiler.constraints import ConstrainedPrograms, apply_constraints, unmet_constraints_error
 from roller_svc.construct.construct import default_limit
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare
-from roller_svc.families.matching import Units, readings, units_for
+from roller_svc.families.matching import Units, unit_views, units_for
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, RooflineBound
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
-from roller_svc.perf.common import launching_s
+from roller_svc.perf.common import launch_overhead_s
 from roller_svc.perf.footprint import Footprints
 from roller_svc.perf.model import Timed
 from roller_svc.perf.roofline import roofline
 
 # Units that are so near each other by the model are a tie, which the one of the higher rate wins: of small contractions
 # most of the time is launching and latency, and what is assumed of those moves estimates by more.
-TIE = 0.05
-LIMIT = 64
+TIE_FRACTION = 0.05
+MAX_PROGRAMS = 64
 
 
-def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = LIMIT) -> Construction:
+def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: int = MAX_PROGRAMS) -> Construction:
     """Return aligned rPrograms of a group on a unit, unranked, and how they were found (ROLLER, OSDI 2022, §3)."""
     family, workload = prepare(group, hw, unit)
     return family.construct(group, workload, limit)
@@ -58,17 +58,17 @@ def rank_units(
     best: list[Timed] = []
     heads: list[Timed] = []
     found: list[Construction] = []
-    wanted: list[Demanded] = []
+    wanted: list[ConstrainedPrograms] = []
     failures: list[NoCandidateError] = []
     roofs: list[tuple[RooflineBound, ...]] = []
-    for unit, view in readings(group, hw, units):
+    for unit, view in unit_views(group, hw, units):
         try:
             family, p = prepare(view, hw, unit, footprints)
         except NoCandidateError as failure:
             failures.append(failure)
             continue
         roofs.append(roofline(p))
-        least_s = p.floor_s + launching_s(p.machine, 1)
+        least_s = p.floor_s + launch_overhead_s(p.machine, 1)
         if len(best) == top_k and tie_breaks.ranked_s(best[-1]) <= least_s * tie_breaks.of_unit[unit.name]:
             continue  # nothing that this unit computes can be among the best
         try:
@@ -78,16 +78,16 @@ def rank_units(
             continue
         found.append(construction)
         model = family.model(p)
-        wanted.append(demanded(view, family, model, construction.programs, demands))
+        wanted.append(apply_constraints(view, family, model, construction.programs, demands))
         timed = [model.timed(program) for program in wanted[-1].programs]
         heads += tie_breaks.fastest(1, timed)
         best = tie_breaks.fastest(top_k, [*best, *timed])
     if not found:
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
-        raise unmet(group, demands.tiles, wanted)
-    candidates = tie_breaks.candidates([*best, *_absent(heads, best, tie_breaks)])
-    return candidates, _together(found, units.refusals, _lowest(roofs))
+        raise unmet_constraints_error(group, demands.tiles, wanted)
+    candidates = tie_breaks.candidates([*best, *_best_of_absent_units(heads, best, tie_breaks)])
+    return candidates, _merge_constructions(found, units.refusals, _fastest_roofline(roofs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class TieBreaks:
 
 def _tie_breaks(units: Units) -> TieBreaks:
     highest = max(unit.flops_per_s for unit in units.taken)
-    return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE for unit in units.taken})
+    return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.taken})
 
 
-def _absent(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
+def _best_of_absent_units(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
     """The heads that are not among the best, best first; none where no more than the one best was asked for."""
     known = {id(t) for t in best}
     return tie_breaks.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
@@ -133,12 +133,12 @@ def _with_another_unit(
     return NoCandidateError(failure.message, rejections=failure.rejections, hint=hint)
 
 
-def _lowest(rooflines: list[tuple[RooflineBound, ...]]) -> tuple[RooflineBound, ...]:
+def _fastest_roofline(rooflines: list[tuple[RooflineBound, ...]]) -> tuple[RooflineBound, ...]:
     """Of several units the arithmetic of the fastest; what memory moves is the same for all."""
     return min(rooflines, key=lambda roofs: roofs[0].seconds)
 
 
-def _together(
+def _merge_constructions(
     found: list[Construction], refusals: tuple[str, ...], roofline: tuple[RooflineBound, ...]
 ) -> Construction:
     rejections: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roller_svc import errors, toolchain
-from roller_svc.compiler.post_compile import revised_plan
+from roller_svc.compiler.post_compile import reestimate_plan
 from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
@@ -157,7 +157,7 @@ def result_json(result: CandidateResult, report: BuildReport) -> Json:
     `estimate_compiled` is the estimate with the registers and shared memory of the binary; None for CPUs and without
     a binary.
     """
-    compiled = revised_plan(result.plan, result.groups, result.compiled, report.hardware)
+    compiled = reestimate_plan(result.plan, result.groups, result.compiled, report.hardware)
     return {
         "plan": plan_json(result.plan, report.hardware),
         "groups": partition_json(result),

@@ -68,8 +68,8 @@ class RequestValidator:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._validate_once(request)
-            except BuildServiceError as fault:
-                if fault.code != "worker-lost":
+            except BuildServiceError as error:
+                if error.code != "worker-lost":
                     raise
         return self._validate_once(request)
 

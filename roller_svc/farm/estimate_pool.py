@@ -125,8 +125,8 @@ class _Batch:
     def _add_results(self, chunk: _Chunk, results: Sequence[EstimateResult]) -> None:
         for position, result in zip(chunk.positions, results, strict=False):
             self.results[position].extend(result)
-        left = [position for position in chunk.positions if not self._is_done(position)]
-        self._pending.extendleft(reversed(left))
+        unfinished = [position for position in chunk.positions if not self._is_done(position)]
+        self._pending.extendleft(reversed(unfinished))
 
     def _is_done(self, position: int) -> bool:
         result = self.results[position]

@@ -248,7 +248,7 @@ class JobQueue:
     def _withdraw(self, job: BuildJob, operation_id: str) -> bool:
         """Remove an operation that could not be recorded; return whether others wait for its build."""
         with self._lock:
-            job.operations = [one for one in job.operations if one.id != operation_id]
+            job.operations = [operation for operation in job.operations if operation.id != operation_id]
             self._live.pop(operation_id, None)
             self._done_futures.pop(operation_id, None)
             if not job.operations and self._jobs.get(job.action) is job:
@@ -320,7 +320,8 @@ class JobQueue:
         """Count the attempt in the record of the job's first operation, before the build can crash the machine."""
         with self._lock:
             job.operations = [
-                replace(one, state=OperationState.BUILDING, attempts=one.attempts + 1) for one in job.operations
+                replace(operation, state=OperationState.BUILDING, attempts=operation.attempts + 1)
+                for operation in job.operations
             ]
             self._live |= {operation.id: operation for operation in job.operations}
             first = job.operations[0]

@@ -314,8 +314,8 @@ class _CrashReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and isinstance(error, Exception):
-            where = traceback.extract_tb(trace)[-1]
-            words = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            frame = traceback.extract_tb(trace)[-1]
+            words = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
             self._connection.send_bytes(_error_bytes(InvariantError(words)))
 
 

@@ -29,14 +29,14 @@ def check_json(body: bytes) -> None:
         )
     except BodyError:
         raise
-    except UnicodeDecodeError as fault:
-        raise BodyError("the body is not UTF-8") from fault
-    except json.JSONDecodeError as fault:
-        raise BodyError(f"the body is not JSON: line {fault.lineno}, column {fault.colno}: {fault.msg}") from fault
-    except RecursionError as fault:
-        raise BodyError(f"the body nests deeper than {MAX_DEPTH} levels") from fault
-    except ValueError as fault:  # an integer with thousands of digits
-        raise BodyError("the body has a number with too many digits") from fault
+    except UnicodeDecodeError as error:
+        raise BodyError("the body is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise BodyError(f"the body is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise BodyError(f"the body nests deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise BodyError("the body has a number with too many digits") from error
     _check_depth(value)
 
 

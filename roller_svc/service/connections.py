@@ -143,8 +143,8 @@ class BoundedConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond to a request that h11 rejected; uvicorn calls this while it handles h11's exception."""
-        fault = sys.exc_info()[1]
-        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
+        error = sys.exc_info()[1]
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 413:
             self._reject(problem(413, "body-too-large", "the body has too many small chunks"))
         elif status == 431 and b"\n" not in self.conn.trailing_data[0]:
@@ -184,10 +184,10 @@ class BoundedConnection(H11Protocol):
         if self._phase is Phase.HEADERS and not self.conn.trailing_data[0]:
             self.transport.close()
             return
-        what, seconds = "head", self._limits.header_timeout_s
+        part, seconds = "head", self._limits.header_timeout_s
         if self._phase is Phase.BODY:
-            what, seconds = "body", self._limits.body_timeout_s
-        self._reject(problem(408, "request-timeout", f"the request's {what} did not arrive within {seconds:g} s"))
+            part, seconds = "body", self._limits.body_timeout_s
+        self._reject(problem(408, "request-timeout", f"the request's {part} did not arrive within {seconds:g} s"))
 
     def _reject(self, body: dict[str, object]) -> None:
         """Respond unless the application has started to, then close."""

@@ -166,8 +166,8 @@ class RequestLimitsMiddleware:
                 check_json(body)
             else:
                 await asyncio.to_thread(check_json, body)
-        except BodyError as fault:
-            return problem(400, "invalid-json", str(fault))
+        except BodyError as error:
+            return problem(400, "invalid-json", str(error))
         return None
 
     def _too_large(self) -> dict[str, object]:

@@ -27,7 +27,7 @@ from roller_svc.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-MAX_REPORTED_FAULTS = 20  # in one response
+MAX_REPORTED_ERRORS = 20  # in one response
 ECHO_CHARACTERS = 100  # of the request's text quoted in a response
 TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # the request exceeds the service's limits
 
@@ -122,20 +122,20 @@ async def _roller_error(request: Request, error: Exception) -> Response:
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = error.errors()
-    if any(fault["type"] == "json_invalid" for fault in faults[:1]):
+    details = error.errors()
+    if details and details[0]["type"] == "json_invalid":
         return response(problem(400, "invalid-json", "the body is not JSON"))
     items: list[dict[str, object]] = []
     locations: list[str] = []
-    for fault in faults[:MAX_REPORTED_FAULTS]:
-        where, *rest = fault["loc"]
+    for entry in details[:MAX_REPORTED_ERRORS]:
+        where, *rest = entry["loc"]
         pointer = "".join(f"/{_escape_pointer(_truncate(str(part)))}" for part in rest)
         item = {"pointer": pointer} if where == "body" else {}  # path and query parameters have none
-        items.append(item | {"message": fault["msg"]})
+        items.append(item | {"message": entry["msg"]})
         locations.append(pointer or "/" if where == "body" else ".".join(_truncate(str(part)) for part in rest))
     detail = f"{locations[0]}: {items[0]['message']}"
-    if len(faults) > MAX_REPORTED_FAULTS:
-        items.append({"message": f"… {len(faults) - MAX_REPORTED_FAULTS:,} more"})
+    if len(details) > MAX_REPORTED_ERRORS:
+        items.append({"message": f"… {len(details) - MAX_REPORTED_ERRORS:,} more"})
     return response(problem(422, _CODES[422], detail, items))
 
 

@@ -105,8 +105,8 @@ def verify_task(task: Task) -> tuple[Row, ...]:
         request = case_request(first, task.run)
         report = build_kernel(request)
         kernel = package_kernel(report).compiled
-    except InputError as refusal:
-        detail = f"{type(refusal).__name__} {refusal.code}: {refusal.message}"
+    except InputError as error:
+        detail = f"{type(error).__name__} {error.code}: {error.message}"
         return tuple(Row(case.id, case.cls, "refused", detail) for case in task.cases)
     except RollerError as failure:
         detail = f"{type(failure).__name__} {failure.code}: {failure.message}"

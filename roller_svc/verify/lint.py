@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.compiler.post_compile import predict_resources
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Resources
 from roller_svc.ir.report import Plan
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.toolchain.binaries.sass import SassFunction, sass_functions
 from roller_svc.toolchain.nvrtc import ptxas_warnings
 from roller_svc.verify.expected_instructions import ExpectedInstruction, find_expected_instructions
@@ -51,7 +51,7 @@ class PlannedLaunch:
     """The planned compute unit and block resources of a launch."""
 
     unit: ComputeUnit
-    needs: BlockNeeds | None
+    needs: BlockResources | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _lint_kernel(kernel: PlannedKernel, code: Mapping[str, SassFunction], hw: Ha
     compiled = kernel.compiled
     planned = {
         compiled.source.main_launch(group.name): PlannedLaunch(
-            choice.program.unit, planned_needs(group, choice.program, hw)
+            choice.program.unit, predict_resources(group, choice.program, hw)
         )
         for group, choice in zip(kernel.groups, kernel.plan.choices, strict=True)
     }
@@ -139,11 +139,11 @@ def _compare_with_plan(linted: LintedLaunch, planned: PlannedLaunch, hw: Hardwar
         return
     assumed = blocks_per_core(needs, hw)
     registers, shared = used.registers_per_thread, used.shared_bytes
-    for kind, what, real in (
-        (FindingKind.REGISTERS, f"{registers} registers a thread in place of {needs.registers_per_thread}",
+    for kind, change, real in (
+        (FindingKind.REGISTERS, f"{registers} registers per thread, planned {needs.registers_per_thread}",
          replace(needs, registers_per_thread=registers)),
-        (FindingKind.SHARED, f"{shared} bytes of shared memory in place of {needs.shared_bytes}",
+        (FindingKind.SHARED, f"{shared} bytes of shared memory, planned {needs.shared_bytes}",
          replace(needs, shared_bytes=shared)),
     ):  # fmt: skip
         if (fit := blocks_per_core(real, hw)) < assumed:
-            yield Finding(kind, name, f"{what}: {fit} blocks share a core, not {assumed}")
+            yield Finding(kind, name, f"{change}: {fit} blocks per core, planned {assumed}")

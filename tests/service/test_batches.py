@@ -59,7 +59,7 @@ def settings(folder: Path) -> Settings:
 def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "DISCONNECT_POLL_S", 0.05)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = EstimateCache(stub)
+    app.state.roller.estimate_cache = EstimateCache(stub)
     with running(app) as (_, port):
         with connected(port) as connection:
             connection.sendall(request(LARGE))
@@ -73,7 +73,7 @@ def test_whoever_hangs_up_is_no_longer_computed_for(tmp_path: Path, monkeypatch:
 
 def test_a_small_request_passes_large_ones_and_these_wait_for_each_other(tmp_path: Path) -> None:
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = EstimateCache(stub)
+    app.state.roller.estimate_cache = EstimateCache(stub)
     with running(app) as (_, port), ThreadPoolExecutor(2) as clients:
 
         def ask(count: int) -> httpx.Response:
@@ -93,7 +93,7 @@ def test_a_small_request_passes_large_ones_and_these_wait_for_each_other(tmp_pat
 def test_whoever_waits_when_the_service_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "DISCONNECT_POLL_S", 0.05)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = EstimateCache(stub)
+    app.state.roller.estimate_cache = EstimateCache(stub)
     with running(app) as (server, port), connected(port) as connection:
         connection.sendall(request(LARGE))
         stub.begun.acquire()
@@ -105,7 +105,7 @@ def test_whoever_waits_when_the_service_ends_is_told(tmp_path: Path, monkeypatch
 def test_requests_beyond_the_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "MAX_WAITING_ESTIMATES", 1)
     app, stub = create_app(settings(tmp_path)), Stub()
-    app.state.roller.estimates = EstimateCache(stub)
+    app.state.roller.estimate_cache = EstimateCache(stub)
     with running(app) as (_, port), connected(port) as connection:
         connection.sendall(request(LARGE))
         stub.begun.acquire()

@@ -21,7 +21,7 @@ from roller_svc.service.app import create_app
 from roller_svc.service.bodies import MAX_DEPTH, BodyError, check_json, max_value_count
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
 from roller_svc.service.middleware import MAX_TARGET_BYTES
-from roller_svc.service.problems import MAX_REPORTED_FAULTS, problem_from_record, status_of
+from roller_svc.service.problems import MAX_REPORTED_ERRORS, problem_from_record, status_of
 from roller_svc.service.server import server_config
 from roller_svc.settings import Settings
 
@@ -210,7 +210,7 @@ def test_a_body_of_very_many_faults_has_a_short_answer(client: Client, path: str
     answer = client.post(path, content=content.encode(), headers=JSON)
     assert answer.status_code in (413, 422)
     assert len(answer.content) < 8_000
-    assert len(answer.json()["errors"]) <= MAX_REPORTED_FAULTS + 1
+    assert len(answer.json()["errors"]) <= MAX_REPORTED_ERRORS + 1
 
 
 def test_faults_that_are_not_listed_are_counted(client: Client) -> None:
@@ -218,8 +218,8 @@ def test_faults_that_are_not_listed_are_counted(client: Client) -> None:
     answer = client.post(
         "/v1/estimates", json={"targets": ["a"], "items": [{"expression": "x", "inputs": inputs}]}
     ).json()
-    assert len(answer["errors"]) == MAX_REPORTED_FAULTS + 1
-    assert answer["errors"][-1]["message"] == f"… {200 - MAX_REPORTED_FAULTS} more"
+    assert len(answer["errors"]) == MAX_REPORTED_ERRORS + 1
+    assert answer["errors"][-1]["message"] == f"… {200 - MAX_REPORTED_ERRORS} more"
 
 
 def test_a_large_body_that_is_right_is_served(client: Client) -> None:

@@ -128,10 +128,12 @@ class EstimateCache:
             for index, program in enumerate(programs)
             for target, device in zip(targets, devices, strict=True)
         ]
-        results = self._look_up_or_compute([one for _, _, one in queries if isinstance(one, _Query)], count, deadline)
+        results = self._look_up_or_compute(
+            [query for _, _, query in queries if isinstance(query, _Query)], count, deadline
+        )
         return [
-            ItemResult(index, target, results[one.key] if isinstance(one, _Query) else one)
-            for index, target, one in queries
+            ItemResult(index, target, results[query.key] if isinstance(query, _Query) else query)
+            for index, target, query in queries
         ]
 
     def _look_up_or_compute(self, queries: Sequence[_Query], top_k: int, deadline: Deadline) -> dict[bytes, bytes]:

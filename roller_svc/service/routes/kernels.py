@@ -86,8 +86,8 @@ async def kernel_file(
 def operation_response(operation: Operation, pending_status: int, headers: dict[str, str]) -> Response:
     if operation.done:
         return JSONResponse(operation_json(operation), headers=headers)
-    where = {"Location": f"/v1/operations/{operation.id}", "Retry-After": str(POLL_S)}
-    return JSONResponse(operation_json(operation), status_code=pending_status, headers=headers | where)
+    location = {"Location": f"/v1/operations/{operation.id}", "Retry-After": str(POLL_S)}
+    return JSONResponse(operation_json(operation), status_code=pending_status, headers=headers | location)
 
 
 def preferred_wait_s(prefer: str | None, max_s: float) -> float:

@@ -171,7 +171,7 @@ def test_with_json_a_refusal_is_the_one_document(capsys: pytest.CaptureFixture[s
         ((*INPUTS, "--emulate"), 2, "emulator-unavailable"),
         ((*INPUTS, "--target", "nvidia-k80"), 3, "sm_37"),
         ((*INPUTS, "--server", "http://127.0.0.1:9"), 1, "server-unreachable"),
-        ((*INPUTS, "--server", "nonsense"), 2, "no address"),
+        ((*INPUTS, "--server", "nonsense"), 2, "invalid URL"),
         ((*INPUTS, *QUICK, "--save", "/proc/nowhere"), 2, "unwritable-folder"),
     ],
 )

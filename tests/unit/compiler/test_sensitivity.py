@@ -18,7 +18,7 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Source
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.perf.uncertainty import assumed_figures, uncertainty
+from roller_svc.perf.uncertainty import find_assumed_stages, uncertainty
 
 QUOTIENT = {name: TensorType(DType.FLOAT32, (65536,)) for name in "xy"}
 V100 = hardware.load("nvidia-v100-sxm2")
@@ -108,4 +108,4 @@ def test_uncertainty_grows_with_the_share_of_the_time_behind_assumed_figures(
     hw = with_sources(Source(assumed, "a guess", assumed=True), known) if assumed else with_sources(known)
     stages = (StageCost("compute", 1.0), StageCost("l2", 7.0), StageCost("dram", 8.0), StageCost("launch", 2.0))
     unit = hw.units[0]
-    assert uncertainty(stages, 10.0, assumed_figures(hw, unit)) == pytest.approx(factor)
+    assert uncertainty(stages, 10.0, find_assumed_stages(hw, unit)) == pytest.approx(factor)

@@ -282,7 +282,8 @@ def test_a_worker_bears_the_name_of_its_work(lane: WorkerProcess[str, str]) -> N
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom tests.unit.farm.test_workers import work\nfrom roller_svc.farm.workers import WorkerProcess\n"
+        "import os, sys\nfrom tests.unit.farm.test_workers import work\n"
+        "from roller_svc.farm.workers import WorkerProcess\n"
         "if __name__ == '__main__':\n"
         "    lane = WorkerProcess(work, 60.0)\n    print(lane.call('pid'), flush=True)\n    lane.call('hang')\n"
     )

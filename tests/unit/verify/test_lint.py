@@ -10,7 +10,7 @@ import pytest
 
 from roller_svc import hardware, toolchain
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.post_compile import planned_needs, revised_plan
+from roller_svc.compiler.post_compile import predict_resources, reestimate_plan
 from roller_svc.compiler.request import build_request
 from roller_svc.compiler.serialize import report_json
 from roller_svc.ir.dtype import DType
@@ -70,7 +70,7 @@ def test_every_launch_has_its_code_and_its_plan() -> None:
     main = found.launches[compiled_of(report).source.main_launch("kernel0")]
     assert main.planned is not None
     assert main.planned.unit == report.winner.plan.dominant_choice.program.unit
-    assert main.planned.needs == planned_needs(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
+    assert main.planned.needs == predict_resources(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
     assert main.code.count("FFMA") >= 16
     assert main.code.count("HMMA") == 0
     assert sum(one.planned is None for one in found.launches) == len(found.launches) - 1
@@ -129,7 +129,7 @@ def test_resources_beyond_the_plan_are_found_where_fewer_blocks_fit() -> None:
         name = compiled.source.launches[main].name
         return [finding.kind for finding in found.findings if finding.launch == name]
 
-    needs = planned_needs(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
+    needs = predict_resources(report.groups[0], report.winner.plan.dominant_choice.program, ADA)
     assert needs is not None
     planned = Resources(needs.registers_per_thread, needs.shared_bytes)
     assert with_main(planned) == []
@@ -204,21 +204,21 @@ def test_a_promise_that_is_not_kept_is_found() -> None:
 def test_the_estimate_is_made_again_with_what_the_kernel_takes() -> None:
     report, compiled = product(), compiled_of(product())
     plan = report.winner.plan
-    needs = planned_needs(report.groups[0], plan.dominant_choice.program, ADA)
+    needs = predict_resources(report.groups[0], plan.dominant_choice.program, ADA)
     assert needs is not None
     main = compiled.source.main_launch("kernel0")
 
     def again(used: Resources) -> Plan | None:
         resources = (*compiled.resources[:main], used, *compiled.resources[main + 1 :])
-        return revised_plan(plan, report.groups, dataclasses.replace(compiled, resources=resources), ADA)
+        return reestimate_plan(plan, report.groups, dataclasses.replace(compiled, resources=resources), ADA)
 
     assert again(Resources(needs.registers_per_thread, needs.shared_bytes)) == plan
     crowded = again(Resources(255, 96 << 10))
     assert crowded is not None
     assert crowded.estimate.occupancy < plan.estimate.occupancy
     assert crowded.estimate.seconds >= plan.estimate.seconds
-    assert revised_plan(plan, report.groups, None, ADA) is None
-    assert revised_plan(plan, report.groups, dataclasses.replace(compiled, binary=b""), ADA) is None
+    assert reestimate_plan(plan, report.groups, None, ADA) is None
+    assert reestimate_plan(plan, report.groups, dataclasses.replace(compiled, binary=b""), ADA) is None
 
 
 def first_attempt(report: BuildReport) -> Any:
