@@ -213,3 +213,11 @@ class ItemEstimates(BaseModel):
 
 class EstimateResponse(BaseModel):
     estimates: list[ItemEstimates]
+
+
+# Former names.
+CompileBody = CompileRequest
+EstimateBody = EstimateRequest
+KernelAnswer = KernelResponse
+OperationAnswer = OperationResponse
+EstimatesAnswer = EstimateResponse

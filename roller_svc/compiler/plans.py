@@ -49,29 +49,29 @@ class TargetEstimate:
 
 
 def estimate_program(
-    cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, demands: ScheduleConstraints = NO_CONSTRAINTS
+    cache: PartitionCache, spec: HardwareSpec, top_k: int = 1, constraints: ScheduleConstraints = NO_CONSTRAINTS
 ) -> TargetEstimate:
     """Estimate the best plans of a program on a device. Uses no compiler and no device."""
-    _, candidates, constructions = rank_partitions(cache, spec, top_k, demands)[0]
+    _, candidates, constructions = rank_partitions(cache, spec, top_k, constraints)[0]
     return TargetEstimate(spec, best_plans(candidates, top_k), add_rooflines(tuple(c.roofline for c in constructions)))
 
 
 def rank_best_partition(
-    program: TensorProgram, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS
+    program: TensorProgram, hw: HardwareSpec, top_k: int, constraints: ScheduleConstraints = NO_CONSTRAINTS
 ) -> RankedPartition:
     """Return the partition with the fastest predicted plan."""
-    return rank_partitions(PartitionCache(program), hw, top_k, demands)[0]
+    return rank_partitions(PartitionCache(program), hw, top_k, constraints)[0]
 
 
 def rank_partitions(
-    cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS
+    cache: PartitionCache, hw: HardwareSpec, top_k: int, constraints: ScheduleConstraints = NO_CONSTRAINTS
 ) -> RankedPartitions:
     """Rank the candidates of all fusion alternatives. `cache` shares work between devices."""
     ranked: list[RankedPartition] = []
     failures: list[NoCandidateError] = []
     for groups in cache.partitions(hw):
         try:
-            ranked.append(_rank(groups, cache, hw, top_k, demands))
+            ranked.append(_rank(groups, cache, hw, top_k, constraints))
         except NoCandidateError as failure:
             failures.append(failure)
     if not ranked:
@@ -84,12 +84,17 @@ def _partition_seconds(ranked: RankedPartition) -> float:
 
 
 def _rank(
-    groups: tuple[KernelGroup, ...], cache: PartitionCache, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints
+    groups: tuple[KernelGroup, ...],
+    cache: PartitionCache,
+    hw: HardwareSpec,
+    top_k: int,
+    constraints: ScheduleConstraints,
 ) -> RankedPartition:
     constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
-    others = ScheduleConstraints(demands.allow_tf32)
+    unconstrained = ScheduleConstraints(constraints.allow_tf32)
     results = [
-        rank_units(group, hw, top_k, demands if group in constrained else others, cache.footprints) for group in groups
+        rank_units(group, hw, top_k, constraints if group in constrained else unconstrained, cache.footprints)
+        for group in groups
     ]
     return RankedPartition(
         groups, tuple(candidates for candidates, _ in results), tuple(construction for _, construction in results)
