@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mutants.mutation import T4, Case, Tiles
 from roller_svc.ir.constraints import OpClass
+from tests.mutation.mutants.mutation import T4, Case, Tiles
 
 SIMT = OpClass.SIMT
 PRODUCT = "C[m, n] +=! A[m, k] * B[k, n]"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mutants.mutation import RTX5090, T4, Case, Tiles
 from roller_svc.ir.constraints import OpClass
+from tests.mutation.mutants.mutation import RTX5090, T4, Case, Tiles
 
 MMA = OpClass.MMA
 FLOAT_PRODUCT = "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)"

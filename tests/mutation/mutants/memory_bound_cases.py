@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.mutation import Case, Tiles
+from tests.mutation.mutants.mutation import Case, Tiles
 
 MAP = Case(
     "map", "map", "C[m, n] = A[m, n] * B[n] + A[m, n]", (("A", "float32", (100, 100)), ("B", "float32", (100,))),

@@ -1,32 +1,32 @@
-"""All planted bugs, and what is known of those that nothing finds."""
+"""List every mutant, and explain those that survive."""
 
 from __future__ import annotations
 
 import zlib
 
-from mutants import (
-    attention_bugs,
-    attention_groups,
-    matrix_async,
-    matrix_kinds,
-    memory_bugs,
-    ring,
-    ring_kinds,
-    scalar_bugs,
-    softmax_bugs,
+from tests.mutation.mutants import (
+    attention_mutants,
+    memory_bound_mutants,
+    mma_async_mutants,
+    mma_mutants,
+    simt_mutants,
+    softmax_mutants,
+    wgmma_attention_mutants,
+    wgmma_mutants,
+    wgmma_ring_mutants,
 )
-from mutants.mutation import Mutation
+from tests.mutation.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
-    *matrix_async.MUTATIONS,
-    *matrix_kinds.MUTATIONS,
-    *ring.MUTATIONS,
-    *ring_kinds.MUTATIONS,
-    *scalar_bugs.MUTATIONS,
-    *memory_bugs.MUTATIONS,
-    *attention_bugs.MUTATIONS,
-    *attention_groups.MUTATIONS,
-    *softmax_bugs.MUTATIONS,
+    *mma_async_mutants.MUTATIONS,
+    *mma_mutants.MUTATIONS,
+    *wgmma_ring_mutants.MUTATIONS,
+    *wgmma_mutants.MUTATIONS,
+    *simt_mutants.MUTATIONS,
+    *memory_bound_mutants.MUTATIONS,
+    *attention_mutants.MUTATIONS,
+    *wgmma_attention_mutants.MUTATIONS,
+    *softmax_mutants.MUTATIONS,
 )
 
 # Why a bug that the suite does not find is not found.

@@ -1,6 +1,6 @@
-"""Bugs planted in generated CUDA kernels → how many of them the emulator finds, as one JSON document.
+"""Measure how many mutants of generated CUDA kernels the emulator finds; write one JSON document.
 
-    python bench/mutations.py --jobs 2 --out FILE.json
+    python -m tests.mutation.measure --jobs 2 --out FILE.json
 
 Each kernel runs on three random inputs in three orders of threads, and once more watched for races where that shows
 nothing. Exits 1 where a kernel without a bug is found wrong, where a bug no longer fits its kernel, or where one
@@ -18,11 +18,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mutants.mutation import Case, Mutation, PatternError
-from mutants.suite import EQUIVALENT, MUTATIONS, SURVIVORS
-from mutants.trial import sound, verdict
-
 from roller_svc.errors import RollerError
+from tests.mutation.mutants.mutation import Case, Mutation, PatternError
+from tests.mutation.mutants.run_mutant import sound, verdict
+from tests.mutation.mutants.suite import EQUIVALENT, MUTATIONS, SURVIVORS
 
 Json = dict[str, Any]
 DETAIL_CHARACTERS = 300
@@ -88,7 +87,7 @@ def main() -> int:
     if options.out:
         options.out.write_text(document + "\n", encoding="utf-8")
     else:
-        print(document)
+        sys.stdout.write(document + "\n")
     unknown = any(row["status"] == "survived" and f"{row['case']}: {row['name']}" not in SURVIVORS for row in rows)
     return 1 if unknown or any(row["status"] == "error" for row in rows) else 0
 

@@ -1,4 +1,4 @@
-"""A kernel of known tiles, and a bug that is planted in its text."""
+"""A kernel with fixed tiles, and a fault seeded in its text."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ class Mutation:
         return text
 
 
-def planted(case: Case, name: str, kind: Kind, *edits: Edit) -> Mutation:
+def mutant(case: Case, name: str, kind: Kind, *edits: Edit) -> Mutation:
     return Mutation(case, name, kind, edits)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mutants.mutation import Case, Mutation
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
@@ -28,6 +27,7 @@ from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import Value, evaluate
 from roller_svc.reference.values import Array
 from roller_svc.verify.run_and_verify import accumulation_of
+from tests.mutation.mutants.mutation import Case, Mutation
 
 SEEDS = (0, 1, 2)
 
@@ -86,8 +86,8 @@ def _tiled(program: RProgram, case: Case) -> RProgram:
     tiles, names = case.tiles, [axis.name for axis in program.space.axes]
     block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
     return dataclasses.replace(
-        program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages, raster=1,
-        stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
+        program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages,
+        raster=1, stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
     )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def sound(case: Case) -> bool:
     return not any(_findings(case, source, races=races) for races in (False, True))
 
 
-def mutant(mutation: Mutation) -> KernelSource:
+def mutated(mutation: Mutation) -> KernelSource:
     """The kernel with the bug in it."""
     _, source = kernel(mutation.case)
     return dataclasses.replace(source, text=mutation.applied(source.text))
@@ -152,4 +152,4 @@ def mutant(mutation: Mutation) -> KernelSource:
 
 def verdict(mutation: Mutation) -> tuple[Finding, ...]:
     """How the bug shows: nothing where it survives. Raises CompileError where it is no C++."""
-    return findings(mutation.case, mutant(mutation))
+    return findings(mutation.case, mutated(mutation))

@@ -1,1 +1,0 @@
-"""Bugs planted in generated CUDA kernels: the kernels, the bugs, and what the emulator makes of them."""
