@@ -104,7 +104,7 @@ class SimtFeed:
     @property
     def is_direct(self) -> bool:
         """Whether memory holds what is staged, bit for bit."""
-        return self.operand.source is not None and self.operand.stored is self.dtype
+        return self.operand.source is not None and self.operand.memory_dtype is self.dtype
 
     def is_async(self, columns: int) -> bool:
         return self.may_copy and self.is_direct and self._copied(columns) * self.dtype.bytes >= LEAST_COPY_BYTES
@@ -115,17 +115,17 @@ class SimtFeed:
             return self._copied(columns)
         if self.operand.source is None:
             return 1
-        if not self.operand.along_k:
-            return self._neighbours(max(self.operand.stored.bytes, self.dtype.bytes), columns)
+        if not self.operand.k_major:
+            return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
         lies_along = inner is None or inner == self.reduced.members[-1]
-        return self._neighbours(self.operand.stored.bytes, math.gcd(K_NEIGHBOURS, rows)) if lies_along else 1
+        return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_NEIGHBOURS, rows)) if lies_along else 1
 
     def _copied(self, columns: int) -> int:
         """By one copy: columns that are neighbours in memory, but one row only, for a copy cannot transpose."""
-        return 1 if self.operand.along_k else self._neighbours(self.dtype.bytes, columns)
+        return 1 if self.operand.k_major else self._neighbours(self.dtype.bytes, columns)
 
     def _neighbours(self, element_bytes: int, most: int) -> int:
-        return math.gcd(self.operand.run, chunk(element_bytes), most)
+        return math.gcd(self.operand.vector_width, chunk(element_bytes), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class SimtFeeds:
         points of the fused axis. The innermost where its extent allows; another one only where no factor is contiguous
         along the fused axis, for that order would be lost."""
         members = self.a.reduced.members
-        tried = members[-1:] if self.a.operand.along_k or self.b.operand.along_k else members[::-1]
+        tried = members[-1:] if self.a.operand.k_major or self.b.operand.k_major else members[::-1]
         return next((axis for axis in tried if axis.extent % rows == 0), None)
 
 
@@ -220,7 +220,8 @@ class SimtFacts:
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[SimtFacts] | None:
     """Prepare a contraction on the FMA units of a GPU; None for any other group or unit."""
     unit, hw = base.machine.unit, base.machine.hw
-    if not base.machine.simt or unit.is_matrix or group.attention is not None or not base.is_contraction:
+    if not base.machine.is_gpu or unit.is_matrix or group.attention is not None or not base.is_contraction:
         return None
-    feeds = simt_feeds(base.space, operands(group), hw.arch) if unit.kind is UnitKind.FMA else None
+    staged = unit.kind is UnitKind.FMA and group.operands is not None
+    feeds = simt_feeds(base.space, operands(group), hw.arch) if staged else None
     return base.with_facts(SimtFacts(feeds))

@@ -44,7 +44,6 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaWaitGroup,
 )
 from roller_svc.ir.schedule_text import render
-from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.schedule.legality import check
 from roller_svc.toolchain import compile_source
@@ -335,13 +334,14 @@ def test_every_tile_fits_the_device_and_no_estimate_is_below_its_roofline() -> N
     on = unit(HOPPER, "wgmma_f16")
     programs = construct(group, HOPPER, on).programs
     assert {p.block[group.space.role(AxisRole.M)[0].name] for p in programs} == {64, 128, 192}
-    problem, limits = prepare(group, HOPPER, on)[1], HOPPER.limits
+    family, workload = prepare(group, HOPPER, on)
+    model, limits = family.model(workload), HOPPER.limits
     for found in programs:
-        needs = Model(problem).needs(found)
+        needs = model.resources(found)
         assert needs is not None
         assert needs.shared_bytes <= limits.shared_bytes_per_block
         assert block_registers(needs.threads, needs.registers_per_thread, limits) <= limits.registers_per_core
-        assert Model(problem).estimate(found).seconds >= problem.floor_s
+        assert model.estimate(found).seconds >= workload.lower_bound_s
     best = estimate_program(PartitionCache(compute), HOPPER)
     assert best.plans[0].estimate.seconds >= max(roof.seconds for roof in best.roofline)
 
