@@ -14,11 +14,11 @@ from tile_spaces import column_sum, conv, depthwise, matmul, relu, row_sum, scat
 from roller_svc import hardware
 from roller_svc.compiler.rank import construct, rank
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.rules import Base
-from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.construct.rules import ThreadTile
+from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
-from roller_svc.families.cpu.contraction.workload import rows_at_once
+from roller_svc.families.cpu.contraction.workload import rows_per_block
 from roller_svc.families.cpu.window.cost import staged_bytes
 from roller_svc.families.cpu.window.workload import PlaneSpace, plane_space
 from roller_svc.families.gpu.simt_contraction.rules import SimtContraction
@@ -217,7 +217,7 @@ def check_cpu_contraction(group: KernelGroup, program: RProgram, hw: HardwareSpe
     assert 1 <= kc <= k.extent
     l2 = hw.block_level
     assert kc * nr * size <= 0.2 * l2.capacity_bytes
-    at_once = rows_at_once(program.block[m.name], mr, kc, size, l2.capacity_bytes)
+    at_once = rows_per_block(program.block[m.name], mr, kc, size, l2.capacity_bytes)
     assert at_once == mr or at_once * kc * size <= 0.4 * l2.capacity_bytes
     assert program.block[m.name] < m.extent + mr
     assert program.block[n.name] < n.extent + nr
@@ -289,8 +289,8 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
     hw = hardware.load("nvidia-v100-sxm2")
     group = matmul(m, n, k)
     rules = SimtContraction(prepare(group, hw, hw.unit_for(DType.FLOAT32))[1])
-    stage = rules.block_stage(Base((1, 4, 4, 1)), epsilon)
-    log = Log(budget=10_000)
+    stage = rules.block_level(ThreadTile((1, 4, 4, 1)), epsilon)
+    log = SearchTrace(budget=10_000)
     grown = scale_up(stage, log, 10_000)
     first, *others = (step.extents for step in log.steps)
     assert first == tuple(steps[0] for steps in stage.steps)
@@ -302,9 +302,9 @@ def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int
             for old in earlier
         )
         earlier.append(tile)
-    every = [t for t in itertools.product(*stage.steps) if not any(stage.look(t)[2:])]
-    large = {t for t in every if stage.saturates(t)}
-    assert set(grown.large) == large
+    every = [t for t in itertools.product(*stage.steps) if not any(stage.evaluate(t)[2:])]
+    large = {t for t in every if stage.is_saturated(t)}
+    assert set(grown.saturated) == large
     assert set(grown.border) == set(every) - large
     for step in log.steps:
         if step.decision == "shared memory":
@@ -358,8 +358,8 @@ def test_search_footprint_is_the_space_s(group: KernelGroup, data: st.DataObject
     for access in touched.accesses:
         points = math.prod(tile[i] for i in access.axes)
         assert access.elements(tile) == min(points, access.access.tile_elements(reach))
-        assert access.run(tile) == access.access.contiguous_elements(reach)
-        assert access.moved_bytes(tile) >= access.bytes(tile)
+        assert access.contiguous_elements(tile) == access.access.contiguous_elements(reach)
+        assert access.transferred_bytes(tile) >= access.bytes(tile)
 
 
 @pytest.mark.parametrize("target", GPUS + CPUS)
@@ -377,4 +377,4 @@ def test_small_contraction_fills_the_device() -> None:
     ranked, construction = rank(group, hw, hw.unit_for(DType.FLOAT32), 10)
     assert 2 * ranked[0].program.grid > hw.num_cores  # splits are powers of two, and fewer parts are cheaper to join
     assert any(p.split_k == 1 and p.grid >= hw.num_cores for p in construction.programs)
-    assert any(step.outcome == "shrunk" for step in construction.trace)
+    assert any(step.decision == "shrunk" for step in construction.trace)
