@@ -1,1 +1,1 @@
-"""What a program means: interpreter, rounding, comparison, test inputs."""
+"""Semantics of a program: interpreter, rounding bounds, comparison, test inputs."""

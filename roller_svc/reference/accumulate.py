@@ -1,4 +1,4 @@
-"""Terms of a reduction, block by block → one value an element, with its bound."""
+"""Accumulate the terms of a reduction block by block, with an error bound for each element."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import Combine
 from roller_svc.reference import rounding
 from roller_svc.reference.evaluator import Term
-from roller_svc.reference.values import Array, greatest, least_normal, unit_roundoff, wide_dtype, wrap
+from roller_svc.reference.values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
 
 _DEVIATIONS = 8.0
 
 
 def identity(combine: Combine, dtype: DType) -> int | float:
-    """What a reduction starts from."""
+    """Return the neutral element of a reduction."""
     match combine:
         case Combine.SUM | Combine.ANY:
             return 0
@@ -31,24 +31,21 @@ def identity(combine: Combine, dtype: DType) -> int | float:
 
 
 class Accumulator:
-    """Values of a map (combine None) or a reduction over a box of kept dimensions, filled block by block.
-
-    `sums`: how a matrix unit adds the terms, where one may.
-    """
+    """Values of a map (`combine` None) or a reduction over a box of spatial dimensions, filled block by block."""
 
     def __init__(
         self, combine: Combine | None, dtype: DType, shape: tuple[int, ...], *, track: bool,
-        sums: AccumulatorPrecision | None = None,
+        accumulation: AccumulatorPrecision | None = None,
     ) -> None:  # fmt: skip
         self.combine = combine
         self.dtype = dtype
         self.track = track
-        self.sums = sums
+        self.accumulation = accumulation  # how a matrix unit adds the terms, if one may
         start = 0 if combine is None else identity(combine, dtype)
         self.value = np.full(shape, start, dtype=wide_dtype(dtype))
-        # Sum of the terms' own bounds; of a map or a logical reduction the greatest.
+        # Sum of the terms' own bounds; for a map or a logical reduction their maximum.
         self.error: Array | None = None
-        # Of a maximum or minimum: what it is when all terms are moved down, and up, by their bounds.
+        # Maximum and minimum only: the result with all terms moved down, and up, by their bounds.
         self.ends: tuple[Array, Array] | None = None
         # Sum of |terms| for a sum; product of |term| + bound for a product.
         self.magnitude = np.full(shape, 1.0 if combine is Combine.PROD else 0.0) if self._rounds else np.zeros(())
@@ -61,7 +58,7 @@ class Accumulator:
         return self.track and self.dtype.is_float and self.combine in (Combine.SUM, Combine.PROD)
 
     def add(self, region: tuple[slice, ...], full: tuple[int, ...], term: Term) -> None:
-        """Joins a block's term; `full` is the block's shape, kept dimensions first, `region` their place."""
+        """Add a block's term. `full`: the block's shape, spatial dimensions first; `region`: their slices."""
         axes = tuple(range(len(region), len(full)))
         value = np.broadcast_to(term.value, full)
         if self.track and self.combine in (Combine.MAX, Combine.MIN):
@@ -69,11 +66,11 @@ class Accumulator:
         if self.combine is None:
             self.value[region] = value
         else:
-            self.value[region] = self._joined(self.value[region], value, axes)
+            self.value[region] = self._combine(self.value[region], value, axes)
         if self.track and self.combine not in (Combine.MAX, Combine.MIN):
             self._add_error(region, full, axes, value, term.error)
 
-    def _joined(self, old: Array, value: Array, axes: tuple[int, ...]) -> Array:
+    def _combine(self, old: Array, value: Array, axes: tuple[int, ...]) -> Array:
         match self.combine:
             case Combine.SUM:
                 return np.asarray(old + value.sum(axis=axes, dtype=value.dtype))
@@ -88,17 +85,17 @@ class Accumulator:
             case Combine.ANY:
                 return np.asarray((old != 0) | (value != 0).any(axis=axes))
             case None:
-                raise InvariantError("a map has nothing to join")
+                raise InvariantError("a map has no terms to combine")
 
     def _add_ends(self, region: tuple[slice, ...], axes: tuple[int, ...], value: Array, error: Array | None) -> None:
-        """Before the block itself is joined."""
+        """Update `ends` before the block itself is added."""
         if self.ends is None:
             if error is None:
                 return
             self.ends = (self.value.astype(np.float64), self.value.astype(np.float64))
         for end, sign in zip(self.ends, (-1.0, 1.0), strict=True):
             moved = np.asarray(value if error is None else value + sign * error, dtype=np.float64)
-            end[region] = self._joined(end[region], np.broadcast_to(moved, value.shape), axes)
+            end[region] = self._combine(end[region], np.broadcast_to(moved, value.shape), axes)
 
     def _add_error(self, region: tuple[slice, ...], full: tuple[int, ...], axes: tuple[int, ...], value: Array,
                    error: Array | None) -> None:  # fmt: skip
@@ -124,46 +121,49 @@ class Accumulator:
             self.error[region] = bound
 
     def result(self, reduced_points: int) -> Term:
-        """What came of it, integers within their type, after `reduced_points` terms an element."""
+        """Return the reduced values after `reduced_points` terms an element, with integers wrapped to their type."""
         value = self.value if self.dtype.is_float else wrap(self.value, self.dtype)
         if self.ends is not None:
-            return Term(value, rounding.span(value.astype(np.float64), *self.ends))
+            return Term(value, rounding.interval_radius(value.astype(np.float64), *self.ends))
         if not self._rounds:
             return Term(value, self.error)
         unit = 2.0 * unit_roundoff(self.dtype.compute)
         if self.combine is Combine.SUM:
-            own = self._of_additions(value, unit, reduced_points)
+            own = self._addition_error(value, unit, reduced_points)
         else:
             own = self.magnitude - np.abs(value) + unit * reduced_points * self.magnitude
-            own = own + least_normal(self.dtype.compute)
+            own = own + min_normal(self.dtype.compute)
         bound = own + (0.0 if self.error is None else self.error)
-        return Term(value, self._with_infinities(value, bound))
+        return Term(value, self._bound_special_values(value, bound))
 
-    def _of_additions(self, value: Array, unit: float, count: int) -> Array:
-        """What adding `count` terms may err by."""
+    def _addition_error(self, value: Array, unit: float, count: int) -> Array:
+        """Return the error that adding `count` terms may cause."""
         chain = count
-        if self.sums is not None:
-            unit = max(unit, 2.0**-self.sums.result_bits)
-            chain = min(count, self.sums.promotion_interval or count)
-        # Each addition errs by a unit of the partial sum, and these errors walk at random: sqrt(K) units of the
-        # greatest partial sum. That is at most the sum of magnitudes; of terms that come in no order, hardly more than
-        # the whole sum or a few standard deviations of a walk of the terms. Of K/c chains of c terms each, that is so
-        # for every chain.
-        share = chain / count
-        walk = np.abs(value) * share + _DEVIATIONS * np.sqrt(self.squares * share)
-        own = unit * math.sqrt(count) * np.minimum(self.magnitude, walk) + count * least_normal(self.dtype.compute)
-        if self.sums is not None:
-            # What is cut off is of the sign of what it is cut off from: terms of one sign all lose, of a chain's sum
-            # half of the most on average.
-            own = own + 0.5 * chain * self.sums.rounding_loss * np.abs(value)
+        if self.accumulation is not None:
+            unit = max(unit, 2.0**-self.accumulation.result_bits)
+            chain = min(count, self.accumulation.promotion_interval or count)
+        # Each addition errs by a unit of the partial sum, and the errors are a random walk: sqrt(K) units of the
+        # largest partial sum. That is at most the sum of magnitudes. For terms in random order it is hardly more than
+        # the whole sum or a few standard deviations of the terms' random walk. With K/c chains of c terms each, this
+        # holds for every chain.
+        fraction = chain / count
+        typical = np.abs(value) * fraction + _DEVIATIONS * np.sqrt(self.squares * fraction)
+        own = unit * math.sqrt(count) * np.minimum(self.magnitude, typical) + count * min_normal(self.dtype.compute)
+        if self.accumulation is not None:
+            # Truncation errs towards zero: if all terms have one sign, every addition loses magnitude, on average half
+            # of the maximum loss of a chain.
+            own = own + 0.5 * chain * self.accumulation.rounding_loss * np.abs(value)
         return np.asarray(own)
 
-    def _with_infinities(self, value: Array, bound: Array) -> Array:
-        """Terms that were infinite or NaN make the sum so, whatever the order; a sum that overflowed may not have."""
+    def _bound_special_values(self, value: Array, bound: Array) -> Array:
+        """Return the bound where sums are infinite or NaN.
+
+        An infinite or NaN term makes the sum infinite or NaN in any order. An overflow depends on the order.
+        """
         unsure = np.isnan(bound) | np.isinf(bound)
-        if not unsure.any() and (np.abs(value) <= greatest(self.dtype.compute)).all():
+        if not unsure.any() and (np.abs(value) <= max_finite(self.dtype.compute)).all():
             return bound
         carried = np.zeros(()) if self.error is None else self.error
         sure = ~np.isfinite(value) & np.isinf(self.magnitude) | np.isnan(self.magnitude)
         special = np.where(sure & np.isfinite(carried), 0.0, np.inf)
-        return np.where(unsure | ~(np.abs(value) <= greatest(self.dtype.compute)), special, bound)
+        return np.where(unsure | ~(np.abs(value) <= max_finite(self.dtype.compute)), special, bound)

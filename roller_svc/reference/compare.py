@@ -1,4 +1,4 @@
-"""A kernel's arrays against the reference's values: whether they agree within the propagated bounds."""
+"""Compare a kernel's arrays with the reference's values, within the propagated bounds."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ import numpy as np
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.reference.interpreter import Value
-from roller_svc.reference.values import Array, greatest, storage_dtype, widen
+from roller_svc.reference.values import Array, max_finite, storage_dtype, widen
 
-# The bounds are to first order, and a device may be worse than it promises by a little.
+# The bounds are first-order, and a device may be slightly less accurate than documented.
 SLACK = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The verdict on all outputs, and the figures of `output`: the worst one.
-
-    `unjudged` counts elements on which the bound says nothing: those decided by a comparison of rounded values that
-    are equal within their errors, for instance.
-    """
+    """The verdict on all outputs, with the errors of the worst one."""
 
     ok: bool
     max_abs_error: float
     max_rel_error: float
-    output: str
+    output: str  # the worst output: the errors are its errors
     detail: str = ""
-    unjudged: int = 0
+    # Elements with an infinite bound, for instance where values that are equal within their errors are compared.
+    unchecked: int = 0
 
 
 def agrees(program: TensorProgram, got: Mapping[str, Array], want: Mapping[str, Value]) -> Agreement:
-    """Whether the arrays `got` are right: every output there, of its type and shape, each element within its bound.
+    """Check that `got` has every output with its type and shape, and each element within its bound.
 
-    `want` is from `evaluate` or `sampled`, with `allow_tf32` given there where the kernel has it. Integers must be
-    equal but where they derive from rounded floats.
+    `want` comes from `evaluate` or `evaluate_sample`, called with the kernel's `allow_tf32`. Integers must be equal
+    unless they derive from rounded floats.
     """
     verdicts = []
     for out in program.outputs:
@@ -54,61 +51,61 @@ def agrees(program: TensorProgram, got: Mapping[str, Array], want: Mapping[str, 
             verdicts.append(compare(out.name, array, want[out.name]))
     worst = min(verdicts, key=lambda v: (v.ok, -v.max_abs_error))
     return Agreement(worst.ok, worst.max_abs_error, worst.max_rel_error, worst.output, worst.detail,
-                     sum(v.unjudged for v in verdicts))  # fmt: skip
+                     sum(v.unchecked for v in verdicts))  # fmt: skip
 
 
 def compare(name: str, got: Array, want: Value) -> Agreement:
-    """One output's array against its values. The errors are distances to the reference's unrounded values."""
+    """Compare one output's array with its values. Errors are distances to the reference's unrounded values."""
     flat = got.reshape(-1)
-    given = widen(flat if want.at is None else flat[want.at], want.dtype)
+    computed = widen(flat if want.indices is None else flat[want.indices], want.dtype)
     wide = want.wide.reshape(-1)
     if want.error is None:
-        return _exact(name, given, wide)
+        return _compare_integers(name, computed, wide)
     with np.errstate(over="ignore"):
         error = want.error.reshape(-1) * SLACK
-    distance, right = _judge(given.astype(np.float64), wide.astype(np.float64), error, want)
-    unjudged = int(np.count_nonzero(np.isinf(error)))
-    if right.all():
-        return _figures(name, distance, wide, unjudged=unjudged)
-    first = int(np.argmin(right))
-    place = first if want.at is None else int(want.at[first])
-    where = [int(i) for i in np.unravel_index(place, got.shape)] if got.shape else []
-    detail = f"{name}{where} is {given[first]:.9g}, expected {wide[first]:.9g} within {error[first]:.3g}"
-    detail += f"; {np.count_nonzero(~right)} of {right.size} elements are wrong"
-    return _figures(name, distance, wide, detail, unjudged)
+    distance, within = _compare_floats(computed.astype(np.float64), wide.astype(np.float64), error, want)
+    unchecked = int(np.count_nonzero(np.isinf(error)))
+    if within.all():
+        return _agreement(name, distance, wide, unchecked=unchecked)
+    first = int(np.argmin(within))
+    flat_index = first if want.indices is None else int(want.indices[first])
+    index = [int(i) for i in np.unravel_index(flat_index, got.shape)] if got.shape else []
+    detail = f"{name}{index} is {computed[first]:.9g}, expected {wide[first]:.9g} within {error[first]:.3g}"
+    detail += f"; {np.count_nonzero(~within)} of {within.size} elements are wrong"
+    return _agreement(name, distance, wide, detail, unchecked)
 
 
-def _exact(name: str, given: Array, wide: Array) -> Agreement:
-    same = (given == wide) | (np.isnan(given.astype(np.float64)) & np.isnan(wide.astype(np.float64)))
+def _compare_integers(name: str, computed: Array, wide: Array) -> Agreement:
+    same = (computed == wide) | (np.isnan(computed.astype(np.float64)) & np.isnan(wide.astype(np.float64)))
     detail = "" if same.all() else f"{np.count_nonzero(~same)} of {same.size} elements differ"
     with np.errstate(invalid="ignore"):  # of equal infinities
-        distance = np.where(same, 0.0, np.abs(given.astype(np.float64) - wide.astype(np.float64)))
-    return _figures(name, distance, wide, detail)
+        distance = np.where(same, 0.0, np.abs(computed.astype(np.float64) - wide.astype(np.float64)))
+    return _agreement(name, distance, wide, detail)
 
 
-def _judge(given: Array, wide: Array, error: Array, want: Value) -> tuple[Array, Array]:
-    """(distance, whether it is allowed) for each element."""
+def _compare_floats(computed: Array, wide: Array, error: Array, want: Value) -> tuple[Array, Array]:
+    """Return (distance, whether it is allowed) for each element."""
     rounded = want.rounded.reshape(-1).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        same = (given == rounded) | (given == wide) | (np.isnan(given) & np.isnan(wide))
-        distance = np.where(same, 0.0, np.abs(given - wide))
+        same = (computed == rounded) | (computed == wide) | (np.isnan(computed) & np.isnan(wide))
+        distance = np.where(same, 0.0, np.abs(computed - wide))
         allowed = same | (distance <= error)
     if not want.dtype.is_float:
         return distance, allowed
-    most = greatest(want.dtype)
-    # Both at the edge of the type's range: rounding decides between its greatest number and infinity.
-    edge = np.isinf(given) & (np.sign(given) == np.sign(wide)) & (np.abs(wide) + error >= most)
-    # Too large for the kernel's type though not for float64: infinity is what it must give, NaN it must not.
-    overflow = np.isfinite(wide) & (np.abs(wide) > most) & np.isinf(error)
-    nothing_known = np.isinf(error) & ~overflow
-    allowed |= edge | nothing_known | (overflow & (np.abs(given) >= 0.5 * most))
+    limit = max_finite(want.dtype)
+    # Both at the edge of the type's range: rounding decides between its largest number and infinity.
+    edge = np.isinf(computed) & (np.sign(computed) == np.sign(wide)) & (np.abs(wide) + error >= limit)
+    # Too large for the kernel's type but not for float64: the kernel must return infinity, not NaN.
+    overflow = np.isfinite(wide) & (np.abs(wide) > limit) & np.isinf(error)
+    unbounded = np.isinf(error) & ~overflow
+    allowed |= edge | unbounded | (overflow & (np.abs(computed) >= 0.5 * limit))
     return np.where(allowed & ~np.isfinite(distance), 0.0, distance), allowed
 
 
-def _figures(name: str, distance: Array, wide: Array, detail: str = "", unjudged: int = 0) -> Agreement:
-    """The verdict; there is a detail exactly where something is wrong."""
+def _agreement(name: str, distance: Array, wide: Array, detail: str = "", unchecked: int = 0) -> Agreement:
+    """Return the verdict, which is ok if there is no `detail`."""
     size = np.abs(wide.astype(np.float64))
-    usual = np.isfinite(size) & (size > 0) & ~np.isnan(distance)
-    relative = np.divide(distance, size, out=np.zeros(distance.shape), where=usual)
+    comparable = np.isfinite(size) & (size > 0) & ~np.isnan(distance)
+    relative = np.divide(distance, size, out=np.zeros(distance.shape), where=comparable)
     worst = float(np.max(np.nan_to_num(distance, nan=np.inf), initial=0.0))
-    return Agreement(not detail, worst, float(np.max(relative, initial=0.0)), name, detail, unjudged)
+    return Agreement(not detail, worst, float(np.max(relative, initial=0.0)), name, detail, unchecked)

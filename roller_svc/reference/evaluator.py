@@ -1,4 +1,4 @@
-"""A typed expression → its values at many points at once, each with the bound on a kernel's error if asked for."""
+"""Evaluate a typed expression at many points at once, optionally with a bound on a kernel's error."""
 
 from __future__ import annotations
 
@@ -18,38 +18,37 @@ from roller_svc.reference.values import Array, convert, round_to, wide_dtype
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Wide values and how far a kernel's may be from them; `error` None: not at all."""
+    """Wide values with a bound on a kernel's distance from them."""
 
     value: Array
-    error: Array | None = None
+    error: Array | None = None  # None: exact
 
 
-# tensor id, one index array a dimension (in range, broadcastable), where it is read (None: everywhere) -> values
+# tensor id, one index array per dimension (in range, broadcastable), mask of points read (None: all) -> values
 Fetch = Callable[[str, tuple[Array, ...], Array | None], Term]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What loads see: types by id, names as the text has them by id, and how to read."""
+    """The tensors that loads read, by id."""
 
     types: Mapping[str, TensorType]
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # as the source has them
     fetch: Fetch
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates over one block: `axes` holds the coordinates, each an integer array that broadcasts with the others.
+    """Evaluate expressions over one block of points.
 
-    `live` marks the points that count: elsewhere values are arbitrary, but nothing is read out of range.
-    `exactly`: floating operators round to the type they compute in, one by one.
+    `live` marks the points that count. Values elsewhere are arbitrary, but nothing is read out of range.
     """
 
     tensors: Tensors
-    axes: Mapping[str, Array]
-    track: bool
+    axes: Mapping[str, Array]  # coordinates: integer arrays that broadcast with each other
+    track: bool  # compute error bounds
     allow_tf32: bool = False
-    exactly: bool = False
+    exactly: bool = False  # round each floating operator to the type it computes in
 
     def term(self, expr: Expr, live: Array | None = None) -> Term:
         match expr:
@@ -72,7 +71,7 @@ class Evaluator:
                 return self._op(expr, live)
 
     def index_of(self, tensor: str, dim: int, expr: Expr, live: Array | None) -> Term:
-        """An index of one dimension: checked where it counts, moved inside where it does not."""
+        """Evaluate the index of one dimension: check live points, clamp the others into the range."""
         size = self.tensors.types[tensor].shape[dim]
         term = self.term(expr, live)
         index = term.value.astype(np.int64)
@@ -91,12 +90,12 @@ class Evaluator:
         error = got.error
         for term in index:
             if term.error is not None:
-                # Another index reads another element, of which nothing is known here.
+                # A different index reads a different element, whose distance is unknown here.
                 error = np.where(term.error > 0, np.inf, np.zeros(()) if error is None else error)
         return Term(got.value, error)
 
     def _grid_index(self, expr: Op | Cast) -> Term:
-        """An integer made from floating arithmetic on axes alone: computed in the types that stand there, so exact."""
+        """Evaluate an integer made from floats of axes alone, rounding as the expression's types do: exact."""
         (arg,) = children(expr)
         value = replace(self, exactly=True).term(arg).value
         if isinstance(expr, Op):
@@ -115,21 +114,21 @@ class Evaluator:
         errors = [arg.error for arg in args]
         error = rounding.propagate(op.kind, operand, op.dtype, values, errors, value)
         if self.allow_tf32 and op.kind in (OpKind.MUL, OpKind.FMA) and op.dtype is DType.FLOAT32:
-            # Both factors are cut to 10 bits of fraction.
+            # TF32 truncates both factors to a 10-bit fraction.
             product = np.abs(values[0] * values[1])
             error = (np.zeros(()) if error is None else error) + 2.0**-10 * product
         return Term(value, error)
 
     def _logical(self, op: Op, live: Array | None) -> Term:
-        """The right side counts only where the left does not decide."""
+        """Evaluate `&&` or `||`: the right operand counts only where the left one does not decide."""
         left = self.term(op.args[0], live)
-        goes_on = (left.value != 0) if op.kind is OpKind.LAND else (left.value == 0)
-        right = self.term(op.args[1], _and(live, goes_on))
+        needs_right = (left.value != 0) if op.kind is OpKind.LAND else (left.value == 0)
+        right = self.term(op.args[1], _and(live, needs_right))
         value = apply(op.kind, op.args[0].dtype, op.dtype, (left.value, right.value))
         if left.error is None and right.error is None:
             return Term(value)
         zero = np.zeros(())
-        right_error = np.where(goes_on, zero if right.error is None else right.error, zero)
+        right_error = np.where(needs_right, zero if right.error is None else right.error, zero)
         return Term(value, np.maximum(zero if left.error is None else left.error, right_error))
 
     def _cast(self, cast: Cast, live: Array | None) -> Term:
@@ -140,7 +139,7 @@ class Evaluator:
             return Term(round_to(value, target.compute if cast.implicit else target))
         if not self.track:
             return Term(value)
-        return Term(value, rounding.of_cast(arg.value, arg.error, source, target, rounded=not cast.implicit))
+        return Term(value, rounding.cast_error(arg.value, arg.error, source, target, rounded=not cast.implicit))
 
     def _select(self, select: Select, live: Array | None) -> Term:
         condition = self.term(select.cond, live)
@@ -151,7 +150,7 @@ class Evaluator:
         if not self.track:
             return Term(value)
         branches = (then.value, then.error), (otherwise.value, otherwise.error)
-        return Term(value, rounding.of_choice(condition.error, *branches, taken))
+        return Term(value, rounding.select_error(condition.error, *branches, taken))
 
 
 def _is_grid_index(expr: Expr) -> bool:
@@ -165,7 +164,7 @@ def _and(live: Array | None, also: Array) -> Array:
 
 
 def out_of_range(tensor: str, dim: int, size: int, value: int) -> IndexRangeError:
-    """What a call raises when an index that comes from data leaves its tensor."""
+    """Return the error for an index from data that is outside its tensor."""
     return IndexRangeError(
         f"{tensor}: index {value} in dimension {dim} is outside 0..{size - 1}",
         hint="guard the access with when(...), or correct the data",
@@ -173,9 +172,9 @@ def out_of_range(tensor: str, dim: int, size: int, value: int) -> IndexRangeErro
 
 
 def accumulation_dtype(body: DType, result: DType, combine: Combine) -> DType:
-    """The type in which a reduction of `body` into `result` is formed: the wider of the two in the language's order.
+    """Return the type in which a reduction of `body` into `result` is computed: the wider one in the language's order.
 
-    The greatest and the least integer are found before they are converted: a sign must not change the order.
+    Integer maxima and minima are computed before the conversion, because a change of sign must not change the order.
     """
     if combine in (Combine.MAX, Combine.MIN) and not (body.is_float or result.is_float):
         return body
@@ -185,8 +184,8 @@ def accumulation_dtype(body: DType, result: DType, combine: Combine) -> DType:
 
 
 def as_dtype(term: Term, source: DType, target: DType, *, track: bool) -> Term:
-    """A term converted, not rounded."""
+    """Convert a term without rounding."""
     value = convert(term.value, source, target, rounded=False)
     if not track:
         return Term(value)
-    return Term(value, rounding.of_cast(term.value, term.error, source, target, rounded=False))
+    return Term(value, rounding.cast_error(term.value, term.error, source, target, rounded=False))

@@ -1,4 +1,4 @@
-"""Random arrays that a program can be run on: in the domains of its functions, its indices within their tensors."""
+"""Random inputs of a program: in the domains of its functions, with indices inside their tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SHIFTS = frozenset({OpKind.SHL, OpKind.SHR})
 
 
 @dataclass(slots=True)
-class _Demands:
-    """What the program's text asks of its inputs, by name."""
+class _InputConstraints:
+    """Constraints that the program's expressions put on its inputs, by name."""
 
     positive: set[str] = field(default_factory=set)
     above_one: set[str] = field(default_factory=set)
@@ -36,41 +36,44 @@ def random_inputs(
     program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
     distinct: int | None = None,
 ) -> dict[str, Array]:  # fmt: skip
-    """An array for every input.
+    """Draw an array for every input.
 
     Floats are uniform in [-1, 1], positive under logarithms and roots, above 1 under acosh. Integers are small,
-    divisors not 0, shift counts below the width. Indices lie within the smallest dimension they index, and those of a
-    scatter are distinct where there is room. `hints` override by input: `range` [low, high), `values`, `unique`.
-    `distinct`: so many values are drawn for an array without hints, and repeated; drawing takes longer than a kernel.
+    divisors are not 0, shift counts are below the width. Indices are inside the smallest dimension they index; indices
+    of a scatter are distinct if the dimension is large enough.
+
+    Args:
+        hints: overrides by input: `range` [low, high), `values`, `unique`.
+        distinct: number of values drawn for an array without hints, then repeated; drawing is slower than a kernel.
     """
-    patterns = drawn_patterns(program, seed, hints, distinct)
-    return {name: _repeated(patterns[name], math.prod(kind.shape)).reshape(kind.shape) for name, kind in program.inputs}
+    patterns = draw_patterns(program, seed, hints, distinct)
+    return {name: _repeat(patterns[name], math.prod(kind.shape)).reshape(kind.shape) for name, kind in program.inputs}
 
 
-def drawn_patterns(
+def draw_patterns(
     program: TensorProgram, seed: int, hints: Mapping[str, Mapping[str, Any]] | None = None,
     distinct: int | None = None,
 ) -> dict[str, Array]:  # fmt: skip
-    """The same before they are repeated: flat arrays, of `distinct` values where so many are drawn."""
+    """Draw the values of `random_inputs` before they are repeated: flat arrays of at most `distinct` values."""
     rng = np.random.default_rng(seed)
-    demands = _demands(program)
+    constraints = _infer_constraints(program)
     result = {}
     for name, type_ in program.inputs:
         hint = (hints or {}).get(name, {})
-        drawn = _hinted(rng, hint, type_.dtype, type_.shape)
+        drawn = _draw_from_hint(rng, hint, type_.dtype, type_.shape)
         if drawn is None:
             total = math.prod(type_.shape)
-            repeats = distinct is not None and distinct < total and name not in demands.scatter_indices
+            repeats = distinct is not None and distinct < total and name not in constraints.scatter_indices
             shape = (distinct,) if distinct is not None and repeats else type_.shape
-            drawn = _drawn(rng, name, type_.dtype, shape, demands)
+            drawn = _draw(rng, name, type_.dtype, shape, constraints)
         source = DType.FLOAT64 if drawn.dtype.kind == "f" else DType.INT64
         wide = convert(np.asarray(drawn), source, type_.dtype, rounded=False)
         result[name] = np.ascontiguousarray(narrow(wide, type_.dtype)).reshape(-1)
     return result
 
 
-def _repeated(values: Array, total: int) -> Array:
-    """So many elements: the values over and over."""
+def _repeat(values: Array, total: int) -> Array:
+    """Repeat the values up to `total` elements."""
     if values.size == total:
         return values
     result = np.empty(total, values.dtype)
@@ -80,7 +83,9 @@ def _repeated(values: Array, total: int) -> Array:
     return result
 
 
-def _hinted(rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]) -> Array | None:
+def _draw_from_hint(
+    rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, shape: tuple[int, ...]
+) -> Array | None:
     total = math.prod(shape)
     values = hint.get("values")
     if values is not None and np.size(values) == total:
@@ -89,77 +94,81 @@ def _hinted(rng: np.random.Generator, hint: Mapping[str, Any], dtype: DType, sha
         low, high = hint["range"]
         return rng.uniform(low, high, shape) if dtype.is_float else rng.integers(low, high, shape)
     if hint.get("unique"):
-        return _distinct(rng, max(int(hint["unique"]), total), shape)
+        return _draw_distinct(rng, max(int(hint["unique"]), total), shape)
     return None
 
 
-def _distinct(rng: np.random.Generator, size: int, shape: tuple[int, ...]) -> Array:
+def _draw_distinct(rng: np.random.Generator, size: int, shape: tuple[int, ...]) -> Array:
     return rng.permutation(size)[: math.prod(shape)].reshape(shape)
 
 
-def _drawn(rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, ...], demands: _Demands) -> Array:
+def _draw(
+    rng: np.random.Generator, name: str, dtype: DType, shape: tuple[int, ...], constraints: _InputConstraints
+) -> Array:
     if dtype.is_float:
         low, high = -1.0, 1.0
-        if name in demands.positive:
+        if name in constraints.positive:
             low, high = 0.1, 2.0
-        if name in demands.above_one:
+        if name in constraints.above_one:
             low, high = 1.1, 3.0
         return rng.uniform(low, high, shape)
-    if name in demands.index_sizes:
-        size = min(demands.index_sizes[name], dtype.integer_range[1] + 1)  # an int8 reaches no further than 127
-        if name in demands.scatter_indices and math.prod(shape) <= size <= 1 << 24:
-            return _distinct(rng, size, shape)
+    if name in constraints.index_sizes:
+        size = min(constraints.index_sizes[name], dtype.integer_range[1] + 1)  # the largest int8 index is 127
+        if name in constraints.scatter_indices and math.prod(shape) <= size <= 1 << 24:
+            return _draw_distinct(rng, size, shape)
         return rng.integers(0, size, shape)
     if dtype is DType.BOOL:
         return rng.integers(0, 2, shape)
-    if name in demands.shift_widths:
-        return rng.integers(0, min(8, demands.shift_widths[name]), shape)
-    if name in demands.divisors:
+    if name in constraints.shift_widths:
+        return rng.integers(0, min(8, constraints.shift_widths[name]), shape)
+    if name in constraints.divisors:
         return rng.integers(1, 8, shape)
-    if name in demands.small or not dtype.is_signed:
+    if name in constraints.small or not dtype.is_signed:
         return rng.integers(0, 8, shape)
     return rng.integers(-4, 5, shape)
 
 
-def _demands(program: TensorProgram) -> _Demands:
-    demands = _Demands()
+def _infer_constraints(program: TensorProgram) -> _InputConstraints:
+    constraints = _InputConstraints()
     tracer = _Tracer(program)
     for statement in program.statements:
         scatter = statement.kind is StatementKind.SCATTER
         roots = (statement.body, *statement.index, *(() if statement.predicate is None else (statement.predicate,)))
         for node in (n for root in roots for n in iter_subexpressions(root)):
             if isinstance(node, Op):
-                _of_operation(node, tracer, demands)
+                _constrain_operands(node, tracer, constraints)
             elif isinstance(node, Load):
-                _of_index(node.index, program.types[node.tensor].shape, tracer, demands)
+                _constrain_index(node.index, program.types[node.tensor].shape, tracer, constraints)
         if scatter:
-            _of_index(statement.index, statement.type.shape, tracer, demands)
+            _constrain_index(statement.index, statement.type.shape, tracer, constraints)
             for index in statement.index:
-                demands.scatter_indices |= tracer.integer_sources(index)
-    return demands
+                constraints.scatter_indices |= tracer.integer_sources(index)
+    return constraints
 
 
-def _of_index(index: Sequence[Expr], shape: tuple[int, ...], tracer: _Tracer, demands: _Demands) -> None:
+def _constrain_index(
+    index: Sequence[Expr], shape: tuple[int, ...], tracer: _Tracer, constraints: _InputConstraints
+) -> None:
     for expr, size in zip(index, shape, strict=True):
         for name in tracer.integer_sources(expr):
-            demands.index_sizes[name] = min(size, demands.index_sizes.get(name, size))
+            constraints.index_sizes[name] = min(size, constraints.index_sizes.get(name, size))
 
 
-def _of_operation(op: Op, tracer: _Tracer, demands: _Demands) -> None:
+def _constrain_operands(op: Op, tracer: _Tracer, constraints: _InputConstraints) -> None:
     fractional = op.kind is OpKind.POW and op.dtype.is_float and not _is_whole(op.args[1])
     if op.kind in _POSITIVE_DOMAIN or fractional:
-        demands.positive |= tracer.summands(op.args[0])
+        constraints.positive |= tracer.summands(op.args[0])
     elif op.kind is OpKind.ACOSH:
-        demands.above_one |= tracer.summands(op.args[0])
+        constraints.above_one |= tracer.summands(op.args[0])
     elif op.kind is OpKind.DIV:
-        demands.divisors |= tracer.integer_sources(op.args[1])
+        constraints.divisors |= tracer.integer_sources(op.args[1])
     elif not op.dtype.is_float and op.kind in _DIVISIONS:
-        demands.small |= tracer.integer_sources(op.args[0])
-        demands.divisors |= tracer.integer_sources(op.args[1])
+        constraints.small |= tracer.integer_sources(op.args[0])
+        constraints.divisors |= tracer.integer_sources(op.args[1])
     elif op.kind in _SHIFTS:
-        demands.small |= tracer.integer_sources(op.args[0])
+        constraints.small |= tracer.integer_sources(op.args[0])
         for name in tracer.integer_sources(op.args[1]):
-            demands.shift_widths[name] = min(op.dtype.bits, demands.shift_widths.get(name, op.dtype.bits))
+            constraints.shift_widths[name] = min(op.dtype.bits, constraints.shift_widths.get(name, op.dtype.bits))
 
 
 def _is_whole(expr: Expr) -> bool:
@@ -169,7 +178,7 @@ def _is_whole(expr: Expr) -> bool:
 
 
 class _Tracer:
-    """Which inputs a value comes from, through intermediates."""
+    """Trace a value to the inputs it comes from, through intermediates."""
 
     def __init__(self, program: TensorProgram) -> None:
         self.inputs = dict(program.inputs)
@@ -178,11 +187,11 @@ class _Tracer:
         self._integers: dict[str, frozenset[str]] = {}
 
     def integer_sources(self, expr: Expr) -> frozenset[str]:
-        """Integer inputs that are read anywhere in the expression."""
-        found: frozenset[str] = frozenset()
+        """Return the integer inputs that the expression reads."""
+        sources: frozenset[str] = frozenset()
         for load in loads_of(expr):
-            found |= self._integers_of(load.tensor)
-        return found
+            sources |= self._integers_of(load.tensor)
+        return sources
 
     def _integers_of(self, tensor: str) -> frozenset[str]:
         if tensor not in self._integers:
@@ -195,7 +204,7 @@ class _Tracer:
         return self._integers[tensor]
 
     def summands(self, expr: Expr) -> frozenset[str]:
-        """Floating inputs whose sign the expression's follows: through sums, scalings, choices and copies."""
+        """Return the floating inputs that decide the expression's sign, through sums, scalings, selects and copies."""
         match expr:
             case Load(tensor=tensor):
                 return self._summands_of(tensor)

@@ -1,9 +1,9 @@
-"""The reference interpreter: TensorProgram, arrays → values. It defines what a program means.
+"""Reference interpreter: TensorProgram, arrays → values. It defines the semantics of a program.
 
-Every point of every statement is evaluated in numpy, a block of points at a time: floats in float64, integers exactly
-and wrapped after each operation. Explicit casts round, and so do the arrays that `reference` gives back; between
-statements floats stay wide. `evaluate` gives the wide values, each with a bound on how far a correct kernel may be from
-it (`rounding`), and `sampled` the same at some elements of outputs that are too large to enumerate.
+Every point of every statement is evaluated in numpy, in blocks of points: floats in float64, integers exactly and
+wrapped after each operation. Explicit casts round, and so do the arrays that `reference` returns; between statements
+floats stay wide. `evaluate` returns the wide values, each with a bound on a correct kernel's distance from it (see
+`rounding`). `evaluate_sample` does so for a sample of the elements, for outputs that are too large to enumerate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roller_svc.reference.accumulate import Accumulator
 from roller_svc.reference.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
 from roller_svc.reference.values import (
     Array,
-    least_normal,
+    min_normal,
     narrow,
     storage_dtype,
     unit_roundoff,
@@ -36,9 +36,9 @@ from roller_svc.reference.values import (
 
 # Points evaluated at once: a few arrays of 8 B a point stay in a core's caches.
 BLOCK_POINTS = 1 << 19
-# A statement of at most so many points is evaluated whole even where only some elements of it are asked for.
+# Statements of at most this many points are evaluated whole even if only some elements are needed.
 WHOLE_POINTS = 1 << 22
-# What `sampled` evaluates at most: a minute or two.
+# Limit of `evaluate_sample`: a minute or two.
 LIMIT_POINTS = 1 << 32
 
 Block = tuple[tuple[int, int], ...]
@@ -46,67 +46,73 @@ Block = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An output: float64, int64 or uint64 values before the last rounding, the type they round to, and the bound.
+    """The values of an output with their error bounds."""
 
-    `error` None: a kernel must give exactly these values. `at`: flat indices of the elements that `wide` (then
-    one-dimensional) holds; None: it holds all, in the tensor's shape.
-    """
-
-    wide: Array
-    dtype: DType
-    error: Array | None = None
-    at: Array | None = None
+    wide: Array  # float64, int64 or uint64, before the last rounding
+    dtype: DType  # the type that a call rounds to
+    error: Array | None = None  # None: a kernel must return exactly these values
+    indices: Array | None = None  # flat indices of the elements in a one-dimensional `wide`; None: `wide` has all
 
     @property
     def rounded(self) -> Array:
-        """What a call returns."""
+        """The values as a call returns them."""
         return narrow(self.wide, self.dtype)
 
 
 def reference(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Every output by name, in its own type."""
-    machine = _Machine(program, _checked(program, arrays), track=False)
+    """Return every output by name, in its own type."""
+    interpreter = _Interpreter(program, _check_inputs(program, arrays), track=False)
     with np.errstate(all="ignore"):
-        machine.run()
-    return {out.name: machine.value(out.tensor).rounded for out in program.outputs}
+        interpreter.run()
+    return {out.name: interpreter.value(out.tensor).rounded for out in program.outputs}
 
 
 def evaluate(program: TensorProgram, arrays: Mapping[str, Array], *, allow_tf32: bool = False,
-             sums: AccumulatorPrecision | None = None) -> dict[str, Value]:  # fmt: skip
-    """Every output by name, wide, with its bound. `allow_tf32` widens the bounds of sums of float32 products; `sums`,
-    those of a matrix unit that computes some of them, the bounds of sums of products."""
-    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32, sums=sums)
-    with np.errstate(all="ignore"):
-        machine.run()
-    return {out.name: machine.value(out.tensor) for out in program.outputs}
+             accumulation: AccumulatorPrecision | None = None) -> dict[str, Value]:  # fmt: skip
+    """Return every output by name, wide, with its bound.
 
-
-def sampled(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
-            allow_tf32: bool = False, sums: AccumulatorPrecision | None = None,
-            limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
-    """About `elements` elements of every output, no fewer (all, where there are no more), its corners among them.
-
-    Only what these elements need is evaluated. Scatters are evaluated whole, and so is every statement of at most
-    WHOLE_POINTS points; a reduction costs its whole length for each element asked for. Where every output depends on
-    everything (a mean over all of a product), that may still be too much: ArgumentError beyond `limit_points`.
+    Args:
+        allow_tf32: widen the bounds of sums of float32 products.
+        accumulation: precision of the matrix unit that may compute sums of products; widens their bounds.
     """
-    machine = _Machine(program, _checked(program, arrays), track=True, allow_tf32=allow_tf32, sums=sums)
-    machine.points_left = limit_points
-    chosen = {}
+    interpreter = _Interpreter(
+        program, _check_inputs(program, arrays), track=True, allow_tf32=allow_tf32, accumulation=accumulation
+    )
+    with np.errstate(all="ignore"):
+        interpreter.run()
+    return {out.name: interpreter.value(out.tensor) for out in program.outputs}
+
+
+def evaluate_sample(program: TensorProgram, arrays: Mapping[str, Array], elements: int = 1024, *, seed: int = 0,
+            allow_tf32: bool = False, accumulation: AccumulatorPrecision | None = None,
+            limit_points: int = LIMIT_POINTS) -> dict[str, Value]:  # fmt: skip
+    """Evaluate at least `elements` elements of every output (all, if it has fewer), including its corners.
+
+    Only the points that these elements need are evaluated. Scatters and statements of at most WHOLE_POINTS points are
+    evaluated whole. A reduction costs its whole length for each element.
+
+    Raises:
+        ArgumentError: more than `limit_points` points are needed, as for the mean of a large product.
+    """
+    interpreter = _Interpreter(
+        program, _check_inputs(program, arrays), track=True, allow_tf32=allow_tf32, accumulation=accumulation
+    )
+    interpreter.points_left = limit_points
+    values = {}
     for out in program.outputs:
         type_ = program.types[out.tensor]
-        at = sample_places(type_.shape, elements, np.random.default_rng(seed))
+        indices = sample_indices(type_.shape, elements, np.random.default_rng(seed))
         with np.errstate(all="ignore"):
-            term = machine.at(out.tensor, at)
-        chosen[out.name] = Value(term.value, type_.dtype, term.error, at)
-    return chosen
+            term = interpreter.elements(out.tensor, indices)
+        values[out.name] = Value(term.value, type_.dtype, term.error, indices)
+    return values
 
 
-def _checked(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays by input name; ArgumentError where they are not what the program takes."""
-    known = dict(program.inputs)
-    if unknown := sorted(set(arrays) - set(known)):
-        raise ArgumentError(f"the program has no input {unknown[0]}", hint=f"inputs: {', '.join(known)}")
+def _check_inputs(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays by input name. Raises ArgumentError if they do not match the program's inputs."""
+    input_types = dict(program.inputs)
+    if unknown := sorted(set(arrays) - set(input_types)):
+        raise ArgumentError(f"the program has no input {unknown[0]}", hint=f"inputs: {', '.join(input_types)}")
     result = {}
     for name, type_ in program.inputs:
         if name not in arrays:
@@ -120,10 +126,10 @@ def _checked(program: TensorProgram, arrays: Mapping[str, Array]) -> dict[str, A
     return result
 
 
-def sample_places(shape: tuple[int, ...], elements: int, rng: np.random.Generator) -> Array:
-    """Flat indices, sorted, each once: a grid of the ends and a few places between along every dimension.
+def sample_indices(shape: tuple[int, ...], elements: int, rng: np.random.Generator) -> Array:
+    """Return sorted, distinct flat indices: a grid of both ends and a few coordinates between in every dimension.
 
-    A grid shares rows: what is normalised along one costs its whole row for each of few rows, not for all elements.
+    The elements of a grid share rows, so a normalisation along rows evaluates few whole rows.
     """
     if math.prod(shape) <= elements:
         return np.arange(math.prod(shape), dtype=np.int64)
@@ -134,20 +140,20 @@ def sample_places(shape: tuple[int, ...], elements: int, rng: np.random.Generato
     for d in reversed(range(len(shape))):
         others = math.prod(counts) // counts[d]
         counts[d] = min(shape[d], max(counts[d], -(-elements // others)))
-    chosen = [_places(size, count, rng) for size, count in zip(shape, counts, strict=True)]
-    return np.asarray(np.ravel_multi_index(np.ix_(*chosen), shape), dtype=np.int64).reshape(-1)
+    coordinates = [_sample_coordinates(size, count, rng) for size, count in zip(shape, counts, strict=True)]
+    return np.asarray(np.ravel_multi_index(np.ix_(*coordinates), shape), dtype=np.int64).reshape(-1)
 
 
-def _places(size: int, count: int, rng: np.random.Generator) -> Array:
-    """`count` coordinates of a dimension, sorted: the ends, then random ones."""
-    chosen = np.array([0, size - 1][:count], dtype=np.int64)
-    while len(np.unique(chosen)) < count:
-        chosen = np.append(chosen, rng.integers(0, size))
-    return np.unique(chosen)
+def _sample_coordinates(size: int, count: int, rng: np.random.Generator) -> Array:
+    """Return `count` sorted coordinates of a dimension: both ends and random ones."""
+    coordinates = np.array([0, size - 1][:count], dtype=np.int64)
+    while len(np.unique(coordinates)) < count:
+        coordinates = np.append(coordinates, rng.integers(0, size))
+    return np.unique(coordinates)
 
 
 def blocks(extents: tuple[int, ...]) -> Iterator[Block]:
-    """Boxes of at most BLOCK_POINTS points that cover the extents, in row-major order of all their points."""
+    """Yield boxes of at most BLOCK_POINTS points that cover the extents, in row-major order of their points."""
     sizes = list(extents)
     for d, extent in enumerate(extents):
         inner = math.prod(sizes[d + 1 :])
@@ -159,16 +165,16 @@ def blocks(extents: tuple[int, ...]) -> Iterator[Block]:
         yield tuple((s, min(s + size, extent)) for s, size, extent in zip(start, sizes, extents, strict=True))
 
 
-def _along(values: Array, dim: int, dims: int) -> Array:
-    """A vector laid along one dimension of a block."""
+def _align_to_dim(values: Array, dim: int, dims: int) -> Array:
+    """Reshape a vector to vary along one dimension of a block."""
     return values.reshape((1,) * dim + (-1,) + (1,) * (dims - dim - 1))
 
 
-class _Machine:
-    """One run of a program: the values of tensors as far as they are known."""
+class _Interpreter:
+    """One run of a program: the values of its tensors, evaluated on demand."""
 
     def __init__(self, program: TensorProgram, arrays: dict[str, Array], *, track: bool,
-                 allow_tf32: bool = False, sums: AccumulatorPrecision | None = None) -> None:  # fmt: skip
+                 allow_tf32: bool = False, accumulation: AccumulatorPrecision | None = None) -> None:  # fmt: skip
         self.types = program.types
         self.statements = {s.output: s for s in program.statements}
         self.inputs = arrays
@@ -176,14 +182,14 @@ class _Machine:
         self.partial: dict[str, tuple[Array, Term]] = {}
         self.track = track
         self.allow_tf32 = allow_tf32
-        self.sums = sums
+        self.accumulation = accumulation
         self.points_left: int | None = None
         self.tensors = Tensors(self.types, {s.output: s.name for s in program.statements}, self._fetch)
 
     def run(self) -> None:
-        """Every statement, whole."""
+        """Evaluate every statement whole."""
         for statement in self.statements.values():
-            self._make(statement)
+            self._evaluate_whole(statement)
 
     def value(self, tensor: str) -> Value:
         if tensor in self.inputs:
@@ -191,67 +197,71 @@ class _Machine:
             return Value(widen(self.inputs[tensor], dtype), dtype)
         return self.whole[tensor]
 
-    def at(self, tensor: str, flat: Array) -> Term:
-        """Elements of a tensor by sorted, distinct flat index; what is missing is evaluated."""
+    def elements(self, tensor: str, flat: Array) -> Term:
+        """Return elements of a tensor by sorted, distinct flat index, evaluating missing ones."""
         if tensor not in self.inputs and tensor not in self.whole:
             statement = self.statements[tensor]
             if statement.kind is not StatementKind.SCATTER and statement.points > WHOLE_POINTS:
-                return self._some(statement, flat)
-            self._make(statement)
+                return self._computed_elements(statement, flat)
+            self._evaluate_whole(statement)
         if tensor in self.inputs:
             return Term(widen(self.inputs[tensor].reshape(-1)[flat], self.types[tensor].dtype))
-        known = self.whole[tensor]
-        return Term(known.wide.reshape(-1)[flat], None if known.error is None else known.error.reshape(-1)[flat])
+        value = self.whole[tensor]
+        return Term(value.wide.reshape(-1)[flat], None if value.error is None else value.error.reshape(-1)[flat])
 
-    def _some(self, statement: TensorExpr, flat: Array) -> Term:
-        """The same for a tensor that is never evaluated whole; what was computed once is kept."""
-        have, term = self.partial.get(statement.output, (np.zeros(0, np.int64), None))
-        missing = np.setdiff1d(flat, have, assume_unique=True)
+    def _computed_elements(self, statement: TensorExpr, flat: Array) -> Term:
+        """Return elements of a tensor that is never evaluated whole. Computed elements are cached."""
+        computed, term = self.partial.get(statement.output, (np.zeros(0, np.int64), None))
+        missing = np.setdiff1d(flat, computed, assume_unique=True)
         if term is None or len(missing):
-            new = self._points(statement, missing)
+            new = self._evaluate_points(statement, missing)
             if term is not None:
-                new = Term(np.concatenate([term.value, new.value]), _joined(term, new))
-            place = np.concatenate([have, missing])
-            order = np.argsort(place)
-            have = place[order]
+                new = Term(np.concatenate([term.value, new.value]), _concatenate_errors(term, new))
+            indices = np.concatenate([computed, missing])
+            order = np.argsort(indices)
+            computed = indices[order]
             term = Term(new.value[order], None if new.error is None else new.error[order])
-            self.partial[statement.output] = (have, term)
-        found = np.searchsorted(have, flat)
-        return Term(term.value[found], None if term.error is None else term.error[found])
+            self.partial[statement.output] = (computed, term)
+        positions = np.searchsorted(computed, flat)
+        return Term(term.value[positions], None if term.error is None else term.error[positions])
 
     def _fetch(self, tensor: str, index: tuple[Array, ...], live: Array | None) -> Term:
         if tensor in self.inputs:
             return Term(widen(np.asarray(self.inputs[tensor][index]), self.types[tensor].dtype))
         if tensor in self.whole:
-            known = self.whole[tensor]
-            return Term(np.asarray(known.wide[index]), None if known.error is None else np.asarray(known.error[index]))
-        return self._fetch_some(tensor, index, live)
+            value = self.whole[tensor]
+            return Term(np.asarray(value.wide[index]), None if value.error is None else np.asarray(value.error[index]))
+        return self._fetch_elements(tensor, index, live)
 
-    def _fetch_some(self, tensor: str, index: tuple[Array, ...], live: Array | None) -> Term:
+    def _fetch_elements(self, tensor: str, index: tuple[Array, ...], live: Array | None) -> Term:
         shape = self.types[tensor].shape
         flat = np.asarray(np.ravel_multi_index(np.broadcast_arrays(*index), shape) if shape else np.int64(0))
         if live is not None:
-            # Where nothing is read, any element that is needed anyway stands in.
-            counts = np.broadcast_to(live, np.broadcast_shapes(live.shape, flat.shape))
-            flat = np.broadcast_to(flat, counts.shape)
-            if not counts.any():
+            # Points that read nothing take any element that is needed anyway.
+            needed_points = np.broadcast_to(live, np.broadcast_shapes(live.shape, flat.shape))
+            flat = np.broadcast_to(flat, needed_points.shape)
+            if not needed_points.any():
                 return Term(np.zeros((), dtype=wide_dtype(self.types[tensor].dtype)))
-            flat = np.where(counts, flat, flat[counts][0])
-        needed, back = np.unique(flat, return_inverse=True)
-        term = self.at(tensor, needed)
-        back = back.reshape(flat.shape)
-        return Term(term.value[back], None if term.error is None else term.error[back])
+            flat = np.where(needed_points, flat, flat[needed_points][0])
+        needed, inverse = np.unique(flat, return_inverse=True)
+        term = self.elements(tensor, needed)
+        inverse = inverse.reshape(flat.shape)
+        return Term(term.value[inverse], None if term.error is None else term.error[inverse])
 
-    def _make(self, statement: TensorExpr) -> None:
+    def _evaluate_whole(self, statement: TensorExpr) -> None:
         dtype = statement.type.dtype
-        term = self._scattered(statement) if statement.kind is StatementKind.SCATTER else self._dense(statement)
-        error = rounding.of_store(term.value, term.error, dtype) if self.track else None
+        term = (
+            self._evaluate_scatter(statement)
+            if statement.kind is StatementKind.SCATTER
+            else self._evaluate_dense(statement)
+        )
+        error = rounding.store_error(term.value, term.error, dtype) if self.track else None
         if error is not None:
             error = error.reshape(statement.type.shape)
         self.whole[statement.output] = Value(term.value.reshape(statement.type.shape), dtype, error)
 
-    def _dense(self, statement: TensorExpr) -> Term:
-        """A map or a reduction, every element."""
+    def _evaluate_dense(self, statement: TensorExpr) -> Term:
+        """Evaluate all elements of a map or a reduction."""
         extents = tuple(axis.extent for axis in (*statement.spatial, *statement.reduced))
 
         def axes(block: Block) -> dict[str, Array]:
@@ -259,56 +269,62 @@ class _Machine:
 
         return self._sweep(statement, extents, len(statement.spatial), axes)
 
-    def _points(self, statement: TensorExpr, flat: Array) -> Term:
-        """A map or a reduction at some elements."""
+    def _evaluate_points(self, statement: TensorExpr, flat: Array) -> Term:
+        """Evaluate a map or a reduction at some elements."""
         spatial = statement.spatial
         where = np.unravel_index(flat, tuple(a.extent for a in spatial)) if spatial else ()
         dims = 1 + len(statement.reduced)
 
         def axes(block: Block) -> dict[str, Array]:
             start, stop = block[0]
-            env = {a.name: _along(w[start:stop], 0, dims) for a, w in zip(spatial, where, strict=True)}
+            env = {a.name: _align_to_dim(w[start:stop], 0, dims) for a, w in zip(spatial, where, strict=True)}
             for d, axis in enumerate(statement.reduced, start=1):
-                env[axis.name] = _along(np.arange(*block[d], dtype=np.int64), d, dims)
+                env[axis.name] = _align_to_dim(np.arange(*block[d], dtype=np.int64), d, dims)
             return env
 
         extents = (len(flat), *(a.extent for a in statement.reduced))
         term = self._sweep(statement, extents, 1, axes)
-        return Term(term.value, rounding.of_store(term.value, term.error, statement.type.dtype) if self.track else None)
+        return Term(
+            term.value, rounding.store_error(term.value, term.error, statement.type.dtype) if self.track else None
+        )
 
     def _coordinates(self, statement: TensorExpr, block: Block) -> dict[str, Array]:
         axes = (*statement.spatial, *statement.reduced)
-        return {axis.name: _along(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)}
+        return {
+            axis.name: _align_to_dim(np.arange(*block[d], dtype=np.int64), d, len(axes)) for d, axis in enumerate(axes)
+        }
 
     def _evaluator(self, statement: TensorExpr, axes: dict[str, Array]) -> Evaluator:
         tf32 = self.allow_tf32 and statement.combine is Combine.SUM
         return Evaluator(self.tensors, axes, self.track, tf32)
 
-    def _sweep(self, statement: TensorExpr, extents: tuple[int, ...], kept: int,
+    def _sweep(self, statement: TensorExpr, extents: tuple[int, ...], spatial_dims: int,
                axes: Callable[[Block], dict[str, Array]]) -> Term:  # fmt: skip
-        """Evaluates the body over the box `extents` and reduces all dimensions behind the first `kept`."""
+        """Evaluate the body over the box `extents` and reduce all dimensions after the first `spatial_dims`."""
         if self.points_left is not None:
             self.points_left -= math.prod(extents)
             if self.points_left < 0:
-                message = f"the elements asked for need too much of {statement.name} to be evaluated here"
+                message = f"the sampled elements depend on too many points of {statement.name}"
                 raise ArgumentError(message, code="reference-too-large", hint="use smaller shapes")
         body, dtype = statement.body.dtype, statement.type.dtype
-        forming = accumulation_dtype(body, dtype, statement.combine) if statement.combine else dtype
-        sums = self.sums if _is_product(statement.body) else None
-        total = Accumulator(statement.combine, forming, extents[:kept], track=self.track, sums=sums)
+        compute_dtype = accumulation_dtype(body, dtype, statement.combine) if statement.combine else dtype
+        accumulation = self.accumulation if _is_product(statement.body) else None
+        accumulator = Accumulator(
+            statement.combine, compute_dtype, extents[:spatial_dims], track=self.track, accumulation=accumulation
+        )
         for block in blocks(extents):
             term = self._evaluator(statement, axes(block)).term(statement.body)
-            region = tuple(slice(start, stop) for start, stop in block[:kept])
-            term = as_dtype(term, body, forming, track=self.track)
-            total.add(region, tuple(stop - start for start, stop in block), term)
-        return as_dtype(total.result(math.prod(extents[kept:])), forming, dtype, track=self.track)
+            region = tuple(slice(start, stop) for start, stop in block[:spatial_dims])
+            term = as_dtype(term, body, compute_dtype, track=self.track)
+            accumulator.add(region, tuple(stop - start for start, stop in block), term)
+        return as_dtype(accumulator.result(math.prod(extents[spatial_dims:])), compute_dtype, dtype, track=self.track)
 
-    def _scattered(self, statement: TensorExpr) -> Term:
-        """The target, with the statement's values written in row-major order of its axes."""
+    def _evaluate_scatter(self, statement: TensorExpr) -> Term:
+        """Return the target after the statement's values are written in row-major order of its axes."""
         if statement.target is None:
             raise InvariantError(f"scatter into {statement.name} has no target")
         dtype, shape = statement.type.dtype, statement.type.shape
-        before = self.at(statement.target, np.arange(math.prod(shape), dtype=np.int64))
+        before = self.elements(statement.target, np.arange(math.prod(shape), dtype=np.int64))
         result = _Scatter(statement.combine, dtype, before, track=self.track)
         for block in blocks(tuple(axis.extent for axis in statement.axes)):
             full = tuple(stop - start for start, stop in block)
@@ -329,7 +345,7 @@ class _Machine:
 
 
 def _is_product(body: Expr) -> bool:
-    """Whether a matrix unit may form sums of it."""
+    """Whether a matrix unit may compute sums of `body`."""
     match body:
         case Cast(arg=arg):
             return _is_product(arg)
@@ -339,8 +355,8 @@ def _is_product(body: Expr) -> bool:
             return isinstance(body, Op) and body.kind is OpKind.MUL
 
 
-def _joined(a: Term, b: Term) -> Array | None:
-    """Both terms' bounds behind each other."""
+def _concatenate_errors(a: Term, b: Term) -> Array | None:
+    """Concatenate the bounds of two terms."""
     if a.error is None and b.error is None:
         return None
     parts = (np.zeros(t.value.shape) if t.error is None else t.error for t in (a, b))
@@ -348,7 +364,7 @@ def _joined(a: Term, b: Term) -> Array | None:
 
 
 class _Scatter:
-    """The flat target of a scatter while it is written."""
+    """The flattened target of a scatter while it is written."""
 
     def __init__(self, combine: Combine | None, dtype: DType, before: Term, *, track: bool) -> None:
         self.combine = combine
@@ -362,7 +378,7 @@ class _Scatter:
     def write(self, flat: Array, value: Array, error: Array | None) -> None:
         match self.combine:
             case None:
-                self.value[flat] = value  # of several values for one element numpy keeps the last
+                self.value[flat] = value  # numpy writes the last of several values for one element
             case Combine.SUM:
                 np.add.at(self.value, flat, value)
             case Combine.PROD:
@@ -392,7 +408,7 @@ class _Scatter:
             return Term(value, self.error if self.track and self.error.any() else None)
         if not self.track or self.combine is None or self.combine in (Combine.MAX, Combine.MIN):
             return Term(self.value, self.error if self.track else None)
-        # Atomic additions happen in the target's own type, in any order.
+        # Atomic additions use the target's own type, in any order.
         unit = 2.0 * unit_roundoff(self.dtype)
-        bound = self.error + self.writes * (unit * self.magnitude + least_normal(self.dtype.compute))
+        bound = self.error + self.writes * (unit * self.magnitude + min_normal(self.dtype.compute))
         return Term(self.value, np.nan_to_num(bound, nan=0.0))

@@ -1,12 +1,12 @@
-"""How far a kernel's value may be from the reference's: a bound carried beside every value, operator by operator.
+"""Forward error analysis: bounds on the distance of a kernel's values from the reference's, operator by operator.
 
-A kernel computes in its types (narrow floats in float32) where the reference computes in float64, so each operator adds
-a few units of roundoff and passes on, to first order, what its operands carry. `None` is an exact value: inputs, and
-integers made from exact ones. Where a value that carries an error decides something (a comparison, a floor, an index),
-the bound says how far the other decision leads, `inf` where nothing can be said.
+A kernel computes in its types (narrow floats in float32), the reference in float64. Each operator adds a few units of
+roundoff and propagates its operands' bounds to first order. `None` marks an exact value: inputs, and integers made
+from exact values. Where a value with an error decides something (a comparison, a floor, an index), the bound covers
+the other decision, and is `inf` if that is unknown.
 
-The units are chosen for what compilers and device libraries promise: half a unit for + - *, two for a quotient, eight
-for a function (CUDA's float functions are within 8 ulp but for arguments of no use); products may be contracted.
+The units follow the documented accuracy of compilers and device libraries: half a unit for + - *, two for a division,
+eight for a function (CUDA's float functions are within 8 ulp for ordinary arguments). Products may be contracted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
 from roller_svc.reference.scalar_ops import apply
-from roller_svc.reference.values import Array, convert, greatest, least_normal, least_subnormal, round_to, unit_roundoff
+from roller_svc.reference.values import Array, convert, max_finite, min_normal, min_subnormal, round_to, unit_roundoff
 
 Error = Array | None
 
@@ -27,14 +27,14 @@ _FUNCTION_UNITS = 16.0
 _DIVIDE_UNITS = 4.0
 _ADD_UNITS = 2.0
 
-# Nothing is rounded by these: they choose, clear bits or give a whole number.
-_CHOOSING = frozenset({
+# These do not round: they select, clear bits or return a whole number.
+_EXACT = frozenset({
     OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU, OpKind.ABS, OpKind.NEG, OpKind.SIGN,
     OpKind.FLOOR, OpKind.CEIL, OpKind.RFLOOR, OpKind.RCEIL, OpKind.ROUND, OpKind.TRUNC, OpKind.ISNAN, OpKind.ISINF,
 })  # fmt: skip
-_RISING = frozenset({OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU})
+_MONOTONIC = frozenset({OpKind.MAX, OpKind.MIN, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.RELU})
 _LIPSCHITZ_ONE = frozenset({OpKind.ABS, OpKind.NEG, OpKind.SIN, OpKind.COS})
-# Computed through a difference or a series around another point: their error is a fraction of 1, not of the result.
+# Computed through a difference or a series around another point: the error is relative to 1, not to the result.
 _ABSOLUTE = frozenset({
     OpKind.NORMCDF, OpKind.SOFTPLUS, OpKind.TANH, OpKind.SINH, OpKind.ERF, OpKind.ASINH, OpKind.ATANH, OpKind.EXPM1,
     OpKind.LOG1P, OpKind.LOG, OpKind.LOG2, OpKind.LOG10, OpKind.SIN, OpKind.COS, OpKind.TAN, OpKind.ACOSH, OpKind.ACOS,
@@ -48,41 +48,41 @@ def _or_zero(error: Error) -> Array:
 
 def propagate(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error],
               value: Array) -> Error:  # fmt: skip
-    """The bound on an operator's value, from its operands and theirs."""
+    """Return the bound on an operator's value, from its operands and their bounds."""
     exact = all(error is None for error in errors)
-    if exact and (not result.is_float or kind in _CHOOSING):
+    if exact and (not result.is_float or kind in _EXACT):
         return None
     if kind in COMPARISONS:
-        return _decided(np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)), errors)
+        return _comparison_error(np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)), errors)
     if kind in (OpKind.LAND, OpKind.LOR, OpKind.LNOT):
-        return _greatest(errors)
-    bound = _own(kind, operand.compute, values, value)
+        return _max_error(errors)
+    bound = _rounding_error(kind, operand.compute, values, value)
     if not exact:
-        bound = bound + _carried(kind, operand, result, values, errors, value)
-    return _settled(bound, values, errors, value, operand.compute)
+        bound = bound + _propagated_error(kind, operand, result, values, errors, value)
+    return _bound_special_values(bound, values, errors, value, operand.compute)
 
 
-def _greatest(errors: Sequence[Error]) -> Array:
+def _max_error(errors: Sequence[Error]) -> Array:
     bound = np.zeros(())
     for error in errors:
         bound = np.maximum(bound, _or_zero(error))
     return bound
 
 
-def _decided(distance: Array, errors: Sequence[Error]) -> Array:
-    """1 where the operands of a comparison are so near that the other outcome is possible, else 0."""
+def _comparison_error(distance: Array, errors: Sequence[Error]) -> Array:
+    """Return 1 where the operands of a comparison are close enough for the other result to be possible, else 0."""
     total = np.asarray(sum(_or_zero(error) for error in errors))
-    # A NaN distance: NaN operands or equal infinities, sure unless nothing is known of them.
+    # A NaN distance means NaN operands or equal infinities: certain unless a bound is infinite.
     undecided = (total > 0) & ~(distance > total) & (np.isfinite(distance) | np.isinf(total))
     return np.asarray(undecided, dtype=np.float64)
 
 
-def _own(kind: OpKind, compute: DType, values: tuple[Array, ...], value: Array) -> Array:
-    """What the operator itself may add."""
-    if not compute.is_float or kind in _CHOOSING:
+def _rounding_error(kind: OpKind, compute: DType, values: tuple[Array, ...], value: Array) -> Array:
+    """Return the bound on the operator's own rounding error."""
+    if not compute.is_float or kind in _EXACT:
         return np.zeros(())
     unit = unit_roundoff(compute)
-    tiny = 8.0 * least_normal(compute)
+    tiny = 8.0 * min_normal(compute)
     if kind in (OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.SQUARE):
         return np.asarray(_ADD_UNITS * unit * np.abs(value) + tiny)
     if kind is OpKind.FMA:
@@ -102,9 +102,9 @@ def _own(kind: OpKind, compute: DType, values: tuple[Array, ...], value: Array) 
     return _FUNCTION_UNITS * unit * np.abs(value) + tiny
 
 
-def _carried(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error],
+def _propagated_error(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], errors: Sequence[Error],
              value: Array) -> Array:  # fmt: skip
-    """What the operands' errors make of it."""
+    """Return the bound on the error that the operands' errors cause."""
     e = [_or_zero(error) for error in errors]
     if kind in (OpKind.ADD, OpKind.SUB):
         return e[0] + e[1]
@@ -114,29 +114,29 @@ def _carried(kind: OpKind, operand: DType, result: DType, values: tuple[Array, .
         return _product_error(values[0], e[0], values[1], e[1]) + e[2]
     if kind in _LIPSCHITZ_ONE:
         return e[0]
-    if kind in _RISING:
-        ends = (apply_moved(kind, operand, result, values, e, sign) for sign in (-1.0, 1.0))
-        return span(value.astype(np.float64), *ends)
+    if kind in _MONOTONIC:
+        ends = (_apply_shifted(kind, operand, result, values, e, sign) for sign in (-1.0, 1.0))
+        return interval_radius(value.astype(np.float64), *ends)
     if kind is OpKind.DIV:
-        room = np.abs(values[1]) - e[1]
-        return np.where(room > 0, (e[0] + np.abs(value) * e[1]) / np.where(room > 0, room, 1.0), np.inf)
+        margin = np.abs(values[1]) - e[1]
+        return np.where(margin > 0, (e[0] + np.abs(value) * e[1]) / np.where(margin > 0, margin, 1.0), np.inf)
     if kind in _REMAINDERS and operand.is_float:
         return _remainder_error(values, e)
     if not operand.is_float:
-        return np.where(_greatest(errors) > 0, np.inf, 0.0)
-    return _spread(kind, operand, result, values, e, value)
+        return np.where(_max_error(errors) > 0, np.inf, 0.0)
+    return _function_error(kind, operand, result, values, e, value)
 
 
-def apply_moved(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
+def _apply_shifted(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
                 sign: float) -> Array:  # fmt: skip
-    """The operator on operands that are all moved up, or all down, by their errors."""
+    """Apply the operator to operands that are all shifted up, or all down, by their errors."""
     moved = tuple(np.asarray(v + sign * d) for v, d in zip(values, e, strict=True))
-    # In floats for integers too: their errors are no integers, and none of these operators cares.
+    # Integers are computed in floats too: their errors are not integers, and these operators give the same results.
     return apply(kind, operand if operand.is_float else DType.FLOAT64, DType.FLOAT64, moved)
 
 
-def span(value: Array, low: Array, high: Array) -> Array:
-    """How far the ends are from the value; nothing where they are equal, infinities and NaN included."""
+def interval_radius(value: Array, low: Array, high: Array) -> Array:
+    """Return the larger distance of the two ends from the value; 0 where they are equal, even if infinite or NaN."""
     distance = np.maximum(np.where(high == value, 0.0, high - value), np.where(low == value, 0.0, value - low))
     return np.where(np.isnan(value), 0.0, distance)
 
@@ -153,9 +153,9 @@ def _remainder_error(values: tuple[Array, ...], e: list[Array]) -> Array:
     return np.where(near, y, drift)
 
 
-def _spread(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
+def _function_error(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ...], e: list[Array],
             value: Array) -> Array:  # fmt: skip
-    """How far the function moves when its operands move by their errors; leaving its domain is `inf`."""
+    """Return how far the function moves when its operands move by their errors; `inf` outside its domain."""
     bound: Array = np.zeros(())
     centre = value.astype(np.float64)
     for signs in itertools.product((-1.0, 1.0), repeat=len(values)):
@@ -165,32 +165,34 @@ def _spread(kind: OpKind, operand: DType, result: DType, values: tuple[Array, ..
     return np.asarray(bound)
 
 
-def _settled(bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType) -> Array:
-    """The bound where infinities and NaN are about.
+def _bound_special_values(
+    bound: Array, values: tuple[Array, ...], errors: Sequence[Error], value: Array, compute: DType
+) -> Array:
+    """Return the bound where values are infinite or NaN.
 
-    From operands that are infinite or NaN already, the result is as sure as they are. Where only this operator left the
-    numbers, or left the range of the kernel's type, a kernel with slightly other operands may not have.
+    The result of infinite or NaN operands is as certain as they are. If this operator itself produced the infinity or
+    NaN, or exceeded the range of the kernel's type, a kernel with slightly different operands may not do so.
     """
     with_range = compute if compute.is_float else DType.FLOAT64
-    limit = greatest(with_range)
-    # Comparisons with NaN are false: this is the way out where all is finite.
+    limit = max_finite(with_range)
+    # Fast path: all values are finite (comparisons with NaN are false).
     if value.max() <= limit and value.min() >= -limit and bound.max() < np.inf:
         return bound
-    beyond = ~(np.abs(value.astype(np.float64)) <= limit)
-    worst = _greatest(errors)
-    began = np.zeros((), dtype=bool)
+    out_of_range = ~(np.abs(value.astype(np.float64)) <= limit)
+    worst = _max_error(errors)
+    from_special = np.zeros((), dtype=bool)
     for operand_value in values:
-        began = began | ~np.isfinite(operand_value.astype(np.float64))
+        from_special = from_special | ~np.isfinite(operand_value.astype(np.float64))
     sure = np.where(np.isinf(worst), np.inf, 0.0)
-    fresh = np.where(np.isfinite(value) & beyond, np.inf, np.where(worst > 0, np.inf, 0.0))
-    special = np.where(began, sure, fresh)
-    return np.where(beyond | (began & ~np.isfinite(bound)), special, np.nan_to_num(bound, nan=np.inf))
+    fresh = np.where(np.isfinite(value) & out_of_range, np.inf, np.where(worst > 0, np.inf, 0.0))
+    special = np.where(from_special, sure, fresh)
+    return np.where(out_of_range | (from_special & ~np.isfinite(bound)), special, np.nan_to_num(bound, nan=np.inf))
 
 
-def of_cast(value: Array, error: Error, source: DType, target: DType, *, rounded: bool) -> Error:
+def cast_error(value: Array, error: Error, source: DType, target: DType, *, rounded: bool) -> Error:
     """The bound after a conversion of `value`; `rounded` where the reference rounds too."""
     if target.is_float:
-        return _of_float_cast(value, error, source, target, rounded=rounded)
+        return _float_cast_error(value, error, source, target, rounded=rounded)
     if error is None:
         return None
     if not source.is_float:
@@ -199,7 +201,7 @@ def of_cast(value: Array, error: Error, source: DType, target: DType, *, rounded
     return np.asarray(np.abs(moved[1].astype(np.float64) - moved[0].astype(np.float64)))
 
 
-def _of_float_cast(value: Array, error: Error, source: DType, target: DType, *, rounded: bool) -> Error:
+def _float_cast_error(value: Array, error: Error, source: DType, target: DType, *, rounded: bool) -> Error:
     if source.is_float and unit_roundoff(source) >= unit_roundoff(target):
         if error is None or not rounded:
             return error
@@ -208,32 +210,32 @@ def _of_float_cast(value: Array, error: Error, source: DType, target: DType, *, 
     size = np.abs(value.astype(np.float64))
     if not source.is_float and (size * unit_roundoff(target) < 1.0).all():
         return error  # an integer that the type holds exactly
-    # A reference and a kernel that both round may round apart: one whole step of the type.
-    step = (2.0 if rounded else 1.0) * unit_roundoff(target) * size + least_subnormal(target)
+    # Reference and kernel may round in opposite directions: one whole step of the type.
+    step = (2.0 if rounded else 1.0) * unit_roundoff(target) * size + min_subnormal(target)
     bound = _or_zero(error) + np.where(np.isfinite(size), step, 0.0)
-    return np.where(size > greatest(target), np.where(_or_zero(error) > 0, np.inf, bound), bound)
+    return np.where(size > max_finite(target), np.where(_or_zero(error) > 0, np.inf, bound), bound)
 
 
-def of_store(value: Array, error: Error, dtype: DType) -> Error:
-    """The bound of a stored float: a kernel may keep it as it is or round it to the tensor's type."""
+def store_error(value: Array, error: Error, dtype: DType) -> Error:
+    """Return the bound of a stored float, which a kernel may or may not round to the tensor's type."""
     if not dtype.is_float:
         return error
     fits = (round_to(value, dtype) == value) | np.isnan(value)
     if error is None and fits.all():
         return None
     size = np.abs(value)
-    step = np.where(np.isfinite(size), unit_roundoff(dtype) * size, 0.0) + least_subnormal(dtype)
+    step = np.where(np.isfinite(size), unit_roundoff(dtype) * size, 0.0) + min_subnormal(dtype)
     carried = _or_zero(error)
     return np.where(fits & (carried == 0), 0.0, carried + step)
 
 
-def of_choice(condition: Error, then: tuple[Array, Error], otherwise: tuple[Array, Error], taken: Array) -> Error:
-    """The bound of a Select; where the condition may go either way, the branches' distance is in it."""
+def select_error(condition: Error, then: tuple[Array, Error], otherwise: tuple[Array, Error], taken: Array) -> Error:
+    """Return the bound of a Select. An uncertain condition adds the distance of the branches."""
     if condition is None and then[1] is None and otherwise[1] is None:
         return None
     chosen = np.where(taken, _or_zero(then[1]), _or_zero(otherwise[1]))
     if condition is None:
         return chosen
-    apart = np.abs(then[0].astype(np.float64) - otherwise[0].astype(np.float64))
-    either = _greatest((then[1], otherwise[1])) + np.nan_to_num(apart, nan=np.inf)
+    difference = np.abs(then[0].astype(np.float64) - otherwise[0].astype(np.float64))
+    either = _max_error((then[1], otherwise[1])) + np.nan_to_num(difference, nan=np.inf)
     return np.where(condition > 0, either, chosen)

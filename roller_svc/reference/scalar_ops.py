@@ -1,6 +1,6 @@
-"""What each operator and function of the language computes, on wide numpy values.
+"""The language's operators and functions on wide numpy values.
 
-One table for floats, one for integers. Integer results may leave their type here; `apply` wraps them.
+One table for floats, one for integers. Integer results may exceed their type; `apply` wraps them.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from roller_svc.reference.values import Array, truncate, wrap
 _Function = Callable[..., Any]
 
 
-def _each(function: Callable[[float], float], x: Array) -> Array:
-    """A function that only the math module has, at every element."""
+def _map_elements(function: Callable[[float], float], x: Array) -> Array:
+    """Apply a function of the math module to every element."""
     values: Iterable[float] = np.ravel(x).tolist()
     return np.fromiter(map(function, values), np.float64, count=x.size).reshape(x.shape)
 
 
 def _erf(x: Array) -> Array:
-    return _each(math.erf, np.asarray(x))
+    return _map_elements(math.erf, np.asarray(x))
 
 
 def _normcdf(x: Array) -> Array:
-    # By erfc, so that far on the left it does not cancel to 0.
-    return 0.5 * _each(math.erfc, np.asarray(-x / math.sqrt(2.0)))
+    # erfc avoids cancellation to 0 for large negative x.
+    return 0.5 * _map_elements(math.erfc, np.asarray(-x / math.sqrt(2.0)))
 
 
 def _ieee_remainder(x: Array, y: Array) -> Array:
-    """x - n*y with n the integer nearest to x / y, ties to even; exact, as fmod is."""
+    """Return x - n*y with n the integer nearest to x / y, ties to even. Exact, as fmod is."""
     size = np.abs(y)
-    rest = np.fmod(np.abs(x), 2.0 * size)
-    above = 2.0 * rest > size
-    once = np.where(above, rest - size, rest)
+    remainder = np.fmod(np.abs(x), 2.0 * size)
+    above = 2.0 * remainder > size
+    once = np.where(above, remainder - size, remainder)
     twice = np.where(above & (2.0 * once >= size), once - size, once)
     return np.where(np.signbit(x), -twice, twice)
 
@@ -87,22 +87,22 @@ def _truncating_divide(x: Array, y: Array) -> Array:
 
 
 def _integer_remainder(x: Array, y: Array) -> Array:
-    """IEEE's remainder of integers: the multiple of y nearest to x taken away, ties to the even multiple."""
+    """Return the IEEE remainder of integers: x minus the nearest multiple of y, ties to the even multiple."""
     size = np.abs(_nonzero(y))
-    rest = np.mod(x, size)
+    remainder = np.mod(x, size)
     odd = np.mod(np.floor_divide(x, size), np.full_like(size, 2)) != 0
-    above = (rest > size - rest) | ((rest == size - rest) & odd)
-    return np.where(y == 0, np.zeros_like(y), np.where(above, rest - size, rest))
+    above = (remainder > size - remainder) | ((remainder == size - remainder) & odd)
+    return np.where(y == 0, np.zeros_like(y), np.where(above, remainder - size, remainder))
 
 
 def _integer_power(x: Array, y: Array) -> Array:
-    """The real power truncated, modulo 2^64. A negative power is 0 but for a base of 1 or -1."""
+    """Return the truncated real power modulo 2^64. A negative power is 0 unless the base is 1 or -1."""
     x, y = np.broadcast_arrays(x, y)
-    result, base, left = np.ones_like(x), x.copy(), np.where(y < 0, np.zeros_like(y), y)
-    while left.any():
-        result = np.where(left & left.dtype.type(1), result * base, result)
+    result, base, exponent = np.ones_like(x), x.copy(), np.where(y < 0, np.zeros_like(y), y)
+    while exponent.any():
+        result = np.where(exponent & exponent.dtype.type(1), result * base, result)
         base = base * base
-        left = left >> left.dtype.type(1)
+        exponent = exponent >> exponent.dtype.type(1)
     if y.dtype == np.uint64:
         return result
     of_minus_one = np.where(y & 1, -1, 1)
@@ -129,7 +129,7 @@ _COMPARE: dict[OpKind, _Function] = {
 
 
 def _shift(kind: OpKind, x: Any, count: Any, dtype: DType) -> Any:
-    """A count of the width or more moves everything out; a negative one moves nothing."""
+    """Shift. A count of the width or more shifts all bits out; a negative count shifts nothing."""
     size = x.dtype.type
     beyond = count >= dtype.bits
     within = np.clip(count, 0, dtype.bits - 1).astype(x.dtype)
@@ -140,7 +140,10 @@ def _shift(kind: OpKind, x: Any, count: Any, dtype: DType) -> Any:
 
 
 def apply(kind: OpKind, operand: DType, result: DType, args: tuple[Array, ...]) -> Array:
-    """The operator on wide values of type `operand`; wide values of type `result`. LAND and LOR see both sides."""
+    """Apply the operator to wide values of type `operand`. Returns wide values of type `result`.
+
+    LAND and LOR evaluate both sides.
+    """
     if kind in COMPARISONS:
         return np.asarray(_COMPARE[kind](*args)).astype(np.int64)
     if kind is OpKind.LAND:
@@ -162,4 +165,4 @@ def apply(kind: OpKind, operand: DType, result: DType, args: tuple[Array, ...]) 
         return wrap(np.asarray(_shift(kind, args[0], args[1], operand)), result)
     elif kind in _INTEGER:
         return wrap(np.asarray(_INTEGER[kind](*args)), result)
-    raise InvariantError(f"{kind.value} has no meaning on {operand.value}")
+    raise InvariantError(f"operator {kind.value} is not defined for {operand.value}")

@@ -1,7 +1,6 @@
-"""Wide values: every element type held in float64, int64 or uint64, and the conversions between types.
+"""Wide values: every element type represented in float64, int64 or uint64, and the conversions between types.
 
-A float stays a float64 until something rounds it; an integer is always within its type's range. Only `round_to` and
-`narrow` round.
+A float stays a float64 until it is rounded by `round_to` or `narrow`. An integer is always within its type's range.
 """
 
 from __future__ import annotations
@@ -30,54 +29,54 @@ _FRACTION_BITS = {
     DType.FLOAT64: 52, DType.FLOAT32: 23, DType.BFLOAT16: 7, DType.FLOAT16: 10,
     DType.FLOAT8_E4M3FN: 3, DType.FLOAT8_E5M2: 2,
 }  # fmt: skip
-_LEAST_NORMAL = {
+_MIN_NORMAL = {
     DType.FLOAT64: 2.0**-1022, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126, DType.FLOAT16: 2.0**-14,
     DType.FLOAT8_E4M3FN: 2.0**-6, DType.FLOAT8_E5M2: 2.0**-14,
 }  # fmt: skip
-_GREATEST = {
+_MAX_FINITE = {
     DType.FLOAT64: float(np.finfo(np.float64).max), DType.FLOAT32: float(np.finfo(np.float32).max),
     DType.BFLOAT16: 2.0**128 - 2.0**120, DType.FLOAT16: 65504.0,
 } | _FLOAT8_MAX  # fmt: skip
 
 
 def storage_dtype(dtype: DType) -> np.dtype[Any]:
-    """The numpy (or ml_dtypes) type that arrays of the caller have."""
+    """Return the numpy or ml_dtypes type of the caller's arrays."""
     return _STORAGE[dtype]
 
 
 def wide_dtype(dtype: DType) -> np.dtype[Any]:
-    """float64, int64 or, for uint64 alone, uint64."""
+    """Return float64, int64 or, for uint64 only, uint64."""
     if dtype.is_float:
         return np.dtype(np.float64)
     return np.dtype(np.uint64 if dtype is DType.UINT64 else np.int64)
 
 
 def unit_roundoff(dtype: DType) -> float:
-    """Greatest relative error of rounding to nearest: 2^-24 for float32; 0 for integers."""
+    """Return the largest relative error of rounding to nearest: 2^-24 for float32, 0 for integers."""
     return 2.0 ** -(_FRACTION_BITS[dtype] + 1) if dtype.is_float else 0.0
 
 
-def least_normal(dtype: DType) -> float:
-    """Smallest normal number: what a device that flushes subnormal numbers may lose."""
-    return _LEAST_NORMAL[dtype]
+def min_normal(dtype: DType) -> float:
+    """Return the smallest normal number, the bound on what flushing subnormal numbers loses."""
+    return _MIN_NORMAL[dtype]
 
 
-def least_subnormal(dtype: DType) -> float:
-    return _LEAST_NORMAL[dtype] * 2.0 ** -_FRACTION_BITS[dtype]
+def min_subnormal(dtype: DType) -> float:
+    return _MIN_NORMAL[dtype] * 2.0 ** -_FRACTION_BITS[dtype]
 
 
-def greatest(dtype: DType) -> float:
-    """Greatest finite number of a floating type."""
-    return _GREATEST[dtype]
+def max_finite(dtype: DType) -> float:
+    """Return the largest finite number of a floating type."""
+    return _MAX_FINITE[dtype]
 
 
 def widen(array: Array, dtype: DType) -> Array:
-    """An array of the type's storage, as wide values."""
+    """Convert an array of the type's storage to wide values."""
     return array.astype(wide_dtype(dtype))
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Wide values rounded to the type, in its storage. Floats round to nearest even, float8 saturates."""
+    """Round wide values to the type, in its storage. Floats round to nearest even; float8 saturates."""
     if dtype in _FLOAT8_MAX:
         values = np.clip(values, -_FLOAT8_MAX[dtype], _FLOAT8_MAX[dtype])
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,23 +84,23 @@ def narrow(values: Array, dtype: DType) -> Array:
 
 
 def round_to(values: Array, dtype: DType) -> Array:
-    """Wide floats rounded to a floating type, wide again."""
+    """Round wide floats to a floating type. The result is wide."""
     return values if dtype is DType.FLOAT64 else widen(narrow(values, dtype), dtype)
 
 
 def wrap(values: Array, dtype: DType) -> Array:
-    """Wide integers reduced modulo 2^bits to an integer type; bool is "not 0"."""
+    """Reduce wide integers modulo 2^bits to an integer type; bool is "not 0"."""
     if dtype is DType.BOOL:
         return np.asarray(values != 0).astype(np.int64)
     return values.astype(_STORAGE[dtype]).astype(wide_dtype(dtype))
 
 
 def truncate(values: Array, dtype: DType) -> Array:
-    """Wide floats to an integer type: towards zero, saturating, NaN to 0; bool is "not 0", NaN included."""
+    """Convert wide floats to an integer type: towards zero, saturating, NaN to 0; bool is "not 0", NaN included."""
     if dtype is DType.BOOL:
         return np.asarray(values != 0).astype(np.int64)
     low, high = dtype.integer_range
-    # float(high) of the 64-bit types is 2^63 or 2^64: at or above it saturates, below it the conversion is exact.
+    # float(high) of 64-bit types is 2^63 or 2^64: values at or above it saturate, below it the conversion is exact.
     inside = (values > float(low) - 1.0) & (values < float(high))
     whole = np.where(inside, np.trunc(np.where(inside, values, 0.0)), 0.0).astype(wide_dtype(dtype))
     top = np.asarray(high, dtype=wide_dtype(dtype))
@@ -111,7 +110,7 @@ def truncate(values: Array, dtype: DType) -> Array:
 
 
 def convert(values: Array, source: DType, target: DType, *, rounded: bool) -> Array:
-    """Wide values of one type as wide values of another. Floats are rounded to the target only when `rounded`."""
+    """Convert wide values of one type to another. Floats are rounded to the target only if `rounded`."""
     if target.is_float:
         floats = values if source.is_float else values.astype(np.float64)
         return round_to(floats, target) if rounded else floats

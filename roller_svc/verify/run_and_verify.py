@@ -21,7 +21,7 @@ from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan, RuntimeChoice
 from roller_svc.reference.compare import Agreement, agrees
-from roller_svc.reference.interpreter import evaluate, sampled
+from roller_svc.reference.interpreter import evaluate, evaluate_sample
 from roller_svc.runtime.cuda.arrays import placed
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
@@ -83,8 +83,8 @@ def verify_results(
     """
     points = sum(statement.points for statement in program.statements)
     if points <= MAX_INTERPRETED_POINTS:
-        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, sums=accumulation))
-    expected = sampled(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, sums=accumulation)
+        return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, accumulation=accumulation))
+    expected = evaluate_sample(program, arrays, SAMPLED_ELEMENTS, allow_tf32=allow_tf32, accumulation=accumulation)
     return agrees(program, results, expected)
 
 

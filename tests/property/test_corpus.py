@@ -68,4 +68,4 @@ def test_the_reference_is_within_its_own_bounds() -> None:
         arrays = random_inputs(program, 0, case.get("hints"))
         verdict = agrees(program, reference(program, arrays), evaluate(program, arrays))
         assert verdict.ok, (case["id"], verdict)
-        assert verdict.unjudged == 0, (case["id"], verdict)
+        assert verdict.unchecked == 0, (case["id"], verdict)

@@ -170,7 +170,7 @@ def _built(task: BuildOurs) -> Built:
     call()
     results = call.finish()
     try:
-        want = interpreter.sampled(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
+        want = interpreter.evaluate_sample(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
     except ArgumentError:
         want = {out.name: about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
         proven = False

@@ -1,4 +1,4 @@
-"""A probe's name → rows of one table: what it measured, beside the field of the spec that it would replace."""
+"""Run probes: micro-benchmarks of values that the model assumes, with the spec field that each would replace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.hardware import HardwareSpec, Measured, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
-from roller_svc.reference.inputs import drawn_patterns
+from roller_svc.reference.inputs import draw_patterns
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda import driver as cuda_driver
 from roller_svc.runtime.cuda.arrays import import_cupy
@@ -40,10 +40,10 @@ from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.toolchain import compile_source
 
 Json = dict[str, Any]
-SECONDS = 1.5  # of measuring one group of kernels, after they are compiled
-# Those of calibration that the model rests on most; one occupancy that suffices of each.
+SECONDS = 1.5  # for measuring one group of compiled kernels
+# Calibration kernels to which the model is most sensitive, each at one sufficient occupancy.
 CONSTANTS = ("launch", "clock", "copy_dram_4", "copy_dram_8", "read_l2_4", "read_l2_8", "latency_l2", "latency_dram")
-SMALL_ROWS = (17, 64, 500, 1023)  # of 128 bytes: tensors of less than 128 KiB
+SMALL_ROWS = (17, 64, 500, 1023)  # rows of 128 bytes: tensors below 128 KiB
 SMALL_RUNS = 50
 MANTISSA_CUT = 13  # bits that float32 has more than tf32
 DISTINCT = 1 << 20
@@ -51,29 +51,29 @@ DISTINCT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """`run`: on the device; else everything is only compiled."""
+    """One probe to run."""
 
     name: str
     target: str
-    run: bool
+    run: bool  # on the device; else compile only
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeDevice:
-    """The device's spec, and whether it is there."""
+    """The device of a probe."""
 
     hw: HardwareSpec
-    run: bool
+    run: bool  # False: compile only
 
 
 def probe_names(target: str) -> list[str]:
-    """The probes that the target's device has what it takes for, in the order in which they tell most."""
+    """Return the probes that the target supports, most informative first."""
     hopper = any(unit.kind is UnitKind.WGMMA for unit in hardware.load(target).units)
     return [name for name in PROBES if hopper or name not in _HOPPER_PROBES]
 
 
 def run_probe(task: ProbeTask) -> list[Json]:
-    """The probe's rows."""
+    """Run a probe; return its rows."""
     with fatal_device_errors():
         return PROBES[task.name](ProbeDevice(hardware.load(task.target), task.run))
 
@@ -82,7 +82,7 @@ def row(
     name: str, value: float | str, unit: str, how: str, hw: HardwareSpec, *, samples: int, field: str | None = None,
     **more: Any,
 ) -> Json:  # fmt: skip
-    """`field`: of the spec, whose value there is beside it."""
+    """Return a row; `field` names the spec field that the value would replace."""
     return {
         "name": name, "status": "ok", "value": value, "unit": unit, "samples": samples, "how": how,
         "field": field, "spec_value": None if field is None else spec_value(hw, field), **more,
@@ -90,37 +90,37 @@ def row(
 
 
 def spec_value(hw: HardwareSpec, field: str) -> float:
-    """What the spec has in a field, such as 'levels.l2.latency_s'."""
-    found: Any = hardware.to_mapping(hw)
+    """Return the value of a spec field, such as 'levels.l2.latency_s'."""
+    outputs: Any = hardware.to_mapping(hw)
     for part in field.split("."):
-        found = found[part] if isinstance(found, dict) else next(one for one in found if one["name"] == part)
-    return float(found)
+        outputs = outputs[part] if isinstance(outputs, dict) else next(one for one in outputs if one["name"] == part)
+    return float(outputs)
 
 
 def source_rows(sources: Iterable[KernelSource]) -> list[Json]:
-    """Of kernels that are only compiled."""
+    """Compile kernels and return a row for each."""
     return [
         {"name": one.name, "status": "compiled", "registers": compile_source(one).resources[0].registers_per_thread}
         for one in sources
     ]
 
 
-def _measure_kernels(every: tuple[Kernel, ...], device: ProbeDevice) -> list[Json]:
+def _measure_kernels(kernels_to_run: tuple[Kernel, ...], device: ProbeDevice) -> list[Json]:
     if not device.run:
-        return source_rows(kernel.source for kernel in every)
-    return [_measured_row(one, device.hw) for one in measured_kernels(every, device.hw.num_cores, 0, SECONDS)]
+        return source_rows(kernel.source for kernel in kernels_to_run)
+    return [_measured_row(one, device.hw) for one in measured_kernels(kernels_to_run, device.hw.num_cores, 0, SECONDS)]
 
 
 def _measured_row(one: Measured, hw: HardwareSpec) -> Json:
-    """With all that `measured` of a spec takes, under `entry`."""
+    """Return a row with the entry for the list `measured` of a spec."""
     entry = {key: value for key, value in dataclasses.asdict(one).items() if value is not None}
     return row(one.name, one.quiet, one.unit, one.how, hw, samples=one.samples, field=one.figure, least=one.min,
                most=one.max, entry=entry)  # fmt: skip
 
 
 def constants(device: ProbeDevice) -> list[Json]:
-    every = kernels(device.hw, sizes_of(device.hw))
-    return _measure_kernels(tuple(kernel for kernel in every if kernel.name in CONSTANTS), device)
+    kernels_to_run = kernels(device.hw, sizes_of(device.hw))
+    return _measure_kernels(tuple(kernel for kernel in kernels_to_run if kernel.name in CONSTANTS), device)
 
 
 def barriers(device: ProbeDevice) -> list[Json]:
@@ -136,30 +136,30 @@ def atomics(device: ProbeDevice) -> list[Json]:
 
 
 def tf32_rounding(device: ProbeDevice) -> list[Json]:
-    """Whether TMA rounds float32 to the nearest tf32 or cuts it off: a factor of 2 in the error of products."""
+    """Determine whether TMA rounds float32 to nearest tf32 or truncates: a factor of 2 in the error of products."""
     source = box_copy(device.hw, rounded_box(), 256)
     if not device.run:
         return source_rows([source])
-    given = rounding_inputs()
-    found = CudaModule(compile_source(source)).run({"X": import_cupy().asarray(given)})["Y"].get()
-    how, share = rounding_mode(given, found)
-    text = "float32 brought through a TFLOAT32 map"
-    return [row("tma_tf32_rounding", how, "", text, device.hw, samples=given.size, nearest_share=share)]
+    inputs = rounding_inputs()
+    outputs = CudaModule(compile_source(source)).run({"X": import_cupy().asarray(inputs)})["Y"].get()
+    how, share = rounding_mode(inputs, outputs)
+    text = "float32 loaded through a TFLOAT32 tensor map"
+    return [row("tma_tf32_rounding", how, "", text, device.hw, samples=inputs.size, nearest_share=share)]
 
 
 def rounding_inputs() -> Array:
-    """256 numbers of float32, as bits: beside numbers of tf32, between two of them, and ties of even and odd ones."""
+    """Return the bits of 256 float32 numbers: near tf32 numbers, between two of them, and even and odd ties."""
     residues = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF, 0x800, 0x1800], np.uint32)
-    kept = np.arange(32, dtype=np.uint32) + 0x1FC00  # from 1 on, mantissas even and odd
-    return (kept[:, None] << MANTISSA_CUT | residues).astype(np.uint32).reshape(-1)
+    mantissas = np.arange(32, dtype=np.uint32) + 0x1FC00  # from 1 on, mantissas even and odd
+    return (mantissas[:, None] << MANTISSA_CUT | residues).astype(np.uint32).reshape(-1)
 
 
-def rounding_mode(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]:
-    """In a word, and the share of numbers between two of tf32 that went to the nearer one."""
-    low, residue = given >> MANTISSA_CUT, given & 0x1FFF
-    kept, tie = found >> MANTISSA_CUT, residue == 0x1000
-    up = kept == low + 1
-    if np.array_equal(found, given):
+def rounding_mode(inputs: NDArray[Any], outputs: NDArray[Any]) -> tuple[str, float]:
+    """Return the rounding mode, and the fraction of numbers that were rounded to the nearer tf32 number."""
+    low, residue = inputs >> MANTISSA_CUT, inputs & 0x1FFF
+    mantissas, tie = outputs >> MANTISSA_CUT, residue == 0x1000
+    up = mantissas == low + 1
+    if np.array_equal(outputs, inputs):
         return "none: all bits kept", 0.0
     between = (residue != 0) & ~tie
     share = float(np.mean(up[between] == (residue[between] > 0x1000)))
@@ -172,7 +172,7 @@ def rounding_mode(given: NDArray[Any], found: NDArray[Any]) -> tuple[str, float]
 
 
 def small_maps(device: ProbeDevice) -> list[Json]:
-    """Whether small tensors need bit 85 of their maps cleared: boxes that reach beyond them, brought both ways."""
+    """Determine whether tensor maps of small tensors need bit 85 cleared: load out-of-bounds boxes both ways."""
     sources = [box_copy(device.hw, small_box(rows), rows * 32) for rows in SMALL_ROWS]
     if not device.run:
         return source_rows(sources[:1])
@@ -180,14 +180,15 @@ def small_maps(device: ProbeDevice) -> list[Json]:
     wrong = dict.fromkeys((False, True), 0)
     for rows, source in zip(SMALL_ROWS, sources, strict=True):
         compiled = compile_source(source)
-        given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
-        wanted = expected_small_box(given, rows)
+        inputs = np.arange(1, rows * 32 + 1, dtype=np.uint32)
+        expected = expected_small_box(inputs, rows)
         for mend in wrong:
             wrong[mend] += sum(
-                int((found != wanted).sum()) for found in _load_boxes(cupy, compiled, cupy.asarray(given), mend=mend)
+                int((outputs != expected).sum())
+                for outputs in _load_boxes(cupy, compiled, cupy.asarray(inputs), mend=mend)
             )
-    how = "words wrong in boxes beyond the ends of tensors below 128 KiB, maps "
-    descriptions = {False: f"{how}as the driver makes them", True: f"{how}with bit 85 cleared"}
+    how = "wrong words in out-of-bounds boxes of tensors below 128 KiB, tensor maps "
+    descriptions = {False: f"{how}as the driver encodes them", True: f"{how}with bit 85 cleared"}
     return [
         row(f"small_maps_{'mended' if mend else 'as_encoded'}", count, "words", descriptions[mend], device.hw,
             samples=SMALL_RUNS * len(SMALL_ROWS))
@@ -195,30 +196,30 @@ def small_maps(device: ProbeDevice) -> list[Json]:
     ]  # fmt: skip
 
 
-def expected_small_box(given: Array, rows: int) -> Array:
-    """Words of a box of 64 rows of 128 bytes: what the tensor has of them, then zeros."""
-    wanted = np.zeros(64 * 32, np.uint32)
-    wanted[: min(rows, 64) * 32] = given[: 64 * 32]
-    return wanted
+def expected_small_box(inputs: Array, rows: int) -> Array:
+    """Return the expected words of a box of 64 rows of 128 bytes: the rows of the tensor, then zeros."""
+    expected = np.zeros(64 * 32, np.uint32)
+    expected[: min(rows, 64) * 32] = inputs[: 64 * 32]
+    return expected
 
 
 def _load_boxes(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
-    """By a driver that is told whether to clear the bit."""
+    """Load the box repeatedly, with a driver that clears the bit or not."""
     driver = cuda_driver.Driver(cuda_driver.driver().library, mend_small_maps=mend)
     launch = compiled.source.launches[0]
     (function,) = CudaModule(compiled).functions(cupy, 0)
     y = cupy.zeros((64 * 32,), np.dtype(np.uint32))
     parameters = driver.parameters(launch, {"x": int(x.data.ptr), "y": int(y.data.ptr)})
-    found = []
+    outputs = []
     for _ in range(SMALL_RUNS):
         y.fill(0)
         driver.launch(function.ptr, launch, parameters, cupy.cuda.get_current_stream().ptr)
-        found.append(y.get())
-    return found
+        outputs.append(y.get())
+    return outputs
 
 
 def gelu_epilogue(device: ProbeDevice) -> list[Json]:
-    """What a function in the epilogue costs; the model counts it as one instruction."""
+    """Time a function in the epilogue, which the model counts as one instruction."""
     types = (("A", ("float16", (8192, 512))), ("B", ("float16", (8192, 512))))
     text = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); C[m,n] = {}.cast(`float16`)"
     checks = {name: Check(name, "probe", text.format(body), types) for name, body in (
@@ -227,7 +228,7 @@ def gelu_epilogue(device: ProbeDevice) -> list[Json]:
 
 
 def decode_attention(device: ProbeDevice) -> list[Json]:
-    """64 blocks, which are half of the cores, against keys split for 128 and 256."""
+    """Time decoding with 64 blocks, half of the SMs, and with the keys split for 128 and 256 blocks."""
     halves = {"Q": (8, 32, 1, 128), "K": (8, 8, 8192, 128), "V": (8, 8, 8192, 128)}
     types = tuple((name, ("bfloat16", shape)) for name, shape in halves.items())
     checks = {
@@ -239,7 +240,7 @@ def decode_attention(device: ProbeDevice) -> list[Json]:
 
 
 def _time_programs(device: ProbeDevice, checks: dict[str, Check], how: str) -> list[Json]:
-    """Times of programs whose kernels the model chooses, in turns."""
+    """Time the kernels that the model chooses for several programs, interleaved."""
     reports = {name: build_check(check, device.hw.id) for name, check in checks.items()}
     compiled = {name: require(report.winner.compiled, f"{name}, compiled") for name, report in reports.items()}
     predicted = {name: report.winner.plan.estimate.seconds for name, report in reports.items()}
@@ -249,7 +250,7 @@ def _time_programs(device: ProbeDevice, checks: dict[str, Check], how: str) -> l
     works = {}
     for name, check in checks.items():
         program = parse(check.expression, dict(tensor_types(check.types)), None)
-        arrays = on_device(cupy, program, drawn_patterns(program, 0, None, DISTINCT))
+        arrays = on_device(cupy, program, draw_patterns(program, 0, None, DISTINCT))
         works[name] = RollerWork(cupy, [CudaModule(compiled[name]).bind(arrays)])
     times, _ = time_interleaved(works, None)
     return [

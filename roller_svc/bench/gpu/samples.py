@@ -1,4 +1,4 @@
-"""A corpus → the cases to time: a fixed few of every class and operand type, by priority."""
+"""Sample the cases to time from a corpus: a fixed few of every class and operand type, by priority."""
 
 from __future__ import annotations
 
@@ -14,39 +14,37 @@ from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.inputs import drawn_patterns, random_inputs
+from roller_svc.reference.inputs import draw_patterns, random_inputs
 from roller_svc.runtime.binding import Array
 
 Json = dict[str, Any]
-# Beyond it a case takes longer than several others.
+# Larger cases take longer than several others.
 MAX_BYTES = 2 << 30
-# The same with integers among them, which may be drawn one by one: indices of a scatter are distinct.
+# For cases with integer inputs, which may be drawn one by one: indices of a scatter are distinct.
 MAX_BYTES_WITH_INTEGERS = 256 << 20
 SEED = 0
-# Random values that larger inputs repeat: more than any tile, and no power of two, so that rows differ.
+# Period of the random values of larger inputs: longer than any tile, not a power of two, so that rows differ.
 DISTINCT = (1 << 20) + 4099
 _REFERENCE_SIZES = (8192, 4096)
 REFERENCE = "reference"
-# Classes of the corpus that are one contraction, or one with a little after it.
+# Classes of the corpus that are one contraction, possibly with a small epilogue.
 PRODUCTS = frozenset({"gemm", "gemm_small_m", "gemv", "matmul", "batch_matmul", "contraction", "kb_matmul"})
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(q k) v of q [batch, heads, queries, features], k and v [batch, key_heads, keys, features]; `causal`: the
-    last query sees every key."""
+    """softmax(q k) v with q [batch, heads, queries, features] and k, v [batch, key_heads, keys, features]."""
 
     heads: int
     key_heads: int
     queries: int
     keys: int
-    causal: bool
+    causal: bool  # the last query attends to all keys
 
 
 @dataclass(frozen=True, slots=True)
 class TimedCase:
-    """One program to time. `flops`: as the corpus counts them, a multiply and an add being two. `attention`: what it
-    is, where it is that and nothing else."""
+    """One program to time."""
 
     id: str
     cls: str
@@ -54,8 +52,8 @@ class TimedCase:
     inputs: Json
     outputs: tuple[str, ...] | None
     hints: Json
-    flops: float | None
-    attention: Attention | None = None
+    flops: float | None  # as the corpus counts them: a multiply-add is two
+    attention: Attention | None = None  # if the program is only attention
 
     def program(self) -> TensorProgram:
         return parse(self.expression, dict(tensor_types(self.inputs)), self.outputs)
@@ -66,7 +64,7 @@ class TimedCase:
 
 
 def references() -> list[TimedCase]:
-    """Square products for which the vendor's library is known to come close to what the device can do."""
+    """Return square products, for which the vendor's library is known to be close to peak."""
     return [
         TimedCase(f"square-{size}-{dtype}", REFERENCE, "C[m,n] +=! A[m,k] * B[k,n]",
                   {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"}, None, {}, 2.0 * size**3)
@@ -75,9 +73,11 @@ def references() -> list[TimedCase]:
 
 
 def sampled_cases(path: Path, per_class: int) -> list[TimedCase]:
-    """All cases of attention; then `each` performance cases of every class and type of the first operand: the one in
-    the middle by flops, the largest, the smallest, then those between; first the first of all classes, products before
-    others, then the second of all."""
+    """Return all attention cases, then `per_class` performance cases of every class and type of the first operand.
+
+    Each class starts with the median by flops, then the largest and the smallest. Classes are interleaved, products
+    before others, so that a truncated list still covers all classes.
+    """
     attention: list[TimedCase] = []
     groups: dict[tuple[bool, str, str], list[TimedCase]] = {}
     for case in _cases(path):
@@ -90,19 +90,19 @@ def sampled_cases(path: Path, per_class: int) -> list[TimedCase]:
 
 
 def data_bytes(program: TensorProgram) -> int:
-    """Inputs and outputs, once each."""
+    """Return the bytes of all inputs and outputs."""
     types = [kind for _, kind in program.inputs] + [program.types[out.tensor] for out in program.outputs]
     return sum(kind.dtype.bytes * int(np.prod(kind.shape, dtype=np.int64)) for kind in types)
 
 
 def timing_inputs(case: TimedCase, program: TensorProgram) -> dict[str, Array]:
-    """Random arrays, of large ones a million values again and again: the judge makes them anew from the same seed."""
+    """Return random arrays, large ones with a period of DISTINCT values; checking regenerates them from the seed."""
     return dict(random_inputs(program, SEED, case.hints, DISTINCT))
 
 
 def timing_patterns(case: TimedCase, program: TensorProgram) -> dict[str, Array]:
-    """The same before they are repeated, which a device does itself: little has to be drawn and sent."""
-    return dict(drawn_patterns(program, SEED, case.hints, DISTINCT))
+    """Return one period of each array; the device repeats it, so that little is drawn and copied."""
+    return dict(draw_patterns(program, SEED, case.hints, DISTINCT))
 
 
 def _cases(path: Path) -> Iterator[TimedCase]:
@@ -117,7 +117,7 @@ def _cases(path: Path) -> Iterator[TimedCase]:
 
 
 def _attention(row: Json) -> Attention | None:
-    """Of a row that says which sizes it has; one with compressed keys has others."""
+    """Return the sizes of an attention case, or None if its `attrs` lack them, as with compressed keys."""
     sizes = row.get("attrs") or {}
     if not row["cls"].startswith("attention") or not {"H", "KV", "S", "T"} <= sizes.keys():
         return None
@@ -130,6 +130,6 @@ def _max_bytes(row: Json) -> int:
 
 
 def _sample_order(count: int, per_class: int) -> list[int]:
-    """Of 0 .. count - 1: the middle, the last, the first, then halves of what lies between."""
+    """Order 0 .. count - 1: the middle, the last, the first, then the middles between."""
     shares = [0.5, 1.0, 0.0, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875]
     return list(dict.fromkeys(round(share * (count - 1)) for share in shares))[:per_class]

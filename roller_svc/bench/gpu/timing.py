@@ -1,4 +1,4 @@
-"""A case → the times of its best candidates on the device and of others' kernels for the same work, in turns."""
+"""Time the best candidates of a case on the device, interleaved with baseline kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
 from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import sample_places, sampled
+from roller_svc.reference.interpreter import evaluate_sample, sample_indices
 from roller_svc.reference.values import storage_dtype
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda.arrays import DeviceBytes, import_cupy
@@ -36,13 +36,13 @@ from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, SAMPLED_ELEMENTS, accumulation_of
 
 Json = dict[str, Any]
-MAX_ARRAY_COPIES = 64  # of copies of the arrays, to find them out of the cache
-# Twice the cache, and a little: then what is read again has been replaced by then, whatever the cache prefers to keep.
+MAX_ARRAY_COPIES = 64  # copies of the arrays for cold-cache times
+# Data of more than twice the cache evicts every line before its reuse, whatever the replacement policy.
 CACHE_MULTIPLE = 2.5
 COPIED_BYTES = 2 << 30
-# A third of what devices with spec sheets of today do with float32 outside matrix units for a byte of their memory.
+# A third of the float32 operations per DRAM byte (without tensor cores) of current devices, by their data sheets.
 STREAMING_FLOPS_PER_BYTE = 4.0
-# Programs of so few points are judged whole: the reference makes ten million a second.
+# Programs of at most this many points are checked in full: the reference computes ten million points per second.
 FULL_CHECK_POINTS = 3_000_000
 
 
@@ -55,9 +55,9 @@ class BuildTask:
 
 @dataclass(frozen=True, slots=True)
 class BuiltCandidate:
-    """A candidate of a program, compiled. `rank`: its place by the model, 0 the best."""
+    """A compiled candidate of a program."""
 
-    rank: int
+    rank: int  # by the model, 0 is best
     predicted_s: float
     bound: str
     kernels: tuple[Json, ...]
@@ -67,19 +67,18 @@ class BuiltCandidate:
 
 @dataclass(frozen=True, slots=True)
 class TimingTask:
-    """`peers`: whose kernels are timed in turns with ours. `bus_id`: of the device, for its clocks. `cold`: ours are
-    timed on arrays out of the cache too."""
+    """One case to time."""
 
     case: TimedCase
     candidates: tuple[BuiltCandidate, ...]
-    baselines: tuple[str, ...]
-    bus_id: str | None = None
-    cold: bool = False
+    baselines: tuple[str, ...]  # timed interleaved with our kernels
+    bus_id: str | None = None  # of the device, for reading its clocks
+    cold: bool = False  # also time our kernels with a cold cache
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTask:
-    """What the fastest candidate made of the elements of each output that `sampled` chooses, as bytes."""
+    """Results of the fastest candidate: the bytes of the elements of each output that `evaluate_sample` chooses."""
 
     case: TimedCase
     accumulation: AccumulatorPrecision | None
@@ -88,7 +87,7 @@ class CheckTask:
 
 
 def build_candidates(task: BuildTask) -> tuple[BuiltCandidate, ...]:
-    """The best candidates that compile; raises InputError for a program that is refused, BuildError where none does."""
+    """Compile the best candidates; raise InputError for an invalid program and BuildError if none compiles."""
     program, hw = task.case.program(), hardware.load(task.target)
     groupings = rank_partitions(PartitionCache(program), hw, task.top_k)
     plans = select_for_measurement(merge_ranked_plans(groupings, task.top_k), groupings, task.top_k)
@@ -109,7 +108,7 @@ def build_candidates(task: BuildTask) -> tuple[BuiltCandidate, ...]:
 
 
 def time_case(task: TimingTask) -> tuple[Json, CheckTask | None]:
-    """The row, and what is to be judged elsewhere while the device goes on."""
+    """Return the row, and the results to check in another process while the device continues."""
     cupy = import_cupy()
     with fatal_device_errors():
         try:
@@ -137,14 +136,18 @@ def _time_case(cupy: Any, task: TimingTask) -> tuple[Json, CheckTask | None]:
     contenders |= {name: baseline.work for name, baseline in baselines.items() if baseline.work is not None}
     times, clocks = time_interleaved(contenders, device)
     row = _measurement_row(program, task, rows, best, times) | {"clocks": clocks}
-    row["peers"] = {name: baseline.row | times.get(name, {}) | _roller_times(times) for name, baseline in baselines.items() if baseline.row}
+    row["peers"] = {
+        name: baseline.row | times.get(name, {}) | _roller_times(times)
+        for name, baseline in baselines.items()
+        if baseline.row
+    }
     if task.cold:
         both = {one.rank: one for one in (best, first)}
         cold = {rank: _cold(cupy, one, program, patterns, device) for rank, one in both.items()}
         row |= {"cold_s": cold[best.rank], "first_cold_s": cold[first.rank]}
     check_task = _check_task(cupy, case, program, best, arrays)
     if check_task is None:
-        row["judged"] = "not judged: an element takes too many points"
+        row["checked"] = "not checked: an element takes too many points"
     return row, check_task
 
 
@@ -168,21 +171,23 @@ def _measurement_row(
 
 
 def _roller_times(times: Mapping[str, Json]) -> Json:
-    """Our times of the block that a peer was timed in, with which it is compared."""
+    """Return our times from the interleaved block in which a baseline was timed."""
     ours, first = times["ours"], times.get("first", times["ours"])
     return {"ours_s": ours["median_s"], "ours_min_s": ours["min_s"], "first_s": first["median_s"]}
 
 
 def memory_bound(found: Sequence[Json], program: TensorProgram, flops: float | None) -> bool:
-    """Whether its arrays should stream as a copy does: no products, little work for each byte, and every array read
-    whole, which those that integers index are not."""
+    """Return whether a program should reach the bandwidth of a copy.
+
+    It has no contraction, few operations per byte, and no integer inputs, which may index other arrays.
+    """
     products = any(kernel["kind"] in ("contraction", "attention") for kernel in found)
     floats = all(kind.dtype.is_float for _, kind in program.inputs)
     return not products and floats and (flops or 0.0) <= STREAMING_FLOPS_PER_BYTE * data_bytes(program)
 
 
 def copy_bandwidth(_: object) -> Json:
-    """Bytes a second of a copy within the device, what is read and what is written both counted."""
+    """Measure a device-to-device copy; bytes read and bytes written both count."""
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
     source, target = (allocate(cupy, COPIED_BYTES) for _ in range(2))
@@ -199,26 +204,26 @@ def copy_bandwidth(_: object) -> Json:
 
 
 def calibrated_spec(seconds: float) -> Json:
-    """The spec of the device with what `roller calibrate` measures of it."""
+    """Return the spec of the device with the values that `roller calibrate` measures."""
     return hardware.to_mapping(calibrated_cuda(0, seconds))
 
 
 def check_result(task: CheckTask) -> str:
-    """Whether the fastest is right at this size, by the reference; on inputs made anew from the case's seed."""
+    """Check results against the reference, on inputs regenerated from the seed of the case."""
     program = task.case.program()
-    want = sampled(program, timing_inputs(task.case, program), task.count, accumulation=task.accumulation)
+    want = evaluate_sample(program, timing_inputs(task.case, program), task.count, accumulation=task.accumulation)
     results: dict[str, Array] = {}
     for out in program.outputs:
         kind = program.types[out.tensor]
         whole = np.zeros(math.prod(kind.shape), storage_dtype(kind.dtype))
-        whole[want[out.name].at] = task.values[out.name].view(whole.dtype)
+        whole[want[out.name].indices] = task.values[out.name].view(whole.dtype)
         results[out.name] = whole.reshape(kind.shape)
     agreement = agrees(program, results, want)
     return "ok" if agreement.ok else f"wrong: {agreement.detail}"
 
 
 def checked_elements(program: TensorProgram) -> int | None:
-    """How many elements of each output are judged; None where one takes too many points."""
+    """Return how many elements of each output are checked; None if one element takes too many points."""
     outputs = sum(math.prod(program.types[out.tensor].shape) for out in program.outputs)
     points = sum(statement.points for statement in program.statements)
     if points > MAX_INTERPRETED_POINTS and points / outputs * SAMPLED_ELEMENTS > MAX_INTERPRETED_POINTS:
@@ -229,7 +234,7 @@ def checked_elements(program: TensorProgram) -> int | None:
 def _check_task(
     cupy: Any, case: TimedCase, program: TensorProgram, best: BuiltCandidate, arrays: Mapping[str, DeviceBytes]
 ) -> CheckTask | None:
-    """The elements that `sampled` will choose."""
+    """Run the kernel and copy the elements that `evaluate_sample` will choose to the host."""
     count = checked_elements(program)
     if count is None:
         return None
@@ -238,7 +243,7 @@ def _check_task(
     results = call.finish()
     values = {
         out.name: read_elements(
-            cupy, results[out.name], sample_places(program.types[out.tensor].shape, count, np.random.default_rng(0))
+            cupy, results[out.name], sample_indices(program.types[out.tensor].shape, count, np.random.default_rng(0))
         )
         for out in program.outputs
     }
@@ -261,8 +266,10 @@ def _candidate(built: BuiltCandidate) -> Json:
 def _cold(
     cupy: Any, built: BuiltCandidate, program: TensorProgram, patterns: Mapping[str, Array], device: Nvml | None
 ) -> float | None:
-    """Seconds of a call that finds nothing of its arrays in the last cache: calls on several copies take turns. None
-    where so many copies would be needed that they are not made; of large arrays one copy is enough."""
+    """Return the seconds of a call with a cold L2 cache, by cycling through several copies of the arrays.
+
+    Returns None if too many copies would be needed. One copy is enough for large arrays.
+    """
     cache = cupy.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
     sets: int = math.ceil(CACHE_MULTIPLE * cache / data_bytes(program))
     if sets > MAX_ARRAY_COPIES:
@@ -274,7 +281,7 @@ def _cold(
 
 
 def _free(cupy: Any) -> None:
-    """What the two libraries keep of the device's memory: the next case takes other sizes."""
+    """Free the memory pools of CuPy and torch: the next case has other sizes."""
     cupy.get_default_memory_pool().free_all_blocks()
     if importlib.util.find_spec("torch") is not None:
         import torch  # noqa: PLC0415 - optional, and slow to import

@@ -171,7 +171,7 @@ def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
     plain = tiles(first, on, (128, 128, 32), (64, 64), stages=3)
     assert mma_tile(narrow, *operands(both)) == mma_tile(plain, *operands(first))
     one, two = (prepare_model(group, AMPERE, on) for group in (both, first))
-    assert one.needs(narrow) == two.needs(plain)
+    assert one.resources(narrow) == two.resources(plain)
     spent = ({stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain)))
     of_pair, of_plain = spent
     assert of_pair["mma"] == pytest.approx(of_plain["mma"])
@@ -190,7 +190,7 @@ def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
     assert (mine.b.bytes, mine.b.parts, mine.b.copies, its.b.copies) == (its.b.bytes, 2, 2, 1)
     assert (mine.shared_bytes, mine.accumulators) == (its.shared_bytes, its.accumulators)
     one, two = (prepare_model(group, HOPPER, on) for group in (both, first))
-    assert one.needs(narrow) == two.needs(plain)
+    assert one.resources(narrow) == two.resources(plain)
     of_pair, of_plain = (
         {stage.name: stage.seconds for stage in m.estimate(p).stages} for m, p in ((one, narrow), (two, plain))
     )
@@ -333,7 +333,7 @@ def agree(
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=races).run(arrays)
-        agreement = agrees(compute, got, evaluate(compute, arrays, sums=sums))
+        agreement = agrees(compute, got, evaluate(compute, arrays, accumulation=sums))
         assert agreement.ok, agreement.detail
 
 

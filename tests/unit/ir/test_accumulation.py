@@ -17,7 +17,7 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands
-from roller_svc.codegen.cuda.hopper_instructions import warpgroup_product
+from roller_svc.codegen.cuda.hopper_instructions import wgmma_shape
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.warpgroups.tile import wgmma_feeds
 from roller_svc.families.matching import units_for
@@ -81,8 +81,8 @@ def test_float8_runs_where_its_sums_are_long_enough(
 ) -> None:
     group = matmul(256, 256, 256, "float8_e4m3fn", layout="nt", hw=hw)
     found = units_for(group, hw, ScheduleConstraints(allow_tf32=tf32))
-    assert [u.name for u in found.taken if u.is_matrix] == taken
-    assert [text for text in found.refusals if "its sums" in text][:1] == ([refused] if refused else [])
+    assert [u.name for u in found.units if u.is_matrix] == taken
+    assert [text for text in found.unsupported_units if "its sums" in text][:1] == ([refused] if refused else [])
 
 
 @pytest.mark.parametrize("name", ["wgmma_e4m3", "wgmma_f16"])
@@ -108,7 +108,7 @@ TYPES = {"e4m3": (ml_dtypes.float8_e4m3fn, -6), "e5m2": (ml_dtypes.float8_e5m2, 
 
 def product_of(name: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(sums before, after) of one instruction in the emulator."""
-    product = warpgroup_product(name)
+    product = wgmma_shape(name)
     assert product is not None
     rooms = np.concatenate([laid_out(x, "k", 128, *strides(x.shape[0], "k", 128), 0) for x in (a, b)])
     buffers = (
@@ -164,7 +164,7 @@ def verdict(
     arrays = {each: rng.uniform(low, 1, (8, k)).astype(dtype) for each in "AB"}
     a, b = (arrays[each].astype(np.float64) for each in "AB")
     got = tensorcores.product(a, b, of_device, least=-6 if dtype is ml_dtypes.float8_e4m3fn else -14)
-    return agrees(found, {"C": got.astype(np.float32)}, evaluate(found, arrays, sums=allowed)).ok
+    return agrees(found, {"C": got.astype(np.float32)}, evaluate(found, arrays, accumulation=allowed)).ok
 
 
 @pytest.mark.parametrize("low", [-1.0, 0.0])

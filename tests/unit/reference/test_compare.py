@@ -1,4 +1,4 @@
-"""The verdict on a kernel's arrays: right ones pass, wrong ones do not."""
+"""Comparison of a kernel's arrays: correct ones pass, wrong ones do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate, reference, sampled
+from roller_svc.reference.interpreter import evaluate, evaluate_sample, reference
 
 
 def types(**shapes: tuple[DType, tuple[int, ...]]) -> dict[str, TensorType]:
@@ -100,11 +100,11 @@ def test_errors_propagate_through_statements() -> None:
     want = evaluate(program, arrays)
     verdict = agrees(program, {"Y": e / e.sum(1, keepdims=True)}, want)
     assert verdict.ok
-    assert verdict.unjudged == 0
+    assert verdict.unchecked == 0
     assert not agrees(program, {"Y": 1.01 * e / e.sum(1, keepdims=True)}, want).ok
 
 
-def test_a_value_decided_by_rounding_is_counted_not_judged() -> None:
+def test_a_value_decided_by_rounding_counts_as_unchecked() -> None:
     # 0.1 + 0.2 - 0.3 is 0 or not as it is rounded: what follows from its sign is anybody's.
     program = parse("y[n] = (a[n] + b[n] > c[n]) * 1.0", types(**dict.fromkeys("abc", (DType.FLOAT32, (2,)))))
     arrays = {"a": np.float32([0.1, 1]), "b": np.float32([0.2, 1]), "c": np.float32([0.1, 1]) + np.float32([0.2, 0])}
@@ -132,13 +132,13 @@ def test_wrong_type_and_shape() -> None:
     assert "[12, 16]" in agrees(program, {"C": got.T}, want).detail
 
 
-def test_samples_are_judged_where_they_lie() -> None:
+def test_samples_are_compared_at_their_indices() -> None:
     program = matmul()
     arrays = random_inputs(program, 0)
-    want = sampled(program, arrays, 20)
+    want = evaluate_sample(program, arrays, 20)
     got = np.full((16, 12), np.nan, np.float32)
-    assert want["C"].at is not None
-    got.reshape(-1)[want["C"].at] = (arrays["A"] @ arrays["B"]).reshape(-1)[want["C"].at]
+    assert want["C"].indices is not None
+    got.reshape(-1)[want["C"].indices] = (arrays["A"] @ arrays["B"]).reshape(-1)[want["C"].indices]
     assert agrees(program, {"C": got}, want).ok
     got[0, 0] = 100
     assert not agrees(program, {"C": got}, want).ok

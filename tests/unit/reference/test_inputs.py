@@ -69,13 +69,13 @@ def test_hints_override() -> None:
     assert arrays["p"].tolist() == [2, 1]
 
 
-def test_an_index_type_that_does_not_reach_the_end() -> None:
+def test_an_index_type_smaller_than_the_dimension() -> None:
     arrays = drawn("y[n] = x[i[n]]", x=(F32, (200,)), i=(DType.INT8, (500,)))
     assert arrays["i"].min() >= 0
     assert arrays["i"].max() > 100
 
 
-def test_few_distinct_values_are_repeated_but_places_of_a_scatter_are_not() -> None:
+def test_few_distinct_values_are_repeated_except_scatter_indices() -> None:
     types = {"x": TensorType(F32, (60,)), "p": TensorType(I32, (60,)), "d": TensorType(F32, (60,))}
     arrays = random_inputs(parse("d[p[n]] =. x[n]", types), 1, distinct=7)
     assert (arrays["x"] == np.resize(arrays["x"][:7], 60)).all()

@@ -13,7 +13,7 @@ from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.reference import interpreter
-from roller_svc.reference.interpreter import evaluate, reference, sampled
+from roller_svc.reference.interpreter import evaluate, evaluate_sample, reference
 from roller_svc.reference.values import storage_dtype
 
 BY_STORAGE = {storage_dtype(d): d for d in DType}
@@ -251,7 +251,7 @@ class TestStatements:
         got = run("d[p[n]] =. x[n]; y[m] = d[m] * 2", d=f32(1, 1), p=i32(0), x=f32(5))
         assert got.tolist() == [10, 2]
 
-    def test_blocks_join_to_the_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_blocks_cover_the_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rng = np.random.default_rng(0)
         a, b = rng.uniform(-1, 1, (5, 7, 3)), rng.uniform(-1, 1, (3, 7, 4))
         monkeypatch.setattr(interpreter, "BLOCK_POINTS", 5)
@@ -281,26 +281,26 @@ class TestSampled:
         program = program_of(text, arrays)
         whole = evaluate(program, arrays)["D"].wide.reshape(-1)
         monkeypatch.setattr(interpreter, "WHOLE_POINTS", 16)
-        some = sampled(program, arrays, 100)["D"]
-        assert some.at is not None
-        assert len(some.at) == len(set(some.at.tolist())) >= 100
-        assert {0, 63, 64 * 63, 64 * 64 - 1} <= set(some.at.tolist())
-        assert some.wide == pytest.approx(whole[some.at], rel=1e-12)
+        some = evaluate_sample(program, arrays, 100)["D"]
+        assert some.indices is not None
+        assert len(some.indices) == len(set(some.indices.tolist())) >= 100
+        assert {0, 63, 64 * 63, 64 * 64 - 1} <= set(some.indices.tolist())
+        assert some.wide == pytest.approx(whole[some.indices], rel=1e-12)
 
-    def test_what_depends_on_everything_is_refused(self) -> None:
+    def test_a_sample_that_depends_on_every_point_is_rejected(self) -> None:
         arrays = {"x": np.ones((64, 64), np.float32)}
         program = program_of("s[] +=! x[m, n]; y[m] = x[m, 0] / s[]", arrays)
-        with pytest.raises(ArgumentError, match="too much of s") as caught:
-            sampled(program, arrays, 5, limit_points=1000)
+        with pytest.raises(ArgumentError, match="too many points of s") as caught:
+            evaluate_sample(program, arrays, 5, limit_points=1000)
         assert caught.value.code == "reference-too-large"
 
     def test_guarded_reads_of_an_intermediate(self, monkeypatch: pytest.MonkeyPatch) -> None:
         arrays = {"x": np.arange(32, dtype=np.float32)}
         program = program_of("a[n] = x[n] * 2; y[n] = a[n - 1].when([n >= 1], 0.0) where n in 32", arrays)
         monkeypatch.setattr(interpreter, "WHOLE_POINTS", 1)
-        some = sampled(program, arrays, 5)["y"]
-        assert some.at is not None
-        assert some.wide.tolist() == [2.0 * (i - 1) if i else 0.0 for i in some.at.tolist()]
+        some = evaluate_sample(program, arrays, 5)["y"]
+        assert some.indices is not None
+        assert some.wide.tolist() == [2.0 * (i - 1) if i else 0.0 for i in some.indices.tolist()]
 
 
 def test_the_least_integer_is_found_before_it_is_converted() -> None:

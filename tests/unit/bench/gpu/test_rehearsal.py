@@ -21,7 +21,7 @@ from roller_svc import hardware
 from roller_svc.errors import BuildServiceError, KernelTimeoutError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.reference.inputs import drawn_patterns, random_inputs
+from roller_svc.reference.inputs import draw_patterns, random_inputs
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_every_task_comes_back_with_its_result(bench: Any) -> None:
 
 
 def test_a_bug_is_the_answer_to_its_task_and_the_next_goes_on(bench: Any) -> None:
-    pool = bench.workers.Pool(len, 1, 60.0)
+    pool = bench.workers.BoundedPool(len, 1, 60.0)
     for task in (5, [1, 2]):
         pool.submit(task)
     (_, first), (_, second) = (pool.next(time.monotonic() + 600) for _ in range(2))
@@ -52,13 +52,13 @@ def test_a_bug_is_the_answer_to_its_task_and_the_next_goes_on(bench: Any) -> Non
 
 
 def test_what_is_at_work_when_the_time_is_up_is_killed(bench: Any) -> None:
-    before = bench.workers.workers()
+    before = bench.workers.running_workers()
     until = time.monotonic() + 1.5
     assert list(bench.workers.map_unordered(time.sleep, [3600.0] * 2, 2, 3600.0, until)) == []
     assert bench.workers.end_processes(before)
-    assert bench.workers.workers() <= before
+    assert bench.workers.running_workers() <= before
     assert list(bench.workers.map_unordered(time.sleep, [3600.0], 1, 3600.0, until)) == []  # is not even begun
-    assert bench.workers.workers() <= before
+    assert bench.workers.running_workers() <= before
 
 
 def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypat
         def close(self, *, kill: bool) -> None:
             pass
 
-    monkeypatch.setattr(bench.lanes, "WorkerProcess", Stuck)
+    monkeypatch.setattr(bench.workers, "WorkerProcess", Stuck)
     lane = bench.workers.BoundedWorker(operator.neg, 3600.0)
     with pytest.raises(KernelTimeoutError, match="abandoned"):
         lane.call(7, until=time.monotonic())
@@ -100,11 +100,11 @@ def test_values_that_repeat_on_the_device_are_those_of_the_judge(
     types_ = {"x": {"dtype": "float16", "shape": list(shape)}}
     program = parse(f"y[{index}] = x[{index}] * 2.0", dict(tensor_types(types_)), None)
     cupy = bench.memory.make_cupy(bench.driver.Device(plan(bench, tmp_path)))
-    made = bench.device_inputs.on_device(cupy, program, drawn_patterns(program, 0, None, 7))["x"]
+    made = bench.device_inputs.on_device(cupy, program, draw_patterns(program, 0, None, 7))["x"]
     wanted = random_inputs(program, 0, None, 7)["x"]
     assert np.array_equal(made.numpy(), wanted)
     places = np.array([0, wanted.size - 1])
-    found = bench.device_inputs.elements(cupy, made, places).view(np.float16)
+    found = bench.device_inputs.read_elements(cupy, made, places).view(np.float16)
     assert np.array_equal(found, wanted.reshape(-1)[places])
 
 
@@ -212,7 +212,7 @@ def test_a_rehearsal_is_a_whole_run_and_says_what_it_is(
     assert [row["ended"] for row in found["stages"]] == ["done"] * 2
     assert [(row["status"], row["sets"]) for row in found["verification"]] == [("ok", 2)]
     (one,) = found["measurements"]
-    assert one["judged"] == "ok"  # by the emulator's results
+    assert one["checked"] == "ok"  # by the emulator's results
     assert one["peers"]["library"]["samples"] == one["samples"]
     assert one["clocks"]["during"]["sm_mhz"] == [1980, 1980]
     assert "REHEARSAL: nothing here ran on a GPU" in capsys.readouterr().out

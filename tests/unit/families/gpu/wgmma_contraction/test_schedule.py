@@ -23,7 +23,7 @@ from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
 from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, WholeTiles
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.expr import Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
@@ -268,7 +268,7 @@ def test_every_tile_has_one_block(
     """However many blocks there are, in whatever order; a cluster's blocks are neighbours and make the same visits."""
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
-    view = View.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
     visits = WholeTiles(view, (rows, columns), 5, clusters, cluster, raster)
     size = cluster[0] * cluster[1]
     assert visits.blocks % size == 0
@@ -307,7 +307,7 @@ def test_emulated(kind: str) -> None:
         arrays = random_inputs(found, seed)
         result = load_emulated(CompiledKernel(text, b"", "", ()), seed, races=kind in RACED).run(arrays)
         sums = accumulator_precision(unit(HOPPER, KINDS[kind][0]), HOPPER.arch)
-        verdict = agrees(found, result, evaluate(found, arrays, allow_tf32="tf32" in kind, sums=sums))
+        verdict = agrees(found, result, evaluate(found, arrays, allow_tf32="tf32" in kind, accumulation=sums))
         assert verdict.ok, verdict
 
 
