@@ -1,4 +1,4 @@
-"""A device's refusal → the end of the process it happened in: after many of them a context answers nothing else."""
+"""Turn device errors into DeviceFault, which ends the worker process: most errors make a CUDA context unusable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ OUT_OF_MEMORY = "out-of-memory"
 
 
 class DeviceFault(Exception):
-    """No error of ours, so that a lane (farm/workers.py) reports it and gives the next task a fresh process."""
+    """A device error. Not a RollerError: the worker pool (farm/workers.py) reports it and restarts the process."""
 
 
 @contextmanager
 def fatal_device_errors() -> Iterator[None]:
-    """Where the device has no room a context is as good as before."""
+    """Raise DeviceFault for launch errors; out of memory passes through, for it leaves the context usable."""
     try:
         yield
     except LaunchError as failure:

@@ -1,4 +1,4 @@
-"""Values that repeat → whole arrays, made on the device: what crosses the bus is a million values at most."""
+"""Create device arrays by repeating a pattern on the device: at most a million values cross the bus."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 
 def on_device(cupy: Any, program: TensorProgram, patterns: Mapping[str, Array]) -> dict[str, DeviceBytes]:
-    """An array of each input, which is there when this returns; raises LaunchError (out-of-memory)."""
+    """Create all inputs and wait for the copies. Raises LaunchError (out-of-memory)."""
     arrays = {name: _repeat(cupy, patterns[name], kind.shape) for name, kind in program.inputs}
-    cupy.cuda.runtime.deviceSynchronize()  # streams that a graph is replayed on wait for no other
+    cupy.cuda.runtime.deviceSynchronize()  # graphs replay on streams that do not wait for this one
     return arrays
 
 
 def allocate(cupy: Any, nbytes: int) -> Any:
-    """So many bytes of the device; raises LaunchError (out-of-memory)."""
+    """Allocate device memory. Raises LaunchError (out-of-memory)."""
     try:
         return cupy.empty((nbytes,), np.dtype(np.uint8))
     except cupy.cuda.memory.OutOfMemoryError as error:
-        raise LaunchError(f"the device has no room for {nbytes} bytes", code=OUT_OF_MEMORY) from error
+        raise LaunchError(f"the device cannot allocate {nbytes} bytes", code=OUT_OF_MEMORY) from error
 
 
-def read_elements(cupy: Any, array: DeviceBytes, places: Array) -> Array:
-    """The elements at these flat indices, in the host's memory."""
+def read_elements(cupy: Any, array: DeviceBytes, indices: Array) -> Array:
+    """Copy the elements at these flat indices to the host."""
     width = array.dtype.bytes
-    byte_offsets = (places.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
+    byte_offsets = (indices.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
     arrays: Array = array.raw[cupy.asarray(byte_offsets)].get()
     return arrays
 
 
 def _repeat(cupy: Any, pattern: Array, shape: tuple[int, ...]) -> DeviceBytes:
-    """Copies within the device, each as long as all before it. They may still be under way."""
+    """Repeat a pattern by device-to-device copies of doubling size, without waiting for them."""
     values = np.ascontiguousarray(pattern).view(np.uint8)
     total = math.prod(shape) * pattern.dtype.itemsize
     raw, runtime = allocate(cupy, total), cupy.cuda.runtime

@@ -1,5 +1,4 @@
-"""Memory of a device with guard bytes around every buffer: what a kernel writes beside its buffers shows, and what it
-reads there is NaN."""
+"""Device buffers between guard bytes: writes outside a buffer are detected, reads outside give NaN."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes
 from roller_svc.runtime.cuda.module import CudaCall, CudaModule, DeviceBinding
 
-# More than a row of the widest tile: a store that is one row or one vector off lands in it.
+# Larger than a row of the widest tile: a store that is off by a row or a vector hits the guard.
 GUARD_BYTES = 64 * 1024
-# NaN in every floating type that there is, -1 in signed integers: nothing that a kernel computes by chance.
+# NaN in every floating-point type, -1 in signed integers: unlikely as a result.
 FILL = 0xFF
 
 
@@ -30,7 +29,7 @@ class Block:
     size: int
 
     def written_guard_offsets(self) -> list[int]:
-        """Offsets of guard bytes that were written, counted from the buffer's first byte."""
+        """Return the offsets of overwritten guard bytes, relative to the first byte of the buffer."""
         ends = (self.whole[:GUARD_BYTES].get(), self.whole[GUARD_BYTES + self.size :].get())
         starts = (-GUARD_BYTES, self.size)
         written = (np.flatnonzero(guard != FILL) for guard in ends)
@@ -38,7 +37,7 @@ class Block:
 
 
 class GuardedArrays(ByteArrays):
-    """An array library whose arrays all lie between guards, and hold FILL at first."""
+    """An array library whose arrays are initialised with FILL and placed between guards."""
 
     def __init__(self, cupy: Any) -> None:
         super().__init__(cupy)
@@ -51,11 +50,11 @@ class GuardedArrays(ByteArrays):
         self.blocks.append(Block(whole, size))
         return self.view(DeviceBytes(whole[GUARD_BYTES : GUARD_BYTES + size], dtype, shape))
 
-    def to_device(self, array: Array) -> DeviceArray:
-        """A copy of an array that is in the host's memory."""
-        array = self.empty(array.shape, DType(array.dtype.name), 0)
-        array.array.raw.set(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return array
+    def to_device(self, values: Array) -> DeviceArray:
+        """Copy an array from the host."""
+        copy = self.empty(values.shape, DType(values.dtype.name), 0)
+        copy.array.raw.set(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        return copy
 
 
 class GuardedCall:
@@ -76,9 +75,9 @@ class GuardedCall:
         self._call = CudaCall(self._source, cupy, binding, CudaModule(compiled).functions(cupy, 0))
 
     def results(self) -> dict[str, Array]:
-        """Run once on outputs that hold FILL; what was written, in the host's memory.
+        """Run once on outputs initialised with FILL; return the outputs on the host.
 
-        What the device finds wrong is raised here, as CuPy raises it: after it this process has no use of the device.
+        Errors of the device are raised here as CuPy raises them. After one, this process cannot use the device.
         """
         for output in self._outputs.values():
             raw = output.array.raw
@@ -88,12 +87,12 @@ class GuardedCall:
         return {name: array.numpy() for name, array in self._call.finish().items()}
 
     def guard_violations(self) -> list[str]:
-        """The buffers beside which something was written, and where."""
+        """Return the buffers whose guards were overwritten, and where."""
         violations = []
         names = [b.symbol for b in self._source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
         names += [b.symbol for b in self._source.buffers_of(Role.WORKSPACE)]
         for name, block in zip(names, self._library.blocks, strict=True):
             offsets = block.written_guard_offsets()
             if offsets:
-                violations.append(f"{len(offsets)} bytes beside {name}, the first at {offsets[0]} of {block.size}")
+                violations.append(f"{len(offsets)} bytes outside {name}, the first at {offsets[0]} of {block.size}")
         return violations

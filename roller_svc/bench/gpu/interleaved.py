@@ -1,4 +1,4 @@
-"""Several works → times of each by one rule: as many samples of all, taken in turns, with the clocks beside them."""
+"""Time several kernels by one rule: equally many interleaved samples of each, with clock readings in between."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from roller_svc.errors import InvariantError
 from roller_svc.runtime.cuda.module import CudaCall, Replay
 
 Json = dict[str, Any]
-SAMPLE_S = 1e-3  # of device time in one sample, as many calls as that takes: events tell times to half a microsecond
+SAMPLE_S = 1e-3  # device time of one sample (of one or more calls): events have a resolution of 0.5 us
 MAX_CALLS = 1000
 MAX_ROUNDS, MIN_ROUNDS = 10, 5
-BLOCK_S = 1.0  # of one block of samples; long works get fewer rounds, all of them alike
-SCREENING_SAMPLES = 3  # samples that choose among candidates; those that are reported are taken anew
+BLOCK_S = 1.0  # of one block of samples; slow kernels get fewer rounds, equally many of each
+SCREENING_SAMPLES = 3  # samples that choose among candidates; reported samples are taken separately
 
 
 class TimedWork(Protocol):
-    """What is timed. `sample`: seconds of one call, of enough calls for the clock, recorded as a graph that has just
-    run before."""
+    """Something to time."""
 
-    def sample(self) -> float: ...
+    def sample(self) -> float:
+        """Return the seconds of one call, averaged over a recorded CUDA graph that ran once just before."""
 
 
 class RollerWork:
-    """A kernel of ours, on one set of arrays, or on several in turns."""
+    """A generated kernel on one set of arrays, or cycling through several sets."""
 
     def __init__(self, cupy: Any, calls: Sequence[CudaCall]) -> None:
         sets = len(calls)
@@ -39,20 +39,20 @@ class RollerWork:
 
 
 def calls_for(seconds: float) -> int:
-    """Calls that make a sample."""
+    """Return the number of calls in a sample."""
     return max(1, min(MAX_CALLS, math.ceil(SAMPLE_S / max(seconds, 1e-7))))
 
 
 def screening_median(work: TimedWork) -> float:
-    """The median of a few samples."""
+    """Return the median of a few samples."""
     return statistics.median(work.sample() for _ in range(SCREENING_SAMPLES))
 
 
 def time_interleaved(works: Mapping[str, TimedWork], device: Nvml | None) -> tuple[dict[str, Json], Json]:
-    """Least and median of equally many samples of each work, one of each in every round; and the clocks meanwhile."""
+    """Return the statistics of equally many samples of each kernel, one per round, and the clocks meanwhile."""
     if not works:
-        raise InvariantError("there is nothing to time")
-    round_s = 2 * sum(max(SAMPLE_S, work.sample()) for work in works.values())  # each sample runs twice
+        raise InvariantError("expected at least one kernel to time")
+    round_s = 2 * sum(max(SAMPLE_S, work.sample()) for work in works.values())  # each sample runs its graph twice
     rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(BLOCK_S / round_s)))
     series: dict[str, list[float]] = {name: [] for name in works}
     watch = Watch()

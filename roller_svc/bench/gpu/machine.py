@@ -1,4 +1,4 @@
-"""What the measurements were made with: device, driver, packages, commit; or what is missing for them."""
+"""Describe device, driver, packages and commit of a run, or what is missing for it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _CLOCKS = "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature
 
 
 def missing_requirement() -> str | None:
-    """Why nothing can run on a device here, in words; None where something can."""
+    """Return why nothing can run on a device here, or None."""
     if not device_present():
-        return "there is no NVIDIA device here (no driver, or a driver without a device); --dry does without"
+        return "no NVIDIA device (no driver, or a driver without a device); --dry needs none"
     if importlib.util.find_spec("cupy") is None:
-        return "there is a device, but no CuPy: pip install cupy-cuda13x; --dry does without"
+        return "CuPy is not installed: pip install cupy-cuda13x; --dry needs none"
     return None
 
 
 def describe_host() -> Json:
-    """What is known without a device."""
+    """Return date, commit, Python, processor and packages."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _command_output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
@@ -45,9 +45,9 @@ def describe_host() -> Json:
 
 
 def device(_: object) -> Json:
-    """The first device, as the driver describes it. For a process of its own: it opens the device.
+    """Describe the first device. Meant to run in its own process, for it opens the device.
 
-    Raises LaunchError where the driver refuses.
+    Raises LaunchError if the device cannot be opened.
     """
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
@@ -72,14 +72,14 @@ def device(_: object) -> Json:
 
 
 def clocks() -> Json:
-    """As nvidia-smi prints them; empty where it is missing or refuses."""
+    """Return clocks, power and temperature from nvidia-smi; empty if it fails."""
     values = (_query_nvidia_smi(_CLOCKS) or "").split(", ")
     names = _CLOCKS.split(",")
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
 def target_of(found: Json) -> HardwareSpec | None:
-    """The shipped spec of a device, by its name and capability."""
+    """Return the shipped spec of a device, by its name and compute capability."""
     major, minor = found["capability"]
     return calibration.shipped_spec(found["name"], (major, minor))
 
@@ -96,7 +96,7 @@ def _query_nvidia_smi(fields: str) -> str | None:
 
 
 def _command_output(*command: str) -> str | None:
-    """What a command prints; None where it is not there or fails."""
+    """Return the output of a command; None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     try:

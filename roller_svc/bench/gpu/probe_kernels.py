@@ -1,6 +1,6 @@
-"""CUDA C++ texts of the probes: what no document says of a device, each a kernel as those of calibration are.
+"""CUDA C++ sources of the probes: micro-benchmarks of undocumented properties of a device.
 
-Wrappers of instructions are the ones that generated kernels call, so that what is measured is what they do.
+They call the same instruction wrappers as generated kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 
 BYTES = "bytes/s"
 BLOCK_THREADS = 256
-STAGES = 4  # boxes in flight of a block
+STAGES = 4  # boxes in flight per block
 BOX_BYTES = 8192
 ELEMENT_BYTES = 2
 # One thread of a warp, as CUTLASS chooses it (cute::elect_one_sync).
@@ -33,12 +33,12 @@ _ELECT = """__device__ __forceinline__ int elect_one() {
 
 @dataclass(frozen=True, slots=True)
 class ProbeSizes:
-    """`rounds`: of every loop. `rows`: of 128 bytes, of the tensor that TMA walks. `bins`: that atomics share."""
+    """Sizes of the probes."""
 
     cores: int
-    rounds: int = 1024
-    rows: int = 1 << 16
-    bins: int = 64
+    rounds: int = 1024  # iterations of every loop
+    rows: int = 1 << 16  # of 128 bytes, of the tensor that TMA loads
+    bins: int = 64  # that atomics share
 
 
 def barrier_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
@@ -49,7 +49,7 @@ def barrier_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
 
 
 def tma_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
-    """Who issues a copy, and how long the rows of its box are."""
+    """Yield TMA loads by issuing thread and by length of box rows."""
     for leader in ("thread", "elect"):
         yield _tma_copies(hw, sizes, leader, 128)
     yield _tma_copies(hw, sizes, "thread", 32)
@@ -95,18 +95,18 @@ bring(const unsigned int *__restrict__ x, unsigned int *__restrict__ y, const __
 
 
 def rounded_box() -> TensorMap:
-    """8 rows of 32 numbers of float32, which become tf32 on their way."""
+    """Return a map of 8 rows of 32 float32 numbers that TMA converts to tf32."""
     return TensorMap("view", "x", DType.FLOAT32, MapMode.TILED, (32, 8), (128,), (32, 8), (1, 1), tf32=True)
 
 
 def small_box(rows: int) -> TensorMap:
-    """64 columns of 16 bits; the box reaches beyond the last of few rows."""
+    """Return a map of 64 columns of 16 bits with a box that may exceed the last row."""
     return TensorMap("view", "x", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 64), (1, 1),
                      swizzle=Swizzle.NONE)  # fmt: skip
 
 
 def wrappers(*names: str) -> str:
-    """The texts of wrappers of instructions, and of what they call, each once."""
+    """Return the sources of instruction wrappers and of all wrappers that they call, each once."""
     texts: dict[str, str] = {}
 
     def add(names_: Iterable[str]) -> None:
@@ -121,7 +121,7 @@ def wrappers(*names: str) -> str:
 
 
 def _round_trip(hw: HardwareSpec, sizes: ProbeSizes) -> Kernel:
-    """A thread arrives at a barrier that another warp waits for, which arrives at one that the first waits for."""
+    """Time a ping-pong: a thread arrives at a barrier of another warp, which arrives at a barrier of the first."""
     text = (
         wrappers("barrier_init", "barrier_arrive", "barrier_wait")
         + f"""extern "C" __global__ void
@@ -145,7 +145,7 @@ def _empty_grid(hw: HardwareSpec, sizes: ProbeSizes, cluster: int) -> Kernel:
     name = f"launch_cluster_{cluster}"
     declared = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     text = f'extern "C" __global__ void {declared}__launch_bounds__({WARP_THREADS}) {name}() {{}}\n'
-    how = f"an empty kernel of a block a core, in clusters of {cluster}, between two others"
+    how = f"an empty kernel with one block per SM, in clusters of {cluster}, between two others"
     return _kernel(hw, name, SECONDS, 1, how, name, text, (), sizes.cores // 2 * 2, WARP_THREADS, cluster=cluster)
 
 
@@ -165,7 +165,7 @@ __launch_bounds__({BLOCK_THREADS}) meet() {{
 
 
 def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int) -> Kernel:
-    """Each block brings box after box of a tensor that the last cache holds, a few at a time, and does nothing else."""
+    """Time TMA loads of an L2-resident tensor: each block keeps a few boxes in flight and does nothing else."""
     name = f"tma_{leader}_rows_{row_bytes}"
     box_rows = min(256, BOX_BYTES // row_bytes)
     box_bytes = box_rows * row_bytes
@@ -202,14 +202,14 @@ def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int
     )
     blocks = 2 * sizes.cores
     source = Buffer("source", "source", Role.INPUT, DType.UINT32, (sizes.rows * 32,))
-    how = f"boxes of rows of {row_bytes} bytes from the last cache, issued by "
+    how = f"boxes of rows of {row_bytes} bytes from L2, issued by "
     how += "lane 0" if leader == "thread" else "the lane that elect.sync chooses"
     return _kernel(hw, name, BYTES, float(box_bytes) * sizes.rounds * blocks, how, name, text, (source,), blocks,
                    WARP_THREADS, maps=(view,))  # fmt: skip
 
 
 def _atomic_additions(hw: HardwareSpec, sizes: ProbeSizes, name: str) -> Kernel:
-    """Threads of all warps add to few elements, neighbours to others than their own."""
+    """Time atomic additions: all threads add to few elements, neighbouring threads to different ones."""
     red = "    atomicAdd(results + at, values[i % 8]);\n"
     cas = """    unsigned int *place = (unsigned int *)(results + at);
     unsigned int seen = *(volatile unsigned int *)place, before;

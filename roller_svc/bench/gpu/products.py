@@ -1,4 +1,4 @@
-"""A product's result, all of it, against the same product in float32 on the device, by PyTorch."""
+"""Compare all elements of a product with PyTorch's float32 product on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from roller_svc.runtime.binding import Array
 
-# Unit roundoff of a sum in float32. Tensor cores do not round each addition but cut it off, which is twice that
+# Unit roundoff of the result types. Tensor cores truncate float32 additions instead of rounding, twice its roundoff
 # (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021).
 _ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 _CUT_OFF = 2.0**-23
@@ -18,20 +18,25 @@ _CUT_OFF = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class FullProductCheck:
-    """`worst`: the greatest error as a share of what is allowed: the result's own rounding, and for each of k additions
-    a relative error of 2^-23 of the sum of the products' sizes, once for the kernel and once for the reference."""
+    """The comparison of all elements.
+
+    The allowed error is the rounding of the result plus, for each of k additions, 2^-23 of the sum of the absolute
+    products, once for the kernel and once for the reference.
+    """
 
     elements: int
     wrong: int
-    worst: float
+    worst: float  # largest error over the allowed error
 
     @property
     def detail(self) -> str:
-        return f"{self.wrong} of {self.elements} elements are wrong, the worst {self.worst:.3g} times what is allowed"
+        return f"{self.wrong} of {self.elements} elements are wrong, by up to {self.worst:.3g} times the allowed error"
 
 
-def check_full_product(equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> FullProductCheck | None:
-    """None where there is no PyTorch with a device."""
+def check_full_product(
+    equation: str, arrays: Mapping[str, Array], results: Mapping[str, Array]
+) -> FullProductCheck | None:
+    """Compare the result of an einsum; return None if there is no PyTorch with a device."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch  # noqa: PLC0415 - optional, and slow to import

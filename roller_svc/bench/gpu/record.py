@@ -1,6 +1,6 @@
-"""What was found → a file of JSON lines, each on the disk before the next is begun; such files → one document.
+"""Write results as JSON lines and merge such files into one document.
 
-A file that was cut off is a result: all lines but a last broken one count.
+Each line is on disk before the next is written. A truncated file is a result too: a broken last line is ignored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from roller_svc.errors import ArgumentError
 
 Json = dict[str, Any]
 SECTIONS = (
-    "verification", "sanitizer", "smoke", "probes", "measurements", "comparisons", "judged", "skipped", "stages",
+    "verification", "sanitizer", "smoke", "probes", "measurements", "comparisons", "checked", "skipped", "stages",
 )  # fmt: skip
 
 
 class Record:
-    """A file of lines, begun with `about`. Each line has its `section`, and is written before `add` returns."""
+    """A file of JSON lines. The first is the section `about`; each line is flushed to disk before `add` returns."""
 
     def __init__(self, path: Path, about: Json) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Record:
         self.add("about", about)
 
     def add(self, section: str, row: Json) -> None:
-        """`at_s`: since the run began."""
+        """Append a row with `at_s`, the seconds since the run began."""
         line = {"section": section, "at_s": round(time.monotonic() - self._began, 3), **row}
         self.lines.append(line)
         self._file.write(json.dumps(finite(line), separators=(",", ":")) + "\n")
@@ -41,13 +41,13 @@ class Record:
         os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Without this line a file was cut off."""
+        """Write the section `end`, without which a file counts as truncated."""
         self.add("end", {})
         self._file.close()
 
 
 def read(path: Path) -> list[Json]:
-    """The whole lines of a file; raises ArgumentError for what is no file of results."""
+    """Return the complete lines of a file; raise ArgumentError if it is not a file of results."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -60,22 +60,27 @@ def read(path: Path) -> list[Json]:
             if line.endswith("\n"):
                 raise ArgumentError(f"{path}, line {number}: {problem}", code="unreadable-file") from problem
     if not lines or lines[0].get("section") != "about":
-        raise ArgumentError(f"{path} does not begin as a file of results does", code="unreadable-file")
+        raise ArgumentError(f"{path}: expected section `about` in the first line", code="unreadable-file")
     return lines
 
 
-def document(files: Sequence[Sequence[Json]]) -> Json:
-    """Rows by section, of all runs together. Of a row that two runs have the later counts; comparisons and verdicts
-    join the measurement of their case. `complete`: no file was cut off."""
-    found: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+def merge_runs(files: Sequence[Sequence[Json]]) -> Json:
+    """Merge the lines of several runs into one document with a list of rows for each section.
+
+    A row of a later run replaces the same row of an earlier one. Comparisons and checks are merged into the measurement
+    of their case. `complete` is false if a file was truncated.
+    """
+    rows_by_section: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for lines in files:
         for line in lines:
             section, row = line["section"], {key: value for key, value in line.items() if key != "section"}
-            if section in found:
-                found[section][_key(section, row, len(found[section]))] = row
+            if section == "judged":  # the section's earlier name
+                section, row = "checked", {"id": row["id"], "checked": row["judged"]}
+            if section in rows_by_section:
+                rows_by_section[section][_key(section, row, len(rows_by_section[section]))] = row
     abouts = [_without_section(lines[0]) for lines in files]
-    rows: Json = {section: list(of_section.values()) for section, of_section in found.items()}
-    rows["measurements"] = _merge_comparisons(rows.pop("measurements"), rows.pop("comparisons"), rows.pop("judged"))
+    rows: Json = {section: list(of_section.values()) for section, of_section in rows_by_section.items()}
+    rows["measurements"] = _merge_comparisons(rows.pop("measurements"), rows.pop("comparisons"), rows.pop("checked"))
     return {
         "about": abouts,
         "rehearsal": any(about.get("rehearsal", False) for about in abouts),
@@ -85,7 +90,7 @@ def document(files: Sequence[Sequence[Json]]) -> Json:
 
 
 def _key(section: str, row: Json, count: int) -> str:
-    """What tells rows of a section apart."""
+    """Return the key that identifies a row within its section."""
     match section:
         case "comparisons":
             return f"{row['id']} {row['peer']}"
@@ -98,15 +103,17 @@ def _key(section: str, row: Json, count: int) -> str:
     return str(row["id"])
 
 
-def _merge_comparisons(measurements: Iterable[Json], comparisons: Iterable[Json], checked: Iterable[Json]) -> list[Json]:
+def _merge_comparisons(
+    measurements: Iterable[Json], comparisons: Iterable[Json], checked: Iterable[Json]
+) -> list[Json]:
     rows = {row["id"]: {**row, "peers": dict(row.get("peers", {}))} for row in measurements}
-    for one in comparisons:
-        if one["id"] not in rows:  # of a run that only compared
-            rows[one["id"]] = {**one["ours"], "id": one["id"], "peers": {}}
-        rows[one["id"]]["peers"][one["peer"]] = one["found"]
-    for one in checked:
-        if one["id"] in rows:
-            rows[one["id"]]["judged"] = one["judged"]
+    for row in comparisons:
+        if row["id"] not in rows:  # of a run with the stage `compare` only
+            rows[row["id"]] = {**row["ours"], "id": row["id"], "peers": {}}
+        rows[row["id"]]["peers"][row["peer"]] = row["found"]
+    for row in checked:
+        if row["id"] in rows:
+            rows[row["id"]]["checked"] = row["checked"]
     return list(rows.values())
 
 
@@ -115,13 +122,13 @@ def _without_section(line: Json) -> Json:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: as words."""
+    """Replace infinities and NaN, which JSON lacks, by strings."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)
         case dict():
-            return {key: finite(one) for key, one in value.items()}
+            return {key: finite(row) for key, row in value.items()}
         case list() | tuple():
-            return [finite(one) for one in value]
+            return [finite(row) for row in value]
         case _:
             return value

@@ -1,4 +1,4 @@
-"""A document of results → its summary, and a table for a terminal."""
+"""Summarize a document of results and format it for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller_svc.bench.gpu.record import document, finite, read
+from roller_svc.bench.gpu.record import finite, merge_runs, read
 from roller_svc.bench.gpu.targets import geometric_mean, speed_ratios, target_lines, targets
 
 Json = dict[str, Any]
@@ -18,65 +18,67 @@ BAD = ("wrong", "error", "refused", "timeout")
 
 
 def report_of(paths: Sequence[Path]) -> Json:
-    """The document of these files, with its summary. Raises ArgumentError."""
-    document_ = document([read(path) for path in paths])
-    return {**document_, "summary": summary(document_)}
+    """Return the merged document of these files with its summary. Raises ArgumentError."""
+    document = merge_runs([read(path) for path in paths])
+    return {**document, "summary": summary(document)}
 
 
-def write(document_: Json, path: Path) -> None:
-    path.write_text(json.dumps(finite(document_), indent=1) + "\n", encoding="utf-8")
+def write(document: Json, path: Path) -> None:
+    path.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
 
 
-def summary(document_: Json) -> Json:
-    """Counts of every family's verdicts; of every class how the model did, and how the vendors' libraries did."""
-    verification, measured = document_["verification"], [row for row in document_["measurements"] if "best_s" in row]
+def summary(document: Json) -> Json:
+    """Return verification counts by family, and model error and library ratios by class of cases."""
+    verification, measured = document["verification"], [row for row in document["measurements"] if "best_s" in row]
     return {
-        "wrong": wrong(document_),
+        "wrong": wrong(document),
         "verification": {
             family: dict(sorted(Counter(row["status"] for row in rows).items()))
             for family, rows in _grouped(verification, "family").items()
         },
         "not_repeatable": [row["id"] for row in verification if row.get("repeatable") is False],
         "device_differs_from_emulator": [row["id"] for row in verification if _differs(row)],
-        "sanitizer": {row["tool"]: row["status"] for row in document_["sanitizer"]},
+        "sanitizer": {row["tool"]: row["status"] for row in document["sanitizer"]},
         "classes": {cls: _class_summary(rows) for cls, rows in _grouped(measured, "cls").items()},
-        "targets": targets(measured, bandwidth(document_)),
-        "seconds_by_stage": _seconds(document_["stages"]),
+        "targets": targets(measured, bandwidth(document)),
+        "seconds_by_stage": _seconds(document["stages"]),
     }
 
 
-def wrong(document_: Json) -> list[str]:
-    """What ran and was not right, by name. What another's kernel refuses is not ours."""
-    rows = [*document_["verification"], *({"id": row["tool"], **row} for row in document_["sanitizer"])]
-    rows += [{"id": row["name"], **row} for row in (*document_["smoke"], *document_["probes"])]
+def wrong(document: Json) -> list[str]:
+    """Return the names of everything that ran and was wrong. Failures of baselines do not count."""
+    rows = [*document["verification"], *({"id": row["tool"], **row} for row in document["sanitizer"])]
+    rows += [{"id": row["name"], **row} for row in (*document["smoke"], *document["probes"])]
     names = [row["id"] for row in rows if row.get("status") in BAD]
-    names += [row["id"] for row in document_["measurements"] if "error" in row or _failed_check(row)]
-    return [*names, *(f"stage {row['stage']}" for row in document_["stages"] if row["ended"] not in ("done", "time"))]
+    names += [row["id"] for row in document["measurements"] if "error" in row or _failed_check(row)]
+    return [*names, *(f"stage {row['stage']}" for row in document["stages"] if row["ended"] not in ("done", "time"))]
 
 
-def bandwidth(document_: Json) -> float | None:
-    """Of a copy within the device."""
-    rates = [row["bytes_per_s"] for row in document_["smoke"] if "bytes_per_s" in row]
+def bandwidth(document: Json) -> float | None:
+    """Return the bandwidth of a device-to-device copy, bytes/s, or None if not measured."""
+    rates = [row["bytes_per_s"] for row in document["smoke"] if "bytes_per_s" in row]
     return rates[-1] if rates else None
 
 
-def table(document_: Json) -> str:
-    """The summary for a terminal."""
-    total = document_["summary"]
-    lines = ["REHEARSAL: nothing here ran on a GPU, times are the model's"] if document_["rehearsal"] else []
-    lines += [] if document_["complete"] else ["a file was cut off: what follows is what it holds"]
+def table(document: Json) -> str:
+    """Return the summary as text for a terminal."""
+    total = document["summary"]
+    lines = ["REHEARSAL: nothing here ran on a GPU, times are the model's"] if document["rehearsal"] else []
+    lines += [] if document["complete"] else ["a file was cut off: the tables show its complete lines"]
     lines += [f"{'stage':<18}{'seconds':>8}{'done':>6}{'left':>6}  ended"]
     lines += [
         f"{row['stage']:<18}{row['seconds']:>8.1f}{row['done']:>6}{row['left']:>6}  {row['ended']}"
-        for row in document_["stages"]
+        for row in document["stages"]
     ]
     lines += ["", f"{'family':<18}verdicts"]
     for family, counts in total["verification"].items():
         lines.append(f"{family:<18}{', '.join(f'{count} {status}' for status, count in counts.items())}")
     lines += [f"{tool:<18}{status}" for tool, status in total["sanitizer"].items()]
-    if document_["probes"]:
+    if document["probes"]:
         lines += ["", f"{'probe':<32}{'value':>12}  unit"]
-        lines += [f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document_["probes"]]
+        lines += [
+            f"{row['name']:<32}{_number(row.get('value')):>12}  {row.get('unit', '')}" for row in document["probes"]
+        ]
     if total["classes"]:
         lines += ["", f"{'class':<24}{'cases':>6}{'predicted/measured':>20}{'first/best':>12}{'library/ours':>14}"]
     for cls, one in total["classes"].items():
@@ -91,9 +93,12 @@ def table(document_: Json) -> str:
 
 
 def _class_summary(rows: Sequence[Json]) -> Json:
-    """Geometric means over its cases. `predicted_to_measured`: of the candidate that the model likes best, its arrays
-    out of the cache where they can be kept out of it, as the model has it; `first_to_best`: its time to that of the
-    fastest candidate; `peer_to_ours`: the library's time to ours, of the same block of samples."""
+    """Return geometric means over the cases of a class.
+
+    `predicted_to_measured` is for the model's first candidate, with a cold cache where that was measured, as the model
+    assumes. `first_to_best` is its time over that of the fastest candidate. `peer_to_ours` is the library's time over
+    ours in the same interleaved block of samples.
+    """
     ratios = [row["predicted_s"] / (row.get("first_cold_s") or row["first_s"]) for row in rows]
     return {
         "cases": len(rows),
@@ -105,11 +110,11 @@ def _class_summary(rows: Sequence[Json]) -> Json:
 
 
 def _failed_check(row: Json) -> bool:
-    return str(row.get("judged", "")).startswith("wrong")
+    return str(row.get("checked", "")).startswith("wrong")
 
 
 def _differs(row: Json) -> bool:
-    """One of the two is right and the other is not."""
+    """Return whether exactly one of device and emulator is right."""
     emulator = row.get("emulator", {}).get("status")
     return emulator in ("ok", "wrong", "error") and (row["status"] == "ok") != (emulator == "ok")
 

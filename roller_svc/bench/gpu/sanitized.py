@@ -1,4 +1,4 @@
-"""Checks → compute-sanitizer's findings; run as a module, it is what the sanitizer watches."""
+"""Run checks under compute-sanitizer. As a module this is the program that the sanitizer runs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from roller_svc.runtime.cuda.module import CudaModule
 
 Json = dict[str, Any]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-BENCH = Path(__file__).resolve().parents[1]
-_FOUND = 86  # our exit code for findings: none of Python's
+ROOT = Path(__file__).resolve().parents[3]
+_FOUND = 86  # exit code for findings; Python uses none of this value
 _ERRORS = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?)")
 _MAX_TEXT_CHARS = 4000
 _LAST_WORDS_S = 3.0
 
 
 def sample_checks(all_checks: list[Check]) -> list[Check]:
-    """The second check of each family, which is small, or its only one; without those that fill a device."""
+    """Return the second check of each family, which is small, or its only one; no large families."""
     families: dict[str, list[Check]] = {}
     for check in all_checks:
         if not check.family.endswith("-large"):
@@ -42,7 +42,7 @@ def sample_checks(all_checks: list[Check]) -> list[Check]:
 
 
 def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
-    """One row a tool, all of them side by side; one row that says so where there is no compute-sanitizer."""
+    """Run all tools concurrently; return one row per tool, or one row if compute-sanitizer is missing."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         return [{"tool": "compute-sanitizer", "status": "not run", "detail": "it is not on the PATH"}]
@@ -55,7 +55,7 @@ def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
         *(check.id for check in chosen),
     ]
     inherited = os.environ.get("PYTHONPATH")
-    path = [str(BENCH), str(BENCH.parent), *([inherited] if inherited else [])]
+    path = [str(ROOT), *([inherited] if inherited else [])]
     running = [
         subprocess.Popen(
             [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "20", *words],
@@ -69,8 +69,10 @@ def sanitize(chosen: list[Check], target: str, timeout_s: float) -> list[Json]:
 
 
 def confirm_racecheck(rows: list[Json]) -> list[Json]:
-    """What racecheck finds counts for wrong where memcheck or synccheck find something too: it does not know all of
-    mbarriers, TMA and wgmma, and takes what they order for a hazard."""
+    """Mark findings of racecheck as unconfirmed unless memcheck or synccheck report errors too.
+
+    racecheck does not model all of mbarrier, TMA and wgmma and reports false hazards.
+    """
     confirmed = any(row["status"] == "wrong" for row in rows if row["tool"] in ("memcheck", "synccheck"))
     return [
         {**row, "status": "unconfirmed"}
@@ -83,22 +85,22 @@ def _finish(tool: str, process: subprocess.Popen[str], until: float) -> Json:
     try:
         text, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the program that it watches too
+        os.killpg(process.pid, signal.SIGKILL)  # also kills the sanitized program
         return {"tool": tool, "status": "timeout", "detail": _last_words(process)}
     return parse_report(tool, text, process.returncode)
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:
-    """What a killed tool had said; nothing where a process of it, stuck in the driver, keeps the pipe open."""
+    """Return the output of a killed tool; a process stuck in the driver may keep the pipe open."""
     try:
         text, _ = process.communicate(timeout=_LAST_WORDS_S)
     except subprocess.TimeoutExpired:
-        return "it could not be ended"
+        return "it could not be killed"
     return text[-_MAX_TEXT_CHARS:]
 
 
 def parse_report(tool: str, text: str, code: int) -> Json:
-    """What the tool's report says; where it has no summary, or no error and yet a failure, it did not get that far."""
+    """Parse the report of a tool; "not run" if it has no summary, or fails without an error."""
     summary = _ERRORS.search(text)
     if summary is None:
         return {"tool": tool, "status": "not run", "detail": text[-_MAX_TEXT_CHARS:], "exit_code": code}
@@ -114,7 +116,7 @@ def main() -> int:
     parser.add_argument("ids", nargs="+")
     options = parser.parse_args()
     cupy = import_cupy()
-    cupy.cuda.set_allocator(None)  # a pool's neighbours would hide an access beside a buffer
+    cupy.cuda.set_allocator(None)  # a memory pool would hide out-of-bounds accesses
     for check in (check for check in checks() if check.id in options.ids):
         print(f"== {check.id}", flush=True)
         program = parse(check.expression, dict(tensor_types(check.types)), None)

@@ -1,4 +1,4 @@
-"""One run of the bench: stage after stage, each of which ends by itself when its time is up; rows into the record."""
+"""Run the stages one after the other, each within its share of the time, and record their rows."""
 
 from __future__ import annotations
 
@@ -40,60 +40,60 @@ T = TypeVar("T")
 R = TypeVar("R")
 Device = Callable[[Callable[[T], R]], Callable[[T], R]]
 
-# Minutes of each stage where all run, thirty together; those that are given are shared out in these proportions.
+# Minutes of each stage if all run, thirty in total. Other totals are divided in these proportions.
 STAGE_MINUTES = {"smoke": 3.0, "probe": 2.0, "verify": 6.0, "sanitize": 2.0, "measure": 10.0, "compare": 7.0}
 DRY_STAGES = ("probe", "verify", "measure")
-MAX_JOBS_ON_DEVICE = 12  # a context each, which takes about half a gigabyte and a second
-STOP_S = 4.0  # of each stage, to end its processes in
-ALIVE_S = 15.0  # what a device gets to answer after a failure: a process has to start and open it
-COMPILER_S = 60.0  # what another compiler may take for one case: the first one starts its own workers
+MAX_JOBS_ON_DEVICE = 12  # each opens a context: about 0.5 GB and one second
+STOP_S = 4.0  # reserved at the end of each stage to stop its processes
+ALIVE_S = 15.0  # time limit for a fresh process to open the device after a failure
+COMPILER_S = 60.0  # time limit of a baseline compiler for one case: the first case starts its worker processes
 SMOKE_SETS = 2
 
 
 class DeviceLostError(Exception):
-    """The device no longer answers: nothing more can be measured."""
+    """The device does not respond: nothing more can be measured."""
 
 
 class TimeIsUpError(Exception):
-    """What was under way when a stage's time was up is not an error of its own."""
+    """The time of a stage is up; a task that it interrupts is not an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`only`: what ids must match. `each`: cases of every class and type. `timeout_s`: for one check or case."""
+    """The options of a run."""
 
     out: Path
     target: str
     minutes: float
     dry: bool
-    only: re.Pattern[str]
+    only: re.Pattern[str]  # searched in ids
     stages: tuple[str, ...]
     jobs: int
-    sets: int
-    cases_per_class: int
+    sets: int  # of inputs for a check
+    cases_per_class: int  # and operand type
     top_k: int
-    timeout_s: float
+    timeout_s: float  # for one check or case
     rehearse: bool = False
     verdicts: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What there is to do. `verdicts`: the emulator's, of checks by id, from a run before."""
+    """The checks and cases of a run."""
 
     checks: Sequence[Check]
     cases: Sequence[TimedCase]
-    verdicts: dict[str, Json]
+    verdicts: dict[str, Json]  # by check id: the emulator's, from an earlier dry run
 
 
 def stage_seconds(stages: Sequence[str], minutes: float) -> dict[str, float]:
-    """Seconds of each stage."""
+    """Return the seconds of each stage."""
     total = sum(STAGE_MINUTES[stage] for stage in stages)
     return {stage: 60 * minutes * STAGE_MINUTES[stage] / total for stage in stages}
 
 
 class Session:
-    """One run. `device`: wraps work that is done on the device. `bus_id`: of it, for its clocks."""
+    """One run. `device` wraps functions that run on the device; `bus_id` is for reading its clocks."""
 
     def __init__(
         self, options: Options, record: Record, work: Tasks, device: Device[Any, Any], bus_id: str | None
@@ -109,7 +109,7 @@ class Session:
         self._other_workers = running_workers()
 
     def run(self) -> None:
-        """All stages."""
+        """Run all stages."""
         runs = {"smoke": self.smoke, "probe": self.probe, "verify": self.verify, "sanitize": self.sanitize,
                 "measure": self.measure, "compare": self.compare}  # fmt: skip
         began, end, lost = time.monotonic(), 0.0, ""
@@ -121,7 +121,7 @@ class Session:
             lost = self._stage(stage, runs[stage], began + end)
 
     def _stage(self, stage: str, run: Callable[[], None], end: float) -> str:
-        """Why nothing more can run, or ''."""
+        """Run one stage; return why no further stage can run, or ''."""
         began, ended = time.monotonic(), "done"
         self._until, self._done, self._left = end - STOP_S, 0, 0
         print(f"== {stage}: {end - began:.0f} s", flush=True)
@@ -142,7 +142,7 @@ class Session:
 
     # stages -----------------------------------------------------------------------------------------------------------
     def smoke(self) -> None:
-        """What is there; a copy; the reference product; one kernel of each family."""
+        """Check tools and modules, a copy, the reference product and one kernel of each family."""
         chosen = first_of_each_family(self.work.checks)
         self._left = len(MODULES) + len(chosen) + 3
         self._add_smoke("tools", tools())
@@ -155,7 +155,7 @@ class Session:
             self._add_verification(task, answer)
 
     def probe(self) -> None:
-        """One process after another has the device; what one of them breaks leaves the rest."""
+        """Run the probes one by one in a worker process, so that a failed probe leaves the others."""
         names = [name for name in probe_names(self.options.target) if self.options.only.search(f"probe/{name}")]
         self._left = len(names)
         worker = BoundedWorker(self._device(run_probe), self.options.timeout_s)
@@ -170,7 +170,7 @@ class Session:
         worker.close()
 
     def verify(self) -> None:
-        """Large ones first: they take longest, and the others fill the cores beside them."""
+        """Run all checks, large ones first: they take longest, and the others fill the remaining cores."""
         options = self.options
         ordered = sorted(self.work.checks, key=lambda check: not check.family.endswith("-large"))
         tasks = [
@@ -182,6 +182,7 @@ class Session:
             self._add_verification(task, answer)
 
     def sanitize(self) -> None:
+        """Run one check of each family under compute-sanitizer."""
         chosen = sample_checks(list(self.work.checks))
         self._left = 1
         for row in sanitize(chosen, self.options.target, max(0.0, self._until - time.monotonic())):
@@ -190,7 +191,7 @@ class Session:
         self._done, self._left = 1, 0
 
     def measure(self) -> None:
-        """A device times one case at a time while kernels of others are built and results judged on the cores."""
+        """Time one case at a time on the device, while the CPU builds other cases and checks results."""
         self._left = len(self.work.cases)
         if not self.options.dry:
             self._left += 1
@@ -198,7 +199,7 @@ class Session:
         self._time(self.work.cases)
 
     def compare(self) -> None:
-        """Cases that other compilers might be good at, each compiler in a process of its own, in turns with ours."""
+        """Time baseline compilers, each in its own process, interleaved with our kernels."""
         names = [name for name in BASELINES if name != "library"]
         wanted = [(case, name) for case in self.work.cases for name in names if _may_compare(name, case)]
         self._left = len(wanted)
@@ -215,23 +216,27 @@ class Session:
                 row, _ = found if isinstance(found, tuple) else (found, None)
                 peer = row.get("peers", {}).get(name, {"name": name, "error": row.get("error", "")})
                 ours = {key: value for key, value in row.items() if key != "peers"}
-                self._add_row("comparisons", {"id": case.id, "peer": name, "ours": _case_columns(case) | ours, "found": peer})
+                self._add_row(
+                    "comparisons", {"id": case.id, "peer": name, "ours": _case_columns(case) | ours, "found": peer}
+                )
                 print(f"{_time_of(peer):>9}  {name} {case.id}", flush=True)
         for worker in workers_by_name.values():
             worker.close()
 
     def _measured(self, row: Json) -> bool:
-        """Whether a probe's row is a device's answer."""
+        """Return whether a probe's row was measured on a device."""
         return row["status"] == "ok" and not self.options.rehearse
 
-    # parts of stages --------------------------------------------------------------------------------------------------
+    # steps of stages --------------------------------------------------------------------------------------------------
     def _time(self, cases: Sequence[TimedCase]) -> None:
         options = self.options
         worker = BoundedWorker(self._device(time_case), options.timeout_s)
         checkers: BoundedPool[CheckTask, str] = BoundedPool(check_result, max(1, options.jobs // 4), options.timeout_s)
         tasks = [BuildTask(case, options.target, options.top_k) for case in cases]
         try:
-            for task, answer in map_unordered(build_candidates, tasks, max(1, options.jobs - 1), options.timeout_s, self._until):
+            for task, answer in map_unordered(
+                build_candidates, tasks, max(1, options.jobs - 1), options.timeout_s, self._until
+            ):
                 row = _case_columns(task.case)
                 if isinstance(answer, RollerError):
                     row |= {"error": error_text(answer)}
@@ -252,20 +257,25 @@ class Session:
     def _time_with_library(
         self, worker: BoundedWorker[TimingTask, Any], case: TimedCase, built: tuple[BuiltCandidate, ...]
     ) -> tuple[Json, CheckTask | None]:
-        """Our times and the library's; ours alone where its call breaks the process that both are in."""
+        """Time our kernels with the library; without it if its call breaks the process that both run in."""
         task = TimingTask(case, built, ("library",), self._bus_id, cold=True)
         found = self._call_worker(worker, task)
         if isinstance(found, tuple):
             return found
-        alone = self._call_worker(worker, dataclasses.replace(task, peers=()))
+        alone = self._call_worker(worker, dataclasses.replace(task, baselines=()))
         if not isinstance(alone, tuple):
             return alone, None
         return {**alone[0], "peers": {"library": {"name": "library", **found}}}, alone[1]
 
     def _submit_check(
-        self, row: Json, case: TimedCase, built: tuple[BuiltCandidate, ...], checkers: BoundedPool[CheckTask, str], task: CheckTask | None
+        self,
+        row: Json,
+        case: TimedCase,
+        built: tuple[BuiltCandidate, ...],
+        checkers: BoundedPool[CheckTask, str],
+        task: CheckTask | None,
     ) -> None:
-        """What later stages need of a case that was timed; and have its results judged."""
+        """Keep the fastest candidate for later stages and submit the results for checking."""
         if "best_rank" not in row:
             return
         self._best[case.id] = case, next(one for one in built if one.rank == row["best_rank"])
@@ -275,13 +285,15 @@ class Session:
     def _collect_checked(self, checkers: BoundedPool[CheckTask, str], until: float) -> None:
         while checkers.pending and (found := checkers.next(until)) is not None:
             task, answer = found
-            verdict = f"not judged: {error_text(answer)}" if isinstance(answer, RollerError) else answer
-            self.record.add("judged", {"id": task.case.id, "judged": verdict})
+            verdict = f"not checked: {error_text(answer)}" if isinstance(answer, RollerError) else answer
+            self.record.add("checked", {"id": task.case.id, "checked": verdict})
             if verdict.startswith("wrong"):
                 print(f"{'wrong':>9}  {task.case.id}  {verdict[:160]}", flush=True)
 
-    def _built_candidates(self, ids: Sequence[str]) -> Iterator[tuple[TimedCase, tuple[BuiltCandidate, ...] | RollerError]]:
-        """The fastest kernels of cases that were measured; candidates of others, built."""
+    def _built_candidates(
+        self, ids: Sequence[str]
+    ) -> Iterator[tuple[TimedCase, tuple[BuiltCandidate, ...] | RollerError]]:
+        """Yield the fastest kernel of measured cases, and newly built candidates of the other cases."""
         for case, best in [self._best[name] for name in ids if name in self._best]:
             yield case, (best,)
         others = [case for case in self.work.cases if case.id in set(ids) - self._best.keys()]
@@ -311,7 +323,7 @@ class Session:
         yield from map_unordered(work, tasks, min(options.jobs, MAX_JOBS_ON_DEVICE), options.timeout_s, self._until)
 
     def _call_worker(self, worker: BoundedWorker[T, Any], task: T) -> Any:
-        """What comes of it, or a row that says why nothing did. Raises TimeIsUpError, DeviceLostError."""
+        """Return the result of a task, or a row with `error`. Raises TimeIsUpError, DeviceLostError."""
         try:
             return worker.call(task, self._until)
         except RollerError as failure:
@@ -322,7 +334,7 @@ class Session:
             return {"error": error_text(failure)}
 
     def _run_isolated(self, work: Callable[[T], Json], task: T) -> Json:
-        """In a process of its own: what breaks it leaves the rest."""
+        """Run a task in its own process, so that a crash affects nothing else."""
         worker: BoundedWorker[T, Json] = BoundedWorker(self._device(work), self.options.timeout_s)
         try:
             return dict(self._call_worker(worker, task))
@@ -330,7 +342,7 @@ class Session:
             worker.close()
 
     def _check_device(self) -> None:
-        """After a failure: whether the device still answers a fresh process. Raises DeviceLostError."""
+        """Raise DeviceLostError if the device does not respond to a fresh process."""
         if self.options.dry:
             return
         worker: BoundedWorker[None, Json] = BoundedWorker(self._device(machine.device), ALIVE_S)
@@ -359,7 +371,7 @@ def _case_columns(case: TimedCase) -> Json:
 
 
 def _may_compare(name: str, case: TimedCase) -> bool:
-    """Before its kernels are known: all but single products for torch.compile."""
+    """Return whether a baseline may apply, before the kernels are known."""
     program = case.program()
     return has_triton_kernel(case) if name == "triton" else len(program.statements) > 1 or _streams(case)
 
@@ -369,7 +381,7 @@ def _streams(case: TimedCase) -> bool:
 
 
 def _should_compare(name: str, case: TimedCase, built: Sequence[BuiltCandidate]) -> bool:
-    """torch.compile for what it might fuse or stream; Triton for what a kernel is written for."""
+    """Return whether to time a baseline: Triton if it has a kernel, torch.compile for fused or memory-bound cases."""
     program = case.program()
     fused = len(program.statements) > 1
     return has_triton_kernel(case) if name == "triton" else fused or memory_bound(built[0].kernels, program, case.flops)

@@ -1,4 +1,4 @@
-"""The first three minutes on a device: what is there, and whether the least of everything works."""
+"""Smoke tests for the first minutes on a device: tools, modules and one small kernel of each family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "cuobjdump", "g++", "cc")
 
 
 def imported(name: str) -> Json:
-    """A package's version, and how long importing it takes; for a process of its own."""
+    """Import a module; return its version and import time. Meant to run in its own process."""
     began = time.monotonic()
     try:
         module = importlib.import_module(name)
@@ -26,16 +26,20 @@ def imported(name: str) -> Json:
 
 
 def tools() -> Json:
-    """Which programs are on the PATH."""
-    there = {name: shutil.which(name) is not None for name in TOOLS}
-    missing_packages = [name for name, found in there.items() if not found]
-    return {"status": "ok", "detail": f"not there: {', '.join(missing_packages)}" if missing_packages else "all", "tools": there}
+    """Return which programs are on the PATH."""
+    available = {name: shutil.which(name) is not None for name in TOOLS}
+    missing_packages = [name for name, all_checks in available.items() if not all_checks]
+    return {
+        "status": "ok",
+        "detail": f"missing: {', '.join(missing_packages)}" if missing_packages else "all",
+        "tools": available,
+    }
 
 
-def first_of_each_family(found: Iterable[Check]) -> list[Check]:
-    """The first check of each family: small, its sizes such that tiles fit."""
+def first_of_each_family(all_checks: Iterable[Check]) -> list[Check]:
+    """Return the first check of each family: small, with sizes that tiles divide."""
     first: dict[str, Check] = {}
-    for check in found:
+    for check in all_checks:
         if not check.family.endswith("-large"):
             first.setdefault(check.family, check)
     return list(first.values())

@@ -1,4 +1,4 @@
-"""A file of a run without a device → what the emulator said of each check, for a run that has one."""
+"""Read the emulator's verdicts from the file of a dry run, for a run that has a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def read_verdicts(path: Path | None) -> dict[str, Json]:
-    """By id of the check: `key` of the kernel's text and `emulator`, its verdict. Raises ArgumentError."""
+    """Return {check id: {`key` of the kernel source, `emulator`: its verdict}}. Raises ArgumentError."""
     if path is None:
         return {}
     rows = (line for line in read(path) if line["section"] == "verification")

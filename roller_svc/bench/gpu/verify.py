@@ -1,4 +1,4 @@
-"""A check → a row: its kernel run on a device, or in the emulator, on several sets of inputs, and judged."""
+"""Run the kernel of a check on a device or in the emulator, on several sets of inputs, and verify the results."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, accumulation_of, verify_results
 
 Json = dict[str, Any]
-# Beyond this the interpreter, which does ten million a second, judges a sample alone (trial.py).
+# Beyond this the interpreter (ten million points per second) checks a sample only (verify/run_and_verify.py).
 EMULATED_POINTS = MAX_INTERPRETED_POINTS
-RUNS = 2  # of each set: a race need not show the first time, but two runs should give the same bits
-LATER_SETS_S = 2.0  # what the sets after the first may take of one check: the reference takes most of it
+RUNS = 2  # per set: results of a race may differ between runs
+LATER_SETS_S = 2.0  # time limit for the sets after the first; most of it is spent in the reference
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`sets` of inputs; `on_device`: else the emulator runs what it can, and what is too large is only compiled.
-    `verdict`: the row that such a run left of this check, with the key of the text that it was about."""
+    """One check to run."""
 
     check: Check
     target: str
-    sets: int
-    on_device: bool
-    verdict: Json | None = None
+    sets: int  # of inputs
+    on_device: bool  # else the emulator runs small kernels, and large ones are only compiled
+    verdict: Json | None = None  # the row of a dry run, with the key of its kernel source
 
 
 def build_check(check: Check, target: str) -> BuildReport:
-    """The kernel that the model chooses. Raises RollerError."""
+    """Build the kernel that the model ranks first. Raises RollerError."""
     return build_kernel(build_request(
         check.expression, check.types, target=target, top_k=1, select="model", allow_tf32=check.allow_tf32,
         family=check.unit, tiles=dict(check.tiles),
@@ -57,7 +56,7 @@ def build_check(check: Check, target: str) -> BuildReport:
 
 
 def verify(task: Verification) -> Json:
-    """The row. Of a kernel that cannot be built, "refused"; what else is raised ends this process, and is a row too."""
+    """Return the row of a check; its status is "refused" if the kernel cannot be built."""
     check, began = task.check, time.monotonic()
     row: Json = {"id": check.id, "family": check.family, "status": "ok", "detail": ""}
     try:
@@ -78,7 +77,7 @@ def verify(task: Verification) -> Json:
     for number in range(task.sets if emulable else 1):
         arrays = inputs(report.program, number, check)
         found = _run(verifier, compiled, arrays) if task.on_device else None
-        if emulable and (found is None or found.verdict["status"] != "ok"):  # a device has nothing to do meanwhile
+        if emulable and (found is None or found.verdict["status"] != "ok"):  # the device is idle meanwhile
             row["emulator"] = emulate(verifier, compiled, arrays, found)
         verdict = found.verdict if found is not None else row["emulator"]
         row = _merge_verdict(row, verdict, number)
@@ -91,17 +90,21 @@ def verify(task: Verification) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerifier:
-    """What results of a check are held against; `sums`: how its kernels add products."""
+    """Verifies the results of one check."""
 
     check: Check
     program: TensorProgram
-    accumulation: AccumulatorPrecision | None
+    accumulation: AccumulatorPrecision | None  # how its kernels accumulate products
 
     def verdict(self, arrays: Mapping[str, Array], results: Mapping[str, Array]) -> Json:
-        """By the reference interpreter within its bounds: all elements, or a sample of large results; and all of those
-        against a product in float32, where the check is one and PyTorch has a device."""
+        """Compare with the reference interpreter within its error bounds: all elements, or a sample of large results.
+
+        A check with `product` also compares all elements with a float32 product, if PyTorch has a device.
+        """
         check = self.check
-        agreement = verify_results(self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.accumulation)
+        agreement = verify_results(
+            self.program, arrays, results, allow_tf32=check.allow_tf32, accumulation=self.accumulation
+        )
         verdict: Json = {
             "status": "ok" if agreement.ok else "wrong", "detail": agreement.detail,
             "max_abs_error": agreement.max_abs_error,
@@ -117,14 +120,14 @@ class ResultVerifier:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """What a device made of one set of inputs."""
+    """The results of one set of inputs on the device, and their verdict."""
 
     results: Mapping[str, Array]
     verdict: Json
 
 
 def kernel_columns(report: BuildReport, compiled: CompiledKernel) -> Json:
-    """What the kernel is: the same words as `roller corpus` has, and what it takes of a device."""
+    """Return the columns that describe a kernel, as `roller corpus` names them, and its resources."""
     return {
         "kernels": list(summarize_kernels(report.groups, report.winner.plan, report.hardware)),
         "launches": [
@@ -136,8 +139,10 @@ def kernel_columns(report: BuildReport, compiled: CompiledKernel) -> Json:
     }  # fmt: skip
 
 
-def emulate(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array], found: DeviceRun | None) -> Json:
-    """The emulator's verdict, and how far a device's results are from its own; bitwise where that is 0."""
+def emulate(
+    verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str, Array], device_run: DeviceRun | None
+) -> Json:
+    """Run the kernel in the emulator; return its verdict and the largest difference from the device's results."""
     try:
         results = load_emulated(compiled).run(arrays)
     except ToolchainMissingError as missing:
@@ -145,8 +150,8 @@ def emulate(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[
     except BuildError as failure:
         return {"status": "error", "detail": f"{failure.code}: {failure.message}"}
     verdict = verifier.verdict(arrays, results)
-    if found is not None:
-        verdict["difference"] = max(_max_difference(results[name], found.results[name]) for name in results)
+    if device_run is not None:
+        verdict["difference"] = max(_max_difference(results[name], device_run.results[name]) for name in results)
     return verdict
 
 
@@ -166,7 +171,7 @@ def _run(verifier: ResultVerifier, compiled: CompiledKernel, arrays: Mapping[str
 
 
 def _merge_verdict(row: Json, verdict: Json, number: int) -> Json:
-    """The row after one more set of inputs: its worst error, and the first thing wrong."""
+    """Update a row with the verdict of one more set of inputs: the largest error and the first failure."""
     errors = [error for error in (row.get("max_abs_error"), verdict.get("max_abs_error")) if error is not None]
     row |= {"max_abs_error": max(errors, default=None), "sets": number + 1}
     if "repeatable" in verdict:
@@ -182,17 +187,17 @@ def _merge_verdict(row: Json, verdict: Json, number: int) -> Json:
 def _require_compiled(report: BuildReport) -> CompiledKernel:
     compiled = report.winner.compiled
     if compiled is None or not compiled.binary:
-        raise ToolchainMissingError(f"nothing was compiled for {report.hardware.id}")
+        raise ToolchainMissingError(f"no binary was compiled for {report.hardware.id}")
     return compiled
 
 
-def _are_bitwise_equal(first: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return all(np.array_equal(first[n].view(np.uint8), other[n].view(np.uint8)) for n in first if first[n].shape)
+def _are_bitwise_equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
+    return all(np.array_equal(first[n].view(np.uint8), second[n].view(np.uint8)) for n in first if first[n].shape)
 
 
-def _max_difference(first: Array, other: Array) -> float:
-    """Greatest difference; NaN beside NaN is none."""
-    a, b = first.astype(np.float64), other.astype(np.float64)
+def _max_difference(first: Array, second: Array) -> float:
+    """Return the largest absolute difference; two NaN count as equal."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         return float(np.max(np.where(same, 0.0, np.abs(a - b)), initial=0.0))

@@ -1,6 +1,6 @@
-"""A folder of wheels → entries of the path; what this Python lacks → the command that brings it.
+"""Use a directory of wheels without installing them, or print the command that downloads missing packages.
 
-Standard library alone: it runs where nothing of what the project needs is there. Nothing is installed.
+This module uses the standard library only, for it runs where the project's requirements are missing.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-# What the bench imports, as packages are called. CuPy, torch and Triton are looked for later: --dry does without.
+# Packages that the bench imports. CuPy, torch and Triton are checked later: --dry needs none of them.
 ROOTS = ("numpy", "ml_dtypes", "PyYAML", "lark", "islpy", "pydantic", "pydantic-settings")
-# What those need in turn, for where their own metadata is not there to say so.
-NEEDS = {
+# Their requirements, for packages that are not installed and so have no metadata.
+REQUIREMENTS = {
     "ml_dtypes": ("numpy",),
     "pydantic": ("annotated-types", "pydantic-core", "typing-extensions", "typing-inspection"),
     "pydantic-core": ("typing-extensions",),
     "pydantic-settings": ("pydantic", "python-dotenv", "typing-extensions", "typing-inspection"),
     "typing-inspection": ("typing-extensions",),
 }
-# pip takes a platform literally: wheels are built against any of these versions of glibc.
+# pip matches platform tags literally: wheels may be built against any of these glibc versions.
 GLIBC = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 _WHEEL = re.compile(r"(?P<name>[^-]+)-[^-]+(?:-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 _PREFIX = "gpu-bench-wheels-"
-MISSING_EXIT_CODE = 3  # the exit code of a machine that has not what it takes
+MISSING_EXIT_CODE = 3  # exit code
 
 
 def prepare(words: Sequence[str]) -> None:
-    """Put the wheels of `--wheels` on the path, of child processes too; exit where something is still missing."""
+    """Put the wheels of `--wheels` on the path, also for child processes; exit if a package is still missing."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--wheels", type=Path)
     folder: Path | None = parser.parse_known_args(words)[0].wheels
@@ -50,12 +50,12 @@ def prepare(words: Sequence[str]) -> None:
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *entries, *([inherited] if inherited else [])])
     if missing := missing_packages():
-        print(message(missing, folder or Path("wheels")), file=sys.stderr)
+        print(install_message(missing, folder or Path("wheels")), file=sys.stderr)
         sys.exit(MISSING_EXIT_CODE)
 
 
 def missing_packages(roots: Iterable[str] = ROOTS) -> list[str]:
-    """Packages that are not there, with all that they need and is not there either."""
+    """Return the missing packages among `roots` and their requirements."""
     found: dict[str, str] = {}
     todo = list(roots)
     seen: set[str] = set()
@@ -68,79 +68,79 @@ def missing_packages(roots: Iterable[str] = ROOTS) -> list[str]:
             importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             found[canonical(name)] = name
-        todo += needs(name)
+        todo += requirements(name)
     return list(found.values())
 
 
-def needs(name: str) -> list[str]:
-    """What a package needs always: by its metadata where it is installed, else by the table above."""
+def requirements(name: str) -> list[str]:
+    """Return the unconditional requirements of a package: by its metadata if installed, else by the table."""
     try:
         stated = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
-        return list(NEEDS.get(name, ()))
+        return list(REQUIREMENTS.get(name, ()))
     return [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in stated if ";" not in line]
 
 
-def message(missing: Sequence[str], folder: Path) -> str:
-    """All that is missing, and one command for a machine with a network."""
+def install_message(missing: Sequence[str], folder: Path) -> str:
+    """Return the list of missing packages and one command to download them."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     machine = platform.machine()
     platforms = " ".join(f"--platform manylinux_{glibc}_{machine}" for glibc in GLIBC)
     roots = " ".join(name for name in missing if name in ROOTS) or " ".join(missing)
     return (
         f"bench/gpu: this Python {python} lacks {', '.join(missing)}.\n"
-        "Where there is a network, in the repository's root, bring them as wheels:\n"
+        "On a machine with a network, download them as wheels in the repository root:\n"
         f"  python3 -m pip download --only-binary=:all: --python-version {python} --implementation cp {platforms}"
         f" -c constraints.txt -d {folder} {roots}\n"
-        f"Then say: bench/gpu --wheels {folder}. Nothing is installed."
+        f"Then run: bench/gpu --wheels {folder}. Nothing is installed."
     )
 
 
 def path_entries(folder: Path) -> list[str]:
-    """Entries of the path for the wheels in a folder: pure ones as they are, others unpacked to a temporary folder.
+    """Return path entries for the wheels in a directory: pure wheels as they are, others unpacked temporarily.
 
-    Raises ValueError for two versions of one package, and where a package's wheels are all for other machines.
+    Raises ValueError for two versions of one package, and for a package without a wheel for this machine.
     """
-    fitting: dict[str, Path] = {}
-    others: set[str] = set()
+    compatible: dict[str, Path] = {}
+    incompatible: set[str] = set()
     for path in sorted(folder.iterdir()):
         wheel = _WHEEL.fullmatch(path.name)
         if wheel is None:
             continue
         name = canonical(wheel["name"])
-        if not fits(wheel["python"], wheel["abi"], wheel["platform"]):
-            others.add(name)
-        elif name in fitting:
-            raise ValueError(f"{folder} has {fitting[name].name} and {path.name}: keep one of them")
+        if not is_compatible(wheel["python"], wheel["abi"], wheel["platform"]):
+            incompatible.add(name)
+        elif name in compatible:
+            raise ValueError(f"{folder} has {compatible[name].name} and {path.name}: keep one of them")
         else:
-            fitting[name] = path
-    if strange := sorted(others - fitting.keys()):
+            compatible[name] = path
+    if unusable := sorted(incompatible - compatible.keys()):
         here = f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
-        raise ValueError(f"the wheels of {', '.join(strange)} in {folder} are not for {here}")
-    pure = [path for path in fitting.values() if path.name.endswith("-none-any.whl")]
-    native = [path for path in fitting.values() if path not in pure]
+        raise ValueError(f"the wheels of {', '.join(unusable)} in {folder} are not for {here}")
+    pure = [path for path in compatible.values() if path.name.endswith("-none-any.whl")]
+    native = [path for path in compatible.values() if path not in pure]
     entries = [str(path.resolve()) for path in pure]
     return [_unpack(native), *entries] if native else entries
 
 
-def fits(python: str, abi: str, machine: str) -> bool:
-    """Whether a wheel with these tags runs here: the same CPython, or an older one's stable interface; glibc."""
+def is_compatible(python: str, abi: str, machine: str) -> bool:
+    """Return whether a wheel with these tags runs here: the same CPython or an older stable ABI, on glibc."""
     minor = sys.version_info.minor
     tags = python.split(".")
     stable = [int(tag[3:]) for tag in tags if re.fullmatch(r"cp3\d+", tag)]
     exact = f"cp3{minor}" in tags and abi in (f"cp3{minor}", "none")
-    runs = "py3" in tags or exact or (abi == "abi3" and any(one <= minor for one in stable))
+    runs = "py3" in tags or exact or (abi == "abi3" and any(version <= minor for version in stable))
     built = [tag for tag in machine.split(".") if re.fullmatch(rf"(many)?linux.*_{re.escape(platform.machine())}", tag)]
     return runs and (machine == "any" or bool(built))
 
 
 def canonical(name: str) -> str:
-    """A package's name as registries compare it."""
+    """Return the normalised name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _unpack(wheels: Iterable[Path]) -> str:
-    """A folder with the contents of these wheels, which goes when this process ends."""
+    """Unpack wheels to a temporary directory that is removed at exit."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(remove_unpacked)
     for wheel in wheels:
@@ -150,7 +150,7 @@ def _unpack(wheels: Iterable[Path]) -> str:
 
 
 def remove_unpacked() -> None:
-    """The folders that wheels were unpacked to."""
+    """Remove the directories that wheels were unpacked to."""
     for entry in sys.path:
         if Path(entry).name.startswith(_PREFIX):
             shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Worker processes whose every wait is bounded: a process stuck in the driver costs its lane, not the run."""
+"""Worker processes with bounded waits: a process stuck in the driver costs one worker, not the run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from roller_svc.farm.workers import WorkerProcess
 T = TypeVar("T")
 R = TypeVar("R")
 
-STUCK_S = 8.0  # beyond a task's time, until its lane is given up: it kills the process and waits for its end
-STOP_S = 3.0  # what killed processes get to be gone
-_POLL_S = 0.05  # between two looks at what runs
-_IDLE_POLLS = 5  # without a process, before none is taken to come
+STUCK_S = 8.0  # after a task's time limit, until its worker is abandoned
+STOP_S = 3.0  # for killed processes to exit
+_POLL_S = 0.05
+_IDLE_POLLS = 5  # consecutive polls without a process before all count as stopped
 
 
 class BoundedWorker(Generic[T, R]):
-    """A lane that is abandoned where it neither answers nor ends; the next task gets a fresh one."""
+    """A worker process that is abandoned if it neither responds nor exits; the next task gets a new one."""
 
     def __init__(self, work: Callable[[T], R], timeout_s: float) -> None:
         self._make: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(work, timeout_s)
@@ -37,27 +37,27 @@ class BoundedWorker(Generic[T, R]):
         Raises BuildServiceError where the worker is lost, and KernelTimeoutError at `until` (monotonic) at the latest.
         """
         worker = self._worker or self._make()
-        self._worker = None  # it comes back with an answer
+        self._worker = None  # set again once it responds
         answers = queue.SimpleQueue[R | RollerError]()
         _background(lambda: answers.put(_answer(worker.call, task)))
         try:
             answer = answers.get(timeout=max(0.0, min(self._timeout_s + STUCK_S, until - time.monotonic())))
         except queue.Empty:
-            raise KernelTimeoutError("the worker neither answered nor ended in time: it was abandoned") from None
+            raise KernelTimeoutError("the worker neither responded nor exited in time and was abandoned") from None
         self._worker = worker
         if isinstance(answer, RollerError):
             raise answer
         return answer
 
     def close(self) -> None:
-        """End its worker; what is still at work is ended by `end_processes`."""
+        """Stop the worker; `end_processes` kills one that is still busy."""
         worker, self._worker = self._worker, None
         if worker is not None:
             _background(lambda: worker.close(kill=True)).join(STOP_S)
 
 
 class BoundedPool(Generic[T, R]):
-    """So many bounded lanes that take tasks as they come in, and give results as they are done."""
+    """A pool of bounded workers that returns results in order of completion."""
 
     def __init__(self, work: Callable[[T], R], jobs: int, timeout_s: float) -> None:
         self._tasks = queue.SimpleQueue[T]()
@@ -75,7 +75,7 @@ class BoundedPool(Generic[T, R]):
             _background(self._serve)
 
     def next(self, until: float) -> tuple[T, R | RollerError] | None:
-        """A task that is done, with its result or its error; None where none is until then (monotonic)."""
+        """Return a finished task with its result or error, or None if none finishes by `until` (monotonic)."""
         try:
             result = self._results.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
@@ -84,7 +84,7 @@ class BoundedPool(Generic[T, R]):
         return result
 
     def close(self) -> None:
-        """Begin nothing more. What is still at work is ended by `end_processes`."""
+        """Start no further task; `end_processes` kills busy workers."""
         self._closed.set()
 
     def _serve(self) -> None:
@@ -103,7 +103,7 @@ class BoundedPool(Generic[T, R]):
 def map_unordered(
     work: Callable[[T], R], tasks: Iterable[T], jobs: int, timeout_s: float, until: float
 ) -> Iterator[tuple[T, R | RollerError]]:
-    """Every task with its result, or with the error that ended it, as they come; those that are done until then."""
+    """Yield each task with its result or error in order of completion, until `until` (monotonic)."""
     pool: BoundedPool[T, R] = BoundedPool(work, jobs, timeout_s)
     if time.monotonic() >= until:
         return
@@ -117,12 +117,12 @@ def map_unordered(
 
 
 def running_workers() -> set[multiprocessing.process.BaseProcess]:
-    """Those of this process that run."""
+    """Return the running child processes."""
     return set(multiprocessing.active_children())
 
 
 def end_processes(spared: Set[multiprocessing.process.BaseProcess] = frozenset()) -> bool:
-    """Kill every other worker, those that a lane starts in place of one too; whether all are gone in a few seconds."""
+    """Kill all other workers, also replacements that start meanwhile; return whether all exited in time."""
     until, idle_polls = time.monotonic() + STOP_S, 0
     while idle_polls < _IDLE_POLLS and time.monotonic() < until:
         running = running_workers() - spared
@@ -141,7 +141,7 @@ def _answer(call: Callable[[T], R], task: T) -> R | RollerError:
 
 
 def _background(work: Callable[[], object]) -> threading.Thread:
-    """A thread that keeps no interpreter from ending."""
+    """Start a daemon thread."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""A case, whose kernels → the work to time in turns with ours: the fastest of the ways that they have for it."""
+"""Select the fastest variant of a baseline for a case, to be timed interleaved with our kernel."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _MAX_REASON_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do a case. `around`: what must be set while it is recorded."""
+    """One implementation of a case."""
 
     name: str
     call: Callable[[], Any]
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext  # active while the call is recorded
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineWork:
-    """`work`: None where there is none to time; then `told` says why, or is empty: nobody has it in one call."""
+    """The selected variant of a baseline."""
 
-    row: Json
-    work: TimedWork | None = None
+    row: Json  # empty if the baseline does not implement the case
+    work: TimedWork | None = None  # None if there is nothing to time; then `row` has the reason
 
 
 @dataclass(slots=True)
@@ -45,8 +45,13 @@ class _TriedVariants:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def baseline_work(name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]) -> BaselineWork:
-    """Of each way the seconds of a few samples, or why it does not run: `variants`. `prepare_s`: all that took."""
+def baseline_work(
+    name: str, case: TimedCase, program: TensorProgram, arrays: Mapping[str, DeviceBytes]
+) -> BaselineWork:
+    """Try all variants of a baseline.
+
+    The row has `variants`, the seconds or the error of each, and `prepare_s`, the time of compiling and trying them.
+    """
     if lack := missing(name):
         return BaselineWork({"name": name, "skipped": lack})
     from roller_svc.bench.gpu.baselines.torch_timing import prepare, tensors_of  # noqa: PLC0415 - needs torch
@@ -70,7 +75,7 @@ def baseline_work(name: str, case: TimedCase, program: TensorProgram, arrays: Ma
 
 
 def missing(name: str) -> str | None:
-    """What a peer needs and is not there, in words."""
+    """Return why a baseline cannot run here, or None."""
     for module in ("torch",) if name == "library" else ("torch", "triton"):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
@@ -94,7 +99,7 @@ def _variants(name: str, case: TimedCase, program: TensorProgram, tensors: Mappi
 
 
 def _try_variants(variants: Iterable[Variant], program: TensorProgram) -> _TriedVariants:
-    """What one of them refuses leaves the others."""
+    """Time a few samples of each variant and record the errors of those that fail."""
     from roller_svc.bench.gpu.baselines.torch_timing import TorchWork  # noqa: PLC0415 - needs torch
 
     expected_shapes = [list(program.types[out.tensor].shape) for out in program.outputs]
@@ -105,7 +110,7 @@ def _try_variants(variants: Iterable[Variant], program: TensorProgram) -> _Tried
                 result = variant.call()
                 shapes = [list(part.shape) for part in (result if isinstance(result, tuple) else (result,))]
                 if shapes != expected_shapes:
-                    tried.errors[variant.name] = f"it makes {shapes}, not {expected_shapes}"
+                    tried.errors[variant.name] = f"wrong shapes: expected {expected_shapes}, got {shapes}"
                     continue
                 work = TorchWork(variant.call)
         except _expected_errors() as refusal:
@@ -116,7 +121,7 @@ def _try_variants(variants: Iterable[Variant], program: TensorProgram) -> _Tried
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
-    """What torch, its compiler and Triton raise for what they do not take."""
+    """Return the exceptions that torch, its compiler and Triton raise for unsupported programs."""
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)
     from triton.errors import TritonError  # noqa: PLC0415 - optional

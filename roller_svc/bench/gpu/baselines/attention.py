@@ -1,4 +1,4 @@
-"""A case of attention → every backend of torch's scaled_dot_product_attention, with each way to share keys."""
+"""Attention baselines: every backend of torch's scaled_dot_product_attention, with and without repeated keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BACKENDS = {
 
 
 def attention_variants(shape: Attention, tensors: Mapping[str, Any]) -> list[Variant]:
-    """Torch's default scale is that of the corpus, the root of the features; the last query sees every key."""
+    """Return a variant for each backend. Torch's default scale, 1 / sqrt(features), is that of the corpus."""
     calls = _calls(shape, *tensors.values())
     return [
         Variant(f"torch attention, {backend}{how}", call, partial(sdpa_kernel, which))
@@ -29,14 +29,14 @@ def attention_variants(shape: Attention, tensors: Mapping[str, Any]) -> list[Var
 
 
 def _calls(shape: Attention, q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
-    """With heads that share keys as such, and with keys copied for each beforehand, which more backends take."""
+    """Return the calls: grouped-query attention, and keys repeated for each head, which more backends support."""
     causal: dict[str, Any] = {}
     if shape.causal:
         square = shape.queries == shape.keys
         causal = {"is_causal": True} if square else {"attn_mask": causal_lower_right(shape.queries, shape.keys)}
     if shape.heads == shape.key_heads:
         return {"": lambda: scaled_dot_product_attention(q, k, v, **causal)}
-    wide_k, wide_v = (one.repeat_interleave(shape.heads // shape.key_heads, dim=1) for one in (k, v))
+    wide_k, wide_v = (tensor.repeat_interleave(shape.heads // shape.key_heads, dim=1) for tensor in (k, v))
     return {
         "": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True, **causal),
         ", keys copied": lambda: scaled_dot_product_attention(q, wide_k, wide_v, **causal),

@@ -1,4 +1,4 @@
-"""A case → what torch.compile makes of its program."""
+"""The torch.compile baseline."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from roller_svc.ir.program import TensorProgram
 
 
 def compiled_variants(program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
-    """In torch's default mode: it chooses no matrix kernels by trying. It is given the program's graph of torch
-    operators (make_fx), traced beforehand: what walks our expressions is none of its business. It compiles when it is
-    first called. Raises BuildError for what torch has no way to write."""
+    """Compile a program in torch's default mode, without autotuned matrix kernels.
+
+    torch.compile gets the traced graph of torch operators (make_fx), not the code that interprets our expressions. It
+    compiles at the first call. Raises BuildError for a program that torch cannot express.
+    """
     torch.compiler.reset()
     inputs = list(tensors.values())
     graph = make_fx(torch_function(program), tracing_mode="fake")(*inputs)

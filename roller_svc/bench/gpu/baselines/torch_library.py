@@ -1,4 +1,4 @@
-"""A case → the calls of the vendors' libraries that do it, through torch."""
+"""The library baseline: calls of cuBLAS, cuDNN and torch's own kernels through torch."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ BLAS = ("cublas", "cublaslt")
 
 
 def library_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
-    """Empty where no library has the operation in one call. Products go by both of cuBLAS's interfaces."""
+    """Return the library calls for a case, or none. Products use both cuBLAS and cuBLASLt."""
     if case.attention is not None:
         return attention_variants(case.attention, tensors)
     einsum = einsum_equation(program)
     if einsum is not None:
-        factors = [tensors[name] for name in einsum.operands]
+        operands = [tensors[name] for name in einsum.operands]
         if einsum.equation in ("ab,bc->ac", "abc,acd->abd"):
-            return _by_blas("torch matmul", lambda: torch.matmul(*factors))
-        return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *factors))
+            return _by_blas("torch matmul", lambda: torch.matmul(*operands))
+        return _by_blas("torch einsum", lambda: torch.einsum(einsum.equation, *operands))
     inputs = list(tensors.values())
     order = permutation(program)
     if order is not None:
         return [Variant("torch permute", lambda: inputs[0].permute(order).contiguous())]
-    found = _library_call(case, inputs)
-    if found is not None:
-        return [Variant(*found)]
+    call = _library_call(case, inputs)
+    if call is not None:
+        return [Variant(*call)]
     convolution = library_convolution(program, tensors)
     return [] if convolution is None else [Variant(*convolution)]
 
 
 def permutation(program: TensorProgram) -> list[int] | None:
-    """The order of the input's dimensions in the output, of a program that does nothing but change it; else None."""
+    """Return the permutation of a program that only permutes dimensions, else None."""
     body, index = program.statements[0].body, program.statements[0].index
     if len(program.statements) != 1 or not isinstance(body, Load):
         return None
@@ -78,11 +78,11 @@ def _library_call(case: TimedCase, inputs: list[Any]) -> tuple[str, Call] | None
 
 
 def _window_call(case: TimedCase, inputs: list[Any]) -> tuple[str, Call] | None:
-    """Of images whose channels come first, which are those of the corpus."""
-    found = windows(case.expression, inputs[0].ndim)
-    if found is None:
+    """Return the convolution or pooling call for channels-first images, the layout of the corpus."""
+    window = windows(case.expression, inputs[0].ndim)
+    if window is None:
         return None
-    stride, padding = found
+    stride, padding = window
     match case.cls.removeprefix("kb_").replace("_1x1", ""):
         case "conv2d" | "conv2d_bias":
             return "torch conv2d", lambda: functional.conv2d(*inputs, stride=stride, padding=padding)

@@ -1,4 +1,4 @@
-"""A program → a function of torch tensors, written as one writes it for torch.compile: whole arrays, no loops."""
+"""Translate a program into a function of torch tensors, written for torch.compile: array operations, no loops."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
 
 Tensors = Mapping[str, torch.Tensor]
-_MAX_COPIES = 2  # of an element that an einsum may make
+_MAX_COPIES = 2  # materialised copies of an element in an einsum operand
 _CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
     1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d,
 }  # fmt: skip
 
 
 def torch_function(program: TensorProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A function of the inputs, in their order, that returns the outputs.
+    """Return a function of the inputs in order that returns the outputs.
 
-    It raises BuildError no-peer for what torch has no sensible way to write: writes at computed places, some operators,
-    windows that are no convolution of torch's.
+    Raises BuildError (no-peer) for programs without an efficient torch equivalent: scatters, some operators, and
+    windows that are not one of torch's convolutions.
     """
     if any(statement.kind is StatementKind.SCATTER for statement in program.statements):
-        raise BuildError("it writes at computed places", code="no-peer")
+        raise BuildError("torch baseline: scatter is not supported", code="no-peer")
     nests = tuple((statement, nest_of(statement)) for statement in program.statements)
 
     def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -45,7 +45,7 @@ def torch_function(program: TensorProgram) -> Callable[..., tuple[torch.Tensor, 
 
 
 def _statement_tensor(statement: TensorExpr, nest: Nest, tensors: Tensors) -> torch.Tensor:
-    """The statement's tensor. Sums of products are an einsum or a convolution, as an expert has them."""
+    """Compute the output of a statement. Sums of products become an einsum or a convolution."""
     dtype = torch_dtype(statement.type.dtype)
     result = _reduction(nest, tensors) if nest.combine is not None else _Body(nest, tensors).whole(nest.body)
     return result.to(dtype).expand(nest.shape).reshape(statement.type.shape)
@@ -53,9 +53,9 @@ def _statement_tensor(statement: TensorExpr, nest: Nest, tensors: Tensors) -> to
 
 def _reduction(nest: Nest, tensors: Tensors) -> torch.Tensor:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    found = convolution_of(nest, shapes)
-    if found is not None and not found.scales and not found.divisors and _is_plain(nest, found):
-        return _convolution(nest, found, *_data_and_weight(nest, found, tensors))
+    conv = convolution_of(nest, shapes)
+    if conv is not None and not conv.scales and not conv.divisors and _is_plain(nest, conv):
+        return _convolution(nest, conv, *_data_and_weight(nest, conv, tensors))
     if nest.combine is Combine.SUM and nest.dtype.is_float and (product := _einsum_product(nest, tensors)) is not None:
         return product
     value = _Body(nest, tensors).whole(nest.body)
@@ -72,7 +72,10 @@ def _reduction(nest: Nest, tensors: Tensors) -> torch.Tensor:
 
 
 def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
-    """An einsum of the factors that vary along summed axes, times the others; None where it is no product."""
+    """Compute a sum of products as an einsum, or return None if it is not one.
+
+    Factors that do not vary along the summed axes are applied to the result.
+    """
     over, under = parts(nest.body)
     summed = {axis.name for axis in nest.reduced}
     factors = [one for one in over if axes_of(one) & summed]
@@ -81,11 +84,11 @@ def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     if not all(sum(name in axes_of(one) for one in factors) > 1 for name in summed):
         return None
     if len({frozenset(axes_of(one)) for one in factors}) == 1:
-        return None  # of one shape: a map and a sum, which compilers fuse
+        return None  # equal shapes: an elementwise product and a sum, which compilers fuse
     for load in (load for one in factors for load in loads_of(one)):
         iterations = math.prod(nest.extents[name] for name in axes_of(load))
         if iterations > _MAX_COPIES * tensors[load.tensor].numel():
-            raise BuildError(f"torch would write out the windows of {load.tensor}", code="no-peer")
+            raise BuildError(f"torch would materialise the windows of {load.tensor}", code="no-peer")
     body, letters = _Body(nest, tensors), dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
     terms, values = [], []
     for factor in factors:
@@ -96,11 +99,11 @@ def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     common = values[0].dtype
     for value in values[1:]:
         common = torch.promote_types(common, value.dtype)
-    known = set().union(*terms)
+    used_letters = set().union(*terms)
     spatial = [axis.name for axis in nest.spatial]
-    result = "".join(letters[name] for name in spatial if letters[name] in known)
-    result = torch.einsum(f"{','.join(terms)}->{result}", *(value.to(common) for value in values))
-    result = result[tuple(slice(None) if letters[name] in known else None for name in spatial)]
+    output_term = "".join(letters[name] for name in spatial if letters[name] in used_letters)
+    result = torch.einsum(f"{','.join(terms)}->{output_term}", *(value.to(common) for value in values))
+    result = result[tuple(slice(None) if letters[name] in used_letters else None for name in spatial)]
     for one in (one for one in over if not axes_of(one) & summed):
         result = result * body.outer(one)
     for one in under:
@@ -108,57 +111,59 @@ def _einsum_product(nest: Nest, tensors: Tensors) -> torch.Tensor | None:
     return result
 
 
-def _is_plain(nest: Nest, found: Convolution) -> bool:
-    """Whether torch's call has the borders, and both tensors lie as it wants them but for the order of dimensions."""
-    dims = affine_index(found.weight) or ()
+def _is_plain(nest: Nest, conv: Convolution) -> bool:
+    """Return whether torch supports the borders, and both tensors fit after a permutation of dimensions."""
+    dims = affine_index(conv.weight) or ()
     bare_dims = all(len(one.coeffs) == 1 and one.coeffs[0][1] == 1 and not one.offset for one in dims)
     distinct = len({one.coeffs[0][0] for one in dims if one.coeffs}) == len(dims)
-    one_batch = len(found.batch) == 1 and len(found.filters) <= 1
-    return bare_dims and distinct and one_batch and all(w.is_symmetric and w.tap for w in found.windows)
+    one_batch = len(conv.batch) == 1 and len(conv.filters) <= 1
+    return bare_dims and distinct and one_batch and all(w.is_symmetric and w.tap for w in conv.windows)
 
 
 def library_convolution(program: TensorProgram, tensors: Tensors) -> tuple[str, Callable[[], torch.Tensor]] | None:
-    """torch's call for a program that is one convolution, in the layout that it has: images whose channels come last
-    are its channels_last, of which cuDNN has kernels of their own. Weights are brought into that order beforehand.
-    None for another program."""
+    """Return torch's call for a program that is one convolution, else None.
+
+    Channels-last images use torch's channels_last format, for which cuDNN has own kernels. Weights are converted to it
+    beforehand.
+    """
     if len(program.statements) != 1 or program.statements[0].kind is not StatementKind.REDUCE:
         return None
     nest = nest_of(program.statements[0])
-    found = convolution_of(nest, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    if found is None or found.scales or found.divisors or not _is_plain(nest, found):
+    conv = convolution_of(nest, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if conv is None or conv.scales or conv.divisors or not _is_plain(nest, conv):
         return None
-    data, weight = _data_and_weight(nest, found, tensors)
+    data, weight = _data_and_weight(nest, conv, tensors)
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim)
     if last is None or not data.is_contiguous(memory_format=last):
-        return f"torch conv{data.ndim - 2}d", lambda: _convolution(nest, found, data, weight)
+        return f"torch conv{data.ndim - 2}d", lambda: _convolution(nest, conv, data, weight)
     weight = weight.contiguous(memory_format=last)
-    return f"torch conv{data.ndim - 2}d, channels last", lambda: _convolution(nest, found, data, weight)
+    return f"torch conv{data.ndim - 2}d, channels last", lambda: _convolution(nest, conv, data, weight)
 
 
-def _data_and_weight(nest: Nest, found: Convolution, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views in torch's order of dimensions."""
-    names = [one.coeffs[0][0] for one in affine_index(found.weight) or ()]
-    windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
-    wanted = [*outer, *([found.channel] if found.channel else []), *(str(w.tap) for w in windows)]
-    channels = nest.extents[found.channel] if found.channel else 1
-    weight = tensors[found.weight.tensor].permute([names.index(name) for name in wanted])
+def _data_and_weight(nest: Nest, conv: Convolution, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return data and weight as views in torch's order of dimensions."""
+    names = [one.coeffs[0][0] for one in affine_index(conv.weight) or ()]
+    windows, outer = conv.windows, [name for name in (conv.group, *conv.filters) if name]
+    order_of_dims = [*outer, *([conv.channel] if conv.channel else []), *(str(w.tap) for w in windows)]
+    channels = nest.extents[conv.channel] if conv.channel else 1
+    weight = tensors[conv.weight.tensor].permute([names.index(name) for name in order_of_dims])
     weight = weight.reshape(math.prod(nest.extents[name] for name in outer), channels, *(w.taps for w in windows))
-    return tensors[found.data.tensor].permute(found.order), weight
+    return tensors[conv.data.tensor].permute(conv.order), weight
 
 
-def _convolution(nest: Nest, found: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    windows, outer = found.windows, [name for name in (found.group, *found.filters) if name]
+def _convolution(nest: Nest, conv: Convolution, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    windows, outer = conv.windows, [name for name in (conv.group, *conv.filters) if name]
     result = _CONVOLUTIONS[len(windows)](
         data, weight, None, tuple(w.stride for w in windows), tuple(w.pad for w in windows),
-        tuple(w.dilation for w in windows), nest.extents[found.group] if found.group else 1,
+        tuple(w.dilation for w in windows), nest.extents[conv.group] if conv.group else 1,
     )  # fmt: skip
-    order = [*found.batch, *outer, *(w.out for w in windows)]
+    order = [*conv.batch, *outer, *(w.out for w in windows)]
     result = result.reshape([nest.extents[name] for name in order])
     return result.permute([order.index(axis.name) for axis in nest.spatial])
 
 
 class _Body:
-    """Values of expressions: a dimension for every axis of the nest, of extent 1 where they do not vary along it."""
+    """Evaluates expressions to tensors with one dimension for each axis of the nest (extent 1 if constant along it)."""
 
     def __init__(self, nest: Nest, tensors: Tensors) -> None:
         self._nest = nest
@@ -169,7 +174,7 @@ class _Body:
         return self.value(expr).expand([axis.extent for axis in self._nest.axes])
 
     def outer(self, expr: Expr) -> torch.Tensor:
-        """Of an expression that varies along spatial axes alone."""
+        """Evaluate an expression that is constant along the reduced axes."""
         return self.value(expr)[(..., *([0] * len(self._nest.reduced)))]
 
     def value(self, expr: Expr) -> torch.Tensor:
@@ -208,7 +213,7 @@ class _Body:
         return torch.arange(self._nest.extents[name], device=self._device).view(shape)
 
     def _slice(self, load: Load, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A view, where each dimension is walked by an axis of its own, or stands still."""
+        """Return a view if each dimension is indexed by an axis of its own or a constant, else None."""
         index = affine_index(load)
         if index is None:
             return None
@@ -230,13 +235,15 @@ class _Body:
         return tensor[tuple(slice(None) if axis.name in names else None for axis in self._nest.axes)]
 
     def _gather(self, load: Load, tensor: torch.Tensor) -> torch.Tensor:
-        """Element by element; a compiler makes the places part of the loop. A place outside is one that a condition
-        around the load leaves out: any other will do."""
+        """Gather by index tensors.
+
+        Out-of-bounds indices are clamped: a condition around the load discards their values.
+        """
         if not load.index:
             return tensor.reshape([1] * len(self._nest.axes))
-        places = []
+        indices = []
         for index, size in zip(load.index, tensor.shape, strict=True):
-            place, known = self.value(index).long(), affine(index)
-            low, high = (0, size) if known is None else reach(known, self._nest.extents)
-            places.append(place if low >= 0 and high < size else place.clamp(0, size - 1))
-        return tensor[tuple(places)]
+            index_values, form = self.value(index).long(), affine(index)
+            low, high = (0, size) if form is None else reach(form, self._nest.extents)
+            indices.append(index_values if low >= 0 and high < size else index_values.clamp(0, size - 1))
+        return tensor[tuple(indices)]

@@ -1,4 +1,4 @@
-"""Work that torch does on the device → samples of its time, the host's part not counted, as for our kernels."""
+"""Time torch calls on the device without host overhead, as our kernels are timed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from roller_svc.bench.gpu.interleaved import calls_for
 from roller_svc.runtime.cuda.arrays import DeviceBytes
 
 Call = Callable[[], Any]
-_WARM_UPS = 3  # libraries choose and allocate, compilers compile, at the first calls
+_WARM_UPS = 3  # the first calls select algorithms, allocate and compile
 
 
 def prepare() -> None:
-    """Float32 as it is, not as tf32: our kernels are not allowed it either. cuDNN tries its algorithms. Results are
-    never differentiated."""
+    """Configure torch: no tf32 (our kernels use none either), cuDNN autotuning, no gradients."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
@@ -25,7 +24,7 @@ def prepare() -> None:
 
 
 def tensors_of(arrays: Mapping[str, DeviceBytes]) -> dict[str, Any]:
-    """The same memory as torch's tensors."""
+    """Return torch tensors that share the memory of these arrays."""
     return {
         name: torch.from_dlpack(array.raw).view(getattr(torch, array.dtype.value)).reshape(array.shape)
         for name, array in arrays.items()
@@ -34,7 +33,7 @@ def tensors_of(arrays: Mapping[str, DeviceBytes]) -> dict[str, Any]:
 
 @contextmanager
 def blas(library: str) -> Iterator[None]:
-    """With matrix products by cuBLAS ("cublas") or cuBLASLt ("cublaslt")."""
+    """Use cuBLAS ("cublas") or cuBLASLt ("cublaslt") for matrix products within this context."""
     before = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library(library)
     try:
@@ -44,14 +43,14 @@ def blas(library: str) -> Iterator[None]:
 
 
 class TorchWork:
-    """Calls recorded once as a CUDA graph, see Work."""
+    """A TimedWork whose calls are recorded once as a CUDA graph."""
 
     def __init__(self, call: Call) -> None:
-        """Raises RuntimeError where the call does not work; what torch and Triton raise derives from it."""
+        """Warm up and record the call. Raises RuntimeError, the base of torch's and Triton's errors, if it fails."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(side):  # what the first calls do must not be recorded
+        with torch.cuda.stream(side):  # warm-up work must not be recorded
             for _ in range(_WARM_UPS):
                 call()
             self._start.record()

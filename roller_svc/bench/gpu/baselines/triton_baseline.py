@@ -1,4 +1,4 @@
-"""A case → the kernel written for it for Triton by hand, its tiles chosen by trying (bench/peers)."""
+"""The Triton baseline: hand-written, autotuned kernels (triton_kernels.py)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.verify.run_and_verify import einsum_equation
 
 _HALVES = ("float16", "bfloat16")
-_MAX_ROW_ELEMENTS = 1 << 16  # elements that one program of Triton may hold
-_MIN_HEAD_DIM = 16  # of a product of Triton
+_MAX_ROW_ELEMENTS = 1 << 16  # that one Triton program holds
+_MIN_HEAD_DIM = 16  # of tl.dot
 
 
 def has_triton_kernel(case: TimedCase) -> bool:
-    """Whether bench/peers has a kernel for it."""
+    """Return whether triton_kernels.py has a kernel for a case."""
     return _kernel(case, case.program()) is not None
 
 
 def triton_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[str, Any]) -> list[Variant]:
-    """It is compiled, and tiles are tried, when it is first called."""
+    """Return the variant for a case. It is compiled and autotuned at the first call."""
     from roller_svc.bench.gpu.baselines import triton_kernels as kernels  # noqa: PLC0415 - needs Triton
 
     kernel = _kernel(case, program)
@@ -41,7 +41,7 @@ def triton_variants(case: TimedCase, program: TensorProgram, tensors: Mapping[st
 
 
 def _kernel(case: TimedCase, program: TensorProgram) -> str | None:
-    """Which of the kernels computes the case."""
+    """Return the name of the kernel that computes a case, or None."""
     shapes = {name: kind.shape for name, kind in program.inputs}
     first = next(iter(shapes.values()))
     einsum = einsum_equation(program)
@@ -56,7 +56,7 @@ def _kernel(case: TimedCase, program: TensorProgram) -> str | None:
 
 
 def _arguments(kernel: str, program: TensorProgram) -> list[tuple[str, bool]]:
-    """Names of what the kernel is given, and whether it lies the other way round."""
+    """Return the names of the kernel's arguments, each with whether it is transposed."""
     einsum = einsum_equation(program)
     if kernel != "matmul" or einsum is None:
         return [(name, False) for name, _ in program.inputs]

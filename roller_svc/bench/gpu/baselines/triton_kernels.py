@@ -1,7 +1,7 @@
-"""Kernels for Triton to be timed on a device: products, rows and attention, tiles chosen by trying.
+"""Autotuned Triton kernels: products, row-wise programs and attention.
 
-Written after Triton's tutorials 02 (fused softmax), 03 (matrix multiplication), 05 (layer norm) and 06 (fused
-attention), whose lists of tiles are also those here.
+They follow Triton's tutorials 02 (fused softmax), 03 (matrix multiplication), 05 (layer norm) and 06 (fused
+attention), with the tiles that these try.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _attention_tiles() -> list[Any]:
 @triton.jit
 def matmul_kernel(a, b, c, M, N, K, a_m, a_k, b_k, b_n, c_m,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """C = A B: programs walk GROUP rows of tiles together."""
+    """C = A B, rasterised in groups of GROUP rows of tiles."""
     tiles_n = tl.cdiv(N, BN)
     band = tl.program_id(0) // (GROUP * tiles_n)
     rows = tl.minimum(tl.cdiv(M, BM) - band * GROUP, GROUP)
@@ -69,7 +69,7 @@ def softmax_kernel(x, y, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def norm_kernel(x, w, b, y, columns, EPSILON: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
-    """Layer norm; RMS norm where it is not centred."""
+    """Layer norm; RMS norm if not centred."""
     at = tl.arange(0, BLOCK)
     mask = at < columns
     row = tl.program_id(0).to(tl.int64) * columns
@@ -86,7 +86,7 @@ def norm_kernel(x, w, b, y, columns, EPSILON: tl.constexpr, CENTRED: tl.constexp
 @triton.jit
 def attention_kernel(q, k, v, o, scale, QUERIES, KEYS, HEADS, SHARING, FEATURES: tl.constexpr, CAUSAL: tl.constexpr,
                      BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """softmax(q k^T) v of one tile of queries of one head, keys in steps; the last query sees every key."""
+    """Compute softmax(q k^T) v for one tile of queries of one head; the last query attends to all keys."""
     head = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     at, step = tl.arange(0, FEATURES), tl.arange(0, BN)
@@ -124,7 +124,7 @@ _attention = triton.autotune(_attention_tiles(), key=["QUERIES", "KEYS", "HEADS"
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of matrices, either lying either way."""
+    """Multiply two matrices, each row-major or column-major."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty((m, n), device=a.device, dtype=a.dtype)
 
@@ -136,7 +136,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Along the last dimension."""
+    """Softmax along the last dimension."""
     y, columns = torch.empty_like(x), x.shape[-1]
     softmax_kernel[(x.numel() // columns,)](x, y, columns, BLOCK=triton.next_power_of_2(columns),
                                             num_warps=_warps(columns))  # fmt: skip

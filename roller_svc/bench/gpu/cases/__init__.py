@@ -1,4 +1,4 @@
-"""The checks: for every kernel family, programs whose sizes fit no tile or one exactly, are tiny, or fill a device."""
+"""The checks: for every kernel family, programs with sizes that divide into tiles, that do not, tiny and large ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _KINDS = {"mma": UnitKind.MMA, "wgmma": UnitKind.WGMMA}
 
 
 def checks() -> list[Check]:
-    """All of them, those of a family together, small ones first."""
+    """Return all checks, ordered by family, small ones first."""
     programs = [dataclasses.replace(check, unit="mma") for check in _matrix_programs()]
-    found = [*_matrix(), *_matrix_splits(), *programs, *warpgroup_checks(), *attention_checks(), *_scalar(),
+    all_checks = [*_matrix(), *_matrix_splits(), *programs, *warpgroup_checks(), *attention_checks(), *_scalar(),
              *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(), *_indexed(), *_vectors(), *_large(),
              *large_warpgroup_checks()]  # fmt: skip
-    return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in found]
+    return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in all_checks]
 
 
 def checks_for(hw: HardwareSpec) -> list[Check]:
-    """Those whose unit a device has."""
+    """Return the checks whose compute unit a device has."""
     return [check for check in checks() if _has_unit(check, hw)]
 
 
@@ -35,7 +35,7 @@ def _has_unit(check: Check, hw: HardwareSpec) -> bool:
 
 
 def _matrix() -> Iterator[Check]:
-    """Every operand type; for 16 bits every load class in every layout that has it."""
+    """Yield every operand type; for 16 bits every load width in every layout."""
     for dtype in HALVES:
         for name, extents in SHAPES.items():
             for layout in LAYOUTS:
@@ -49,10 +49,10 @@ def _matrix() -> Iterator[Check]:
 
 
 def _matrix_splits() -> Iterator[Check]:
-    demands = ({"split_k": 3}, {"stream_k": 5}, {"stream_k": 7, "stages": 3}, {"stages": 4}, {"raster": 2})
-    for demand in demands:
-        name = "-".join(f"{key}{value}" for key, value in demand.items())
-        tiles = tuple(sorted(demand.items()))
+    constraints = ({"split_k": 3}, {"stream_k": 5}, {"stream_k": 7, "stages": 3}, {"stages": 4}, {"raster": 2})
+    for constraint in constraints:
+        name = "-".join(f"{key}{value}" for key, value in constraint.items())
+        tiles = tuple(sorted(constraint.items()))
         yield product_check("mma-split", f"{name}-whole", "float16", (256, 192, 512), unit="mma", tiles=tiles)
         yield product_check("mma-split", f"{name}-odd", "bfloat16", (131, 197, 387), "nt", unit="mma", tiles=tiles)
 
@@ -201,7 +201,7 @@ def _vectors() -> Iterator[Check]:
 
 
 def _large() -> Iterator[Check]:
-    """What fills a device, many times over or not quite evenly; more than 2^31 elements."""
+    """Yield programs that fill a device in many waves or unevenly, or have more than 2^31 elements."""
     for name, dtype, extents, layout, tiles in (
         ("square", "float16", (4096, 4096, 4096), "nn", ()),
         ("square", "bfloat16", (4096, 4096, 4096), "nn", ()),

@@ -1,4 +1,4 @@
-"""Checks of attention and of gated products, whatever kernels they become."""
+"""Checks of attention and of dual GEMMs, on whatever kernels the model chooses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from roller_svc.bench.gpu.cases.check import HALVES, Check, Inputs
 from roller_svc.bench.gpu.cases.warpgroups import UNIT
 
-# name: queries' batch, heads, length; keys' heads, length; features; what the operator is told
+# name: (batch, heads, length) of the queries; (heads, length) of the keys; features; arguments of the operator
 _ATTENTION = {
     "small": ((2, 3, 65), (3, 65), 64, ""),
     "square": ((1, 2, 128), (2, 128), 64, ""),
@@ -24,8 +24,7 @@ _ATTENTION = {
     "odd-features": ((2, 2, 33), (1, 51), 13, ""),
     "narrow": ((2, 3, 65), (3, 65), 32, "scale=0.5"),
 }
-# and on warpgroups, whatever the model would choose: boxes of one head and of several, copies by threads, more tiles
-# than run at once
+# The same on warpgroups: boxes of one head and of several, copies by threads, more tiles than run concurrently
 _ON_WARPGROUPS = {
     "square": ((1, 2, 128), (2, 128), 64, ""),
     "causal-shared": ((1, 8, 110), (2, 150), 80, "causal=true"),
@@ -37,9 +36,9 @@ _ON_WARPGROUPS = {
 
 
 def attention_checks() -> Iterator[Check]:
-    """Full and causal, many queries and one, heads that share keys, features of every width; the two types in turns."""
-    for unit, found in ((None, _ATTENTION), (UNIT, _ON_WARPGROUPS)):
-        for number, (name, ((batch, heads, queries), (key_heads, keys), features, more)) in enumerate(found.items()):
+    """Yield full and causal attention, prefill and decoding, grouped-query attention and all head dimensions."""
+    for unit, shapes in ((None, _ATTENTION), (UNIT, _ON_WARPGROUPS)):
+        for number, (name, ((batch, heads, queries), (key_heads, keys), features, more)) in enumerate(shapes.items()):
             dtype, causal = HALVES[number % 2], "causal" in more
             queried, seen = (batch, heads, queries, features), (batch, key_heads, keys, features)
             inputs = (("Q", (dtype, queried)), ("K", (dtype, seen)), ("V", (dtype, seen)))
@@ -55,7 +54,7 @@ def attention_checks() -> Iterator[Check]:
 
 
 def _written_out() -> Iterator[Check]:
-    """As statements, with a mask that is an input; with rows that see no key."""
+    """Yield attention written as statements: with an input mask, and with fully masked rows."""
     halves: Inputs = (("q", ("float16", (2, 3, 70, 64))), ("k", ("float16", (2, 3, 77, 64))),
                       ("v", ("float16", (2, 3, 77, 64))))  # fmt: skip
     rest = ("x[b,h,s] >=! p[b,h,s,t]; e[b,h,s,t] = exp(p[b,h,s,t] - x[b,h,s]); z[b,h,s] +=! e[b,h,s,t]; "
@@ -71,7 +70,7 @@ def _written_out() -> Iterator[Check]:
 
 
 def _gated() -> Iterator[Check]:
-    """Two contractions of the same rows, and a product of what becomes of them."""
+    """Yield dual GEMMs: two contractions of the same rows and a gated product."""
     text = ("g[m,f] +=! x[m,k] * wg[f,k]; u[m,f] +=! x[m,k] * wu[f,k]; "
             "y[m,f] = g[m,f] / (1.0 + exp(-g[m,f])) * u[m,f]")  # fmt: skip
     for name, rows, dtype in (("one-row", 1, "float16"), ("few-rows", 16, "float16"), ("many-rows", 150, "bfloat16")):

@@ -1,4 +1,4 @@
-"""Checks of matrix units that warpgroups drive: every way to load, split, share and store that they have."""
+"""Checks of wgmma kernels: every way to load, split, multicast and store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from roller_svc.bench.gpu.cases.check import HALVES, LAYOUTS, Check, product_check
 
 UNIT = "wgmma"
-# (m, n, k): whole tiles; rows of a multiple of 16 bytes, as TMA takes them, which fit no tile; of 4 bytes, as cp.async
-# takes them; of 2 bytes, which threads load one by one; less than one tile
+# (m, n, k): whole tiles; partial tiles with row lengths that are multiples of 16 bytes (TMA), of 4 bytes (cp.async), of
+# 2 bytes (element loads); less than one tile
 _SHAPES = {"whole": (128, 192, 128), "by8": (200, 136, 72), "by2": (130, 66, 74), "odd": (131, 67, 77),
            "few": (9, 24, 40)}  # fmt: skip
 _WHOLE, _BY8, _ODD = (256, 128, 192), (250, 136, 200), (203, 131, 197)  # 4 tiles of 64 rows
@@ -16,16 +16,16 @@ _HALF_PRODUCT = "S[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)"
 
 
 def warpgroup_checks() -> Iterator[Check]:
-    """Small ones."""
+    """Yield the small checks."""
     yield from _products()
-    yield from _pairs()
-    yield from _shared_out()
+    yield from _dual_gemms()
+    yield from _work_splits()
     yield from _epilogues()
     yield from _images()
 
 
 def large_warpgroup_checks() -> Iterator[Check]:
-    """What fills a device with blocks that stay, share and stream."""
+    """Yield checks that fill a device with persistent blocks, clusters and stream-K."""
     for name, tiles in (("stay", ()), ("pairs-m", (("cluster_m", 2),)), ("pairs-n", (("cluster_n", 2),)),
                         ("stream", (("stream_k", 132),))):  # fmt: skip
         yield product_check("wgmma-large", name, "bfloat16", (4096, 4096, 2048), "nt", unit=UNIT, tiles=tiles,
@@ -35,7 +35,7 @@ def large_warpgroup_checks() -> Iterator[Check]:
 
 
 def _products() -> Iterator[Check]:
-    """Every operand type, every way to load, both ways that an operand can lie."""
+    """Yield every operand type, load method and operand major-ness."""
     for dtype in HALVES:
         for name, extents in _SHAPES.items():
             for layout in LAYOUTS:
@@ -45,8 +45,8 @@ def _products() -> Iterator[Check]:
             yield product_check("wgmma", name, dtype, _SHAPES[name], "nt", unit=UNIT)
         yield product_check("wgmma", "turned", dtype, (96, 112, 160), "nn", unit=UNIT)
     for name, dtype in (("whole", "float8_e4m3fn"), ("by8", "float8_e5m2"), ("odd", "float8_e4m3fn")):
-        yield _short_sums(name, dtype, _SHAPES[name])
-    yield _short_sums("deep", "float8_e4m3fn", (72, 40, 4104))
+        yield _reduced_accumulation(name, dtype, _SHAPES[name])
+    yield _reduced_accumulation("deep", "float8_e4m3fn", (72, 40, 4104))
     for name, layout in (("whole", "nt"), ("by8", "nt"), ("odd", "nt"), ("by8", "tn")):
         yield product_check("wgmma", f"tf32-{name}", "float32", _SHAPES[name], layout, unit=UNIT, allow_tf32=True)
     mixed = (("A", ("float8_e4m3fn", (100, 160))), ("B", ("float8_e5m2", (56, 160))))
@@ -57,15 +57,15 @@ def _products() -> Iterator[Check]:
                 (("A", ("float16", (5, 200, 80))), ("B", ("float16", (5, 80, 88)))), unit=UNIT)  # fmt: skip
 
 
-def _short_sums(name: str, dtype: str, extents: tuple[int, int, int]) -> Check:
-    """Products of float8 whose sums may be short between additions in float32."""
+def _reduced_accumulation(name: str, dtype: str, extents: tuple[int, int, int]) -> Check:
+    """Return a float8 product that may accumulate in reduced precision between float32 promotions."""
     m, n, k = extents
     return Check(f"short-{name}-{dtype}", "wgmma", "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`)",
                  (("A", (dtype, (m, k))), ("B", (dtype, (n, k)))), unit=UNIT, allow_tf32=True)  # fmt: skip
 
 
-def _pairs() -> Iterator[Check]:
-    """Two sums over one left factor: right factors by TMA, by cp.async, through registers, and in clusters."""
+def _dual_gemms() -> Iterator[Check]:
+    """Yield dual GEMMs: B operands by TMA, by cp.async, through registers, and in clusters."""
     for name, (m, n, k), tiles in (
         ("pair", (256, 128, 192), {}), ("pair-by8", (200, 136, 72), {}), ("pair-by2", (130, 66, 74), {}),
         ("pair-odd", (131, 67, 77), {}), ("pair-shared-m", (256, 128, 192), {"cluster_m": 2}),
@@ -79,23 +79,23 @@ def _pairs() -> Iterator[Check]:
             yield Check(f"{name}-{layout}", "wgmma", text, inputs, unit=UNIT, tiles=tuple(tiles.items()))
 
 
-def _shared_out() -> Iterator[Check]:
-    """Blocks that stay, that share loads, and sums that several make."""
-    everywhere = ({"blocks": 3}, {"split_k": 3}, {"stream_k": 5}, {"split_k": 2, "blocks": 4}, {"stages": 2},
+def _work_splits() -> Iterator[Check]:
+    """Yield persistent blocks, multicast loads, split-K and stream-K."""
+    for_all_loads = ({"blocks": 3}, {"split_k": 3}, {"stream_k": 5}, {"split_k": 2, "blocks": 4}, {"stages": 2},
                   {"blocks": 3, "raster": 2})  # fmt: skip
-    by_boxes = ({"cluster_m": 2}, {"cluster_n": 2}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_m": 2, "blocks": 4},
+    for_tma = ({"cluster_m": 2}, {"cluster_n": 2}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_m": 2, "blocks": 4},
                 {"cluster_n": 2, "split_k": 2})  # fmt: skip
-    for demand in (*everywhere, *by_boxes):
-        name = "-".join(f"{key.replace('_', '')}{value}" for key, value in demand.items())
-        tiles = tuple(sorted(demand.items()))
+    for constraint in (*for_all_loads, *for_tma):
+        name = "-".join(f"{key.replace('_', '')}{value}" for key, value in constraint.items())
+        tiles = tuple(sorted(constraint.items()))
         yield product_check("wgmma-shared", f"{name}-whole", "float16", _WHOLE, "nt", unit=UNIT, tiles=tiles)
         yield product_check("wgmma-shared", f"{name}-by8", "bfloat16", _BY8, "nn", unit=UNIT, tiles=tiles)
-        if demand in everywhere:
+        if constraint in for_all_loads:
             yield product_check("wgmma-shared", f"{name}-odd", "float16", _ODD, "nt", unit=UNIT, tiles=tiles)
 
 
 def _epilogues() -> Iterator[Check]:
-    """What is done with sums before they are stored; results of 16 bits whose rows TMA can store, and others."""
+    """Yield epilogues, with 16-bit results that TMA can store and with others."""
     family, a, b = "wgmma-epilogue", ("A", ("float16", (200, 136))), ("B", ("float16", (104, 136)))
     yield Check("plain-half", family, "C[m,n] +=! A[m,k] * B[n,k]", (a, b), unit=UNIT)
     yield Check("plain-float", family, _HALF_PRODUCT, (a, b), unit=UNIT)
@@ -110,7 +110,7 @@ def _epilogues() -> Iterator[Check]:
 
 
 def _images() -> Iterator[Check]:
-    """Pixels under a window: of one, two and three dimensions, with borders, steps and gaps."""
+    """Yield convolutions of one, two and three dimensions, with padding, strides and dilation."""
     family = "wgmma-images"
     inside = "y+r-1 >= 0, y+r-1 < 14, x+s-1 >= 0, x+s-1 < 13"
     yield Check("line", family, "Y[n,x,f] +=! X[n,x+s,c] * W[s,c,f] where x in 60",

@@ -1,6 +1,6 @@
-"""The whole program without a device: a driver that is not there, whose clock goes by the model's estimates.
+"""Run the whole program without a device, on a simulated driver whose clock advances by the model's estimates.
 
-What is small is run by the emulator, so that verdicts are real. Nothing that comes of it was measured.
+The emulator runs small kernels, so their verdicts are real. No time in a rehearsal is measured.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 FAULTS = ("slow", "memory", "fault", "gone")
 _SANITIZER = """#!/bin/sh
-# In place of compute-sanitizer: what it prints. Racecheck finds what the other tools do not.
+# Replaces compute-sanitizer. racecheck reports hazards that the other tools do not.
 case "$2" in
 racecheck) echo "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"; exit 86 ;;
 *) echo "========= ERROR SUMMARY: 0 errors" ;;
 esac
 """
 _NVIDIA_SMI = """#!/bin/sh
-# In place of nvidia-smi: as many figures as it is asked for.
+# Replaces nvidia-smi: prints the queried number of values.
 case "$*" in
 *clocks.sm*) echo "1980 MHz, 1980 MHz, 2619 MHz, 500.00 W, 700.00 W, 40, Enabled" ;;
 *) echo rehearsed ;;
@@ -35,18 +35,18 @@ esac
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`fault`: what befalls the device, if anything. `folder`: where its processes count what was done on it."""
+    """The configuration of a simulated device."""
 
-    fault: str | None
-    folder: Path
+    fault: str | None  # to inject
+    folder: Path  # where its processes count their tasks
 
 
 class RehearsedWork(Generic[T, R]):
-    """Work on a device, in a process that is given one that is not there."""
+    """Wraps a function so that its process gets a simulated device."""
 
     def __init__(self, work: Callable[[T], R], plan: Plan) -> None:
         self._work, self._plan = work, plan
-        self.__module__, self.__name__ = work.__module__, work.__name__  # which lanes import and show
+        self.__module__, self.__name__ = work.__module__, work.__name__  # which worker processes import and show
 
     def __call__(self, task: T) -> R:
         from roller_svc.bench.gpu.rehearsal.install import install_device  # noqa: PLC0415 - only where a device is to be there
@@ -59,9 +59,9 @@ class RehearsedWork(Generic[T, R]):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """`on_device` wraps what is done on the device; `folder` is for what is left of it."""
+    """A rehearsal; `on_device` wraps functions that run on the device."""
 
-    folder: Path
+    folder: Path  # for its files
     on_device: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 
 
@@ -71,7 +71,7 @@ def no_rehearsal() -> Rehearsal:
 
 @contextmanager
 def rehearsal_of(fault: str | None) -> Iterator[Rehearsal]:
-    """With programs of the same names in place of the vendor's, in front of the PATH."""
+    """Put replacements of the vendor's programs in front of the PATH."""
     before = os.environ["PATH"]
     with tempfile.TemporaryDirectory(prefix="gpu-bench-rehearsal-") as name:
         folder = Path(name)

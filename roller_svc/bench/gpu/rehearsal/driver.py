@@ -1,4 +1,4 @@
-"""A device that is not there: its clock is a sum of estimates, its kernels are run by the emulator."""
+"""A simulated device: its clock is a sum of estimates, and the emulator runs its kernels."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Role
 from roller_svc.runtime.binding import numpy_dtype
 
 SPEC = "nvidia-h200-sxm"
-EMULATED_BYTES = 2 << 20  # kernels of larger buffers are not run
-NOWHERE = 1 << 60  # addresses of arrays without memory
-SMALL_DEVICE_BYTES = 24 << 20  # of one that runs out of memory
-FAULT_INTERVAL = 3  # so many tasks go by before the next on a device with faults meets its own
-TASKS_BEFORE_LOSS = 4  # tasks that a device that disappears does
-SLOW_S = 4.0  # that each wait for a slow device takes
+EMULATED_BYTES = 2 << 20  # kernels with larger buffers are not run
+NOWHERE = 1 << 60  # first address of arrays without memory
+SMALL_DEVICE_BYTES = 24 << 20  # memory with the fault `memory`
+FAULT_INTERVAL = 3  # with the fault `fault`, every nth task fails
+TASKS_BEFORE_LOSS = 4  # with the fault `gone`, tasks before the device disappears
+SLOW_S = 4.0  # each synchronisation with the fault `slow`
 _LAUNCH_S = 2e-6
 _FOREVER_S = 3600.0
 
 
 class DriverError(Exception):
-    """What the runtime or the driver answers."""
+    """An error code of the runtime or the driver."""
 
 
 class NoMemoryError(MemoryError):
-    """Of CuPy."""
+    """CuPy's out-of-memory error."""
 
 
 class Device:
-    """Its clock, its memory, and what befalls it. `uncomputed`: a kernel was launched whose results nobody knows."""
+    """Clock, memory and faults. `uncomputed`: a launched kernel was too large to emulate."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -56,7 +56,7 @@ class Device:
         self._next_address = NOWHERE
 
     def begin(self, task: object) -> None:
-        """What the model expects of the task's kernels; and what is to befall the device meanwhile."""
+        """Take the model's estimates of the task's kernels, and schedule the fault."""
         self.uncomputed = False
         if isinstance(task, TimingTask):
             self.predicted_s |= {one.compiled.source.key: one.predicted_s for one in task.candidates}
@@ -68,12 +68,12 @@ class Device:
         if self.plan.fault == "gone" and number > TASKS_BEFORE_LOSS:
             self.broken = "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
             if number == TASKS_BEFORE_LOSS + 1:
-                time.sleep(_FOREVER_S)  # what is under way when a device goes does not come back
+                time.sleep(_FOREVER_S)  # a task on a lost device never returns
 
     def amend(self, result: Any) -> Any:
-        """A row whose kernel was too large for the emulator is not judged."""
+        """Skip the check of results if the kernel was too large for the emulator."""
         if self.uncomputed and isinstance(result, tuple) and isinstance(result[1], CheckTask):
-            return result[0] | {"judged": "not judged: rehearsed, and too large to be emulated"}, None
+            return result[0] | {"checked": "not checked: rehearsal, and too large to be emulated"}, None
         return result
 
     def check(self) -> None:
@@ -86,21 +86,21 @@ class Device:
             time.sleep(SLOW_S)
 
     def advance(self, seconds: float) -> None:
-        """A little unevenly, so that samples differ."""
+        """Advance the clock with a small variation, so that samples differ."""
         self._ticks += 1
         self.now_s += seconds * (1 + self._ticks * 7 % 5 / 200)
 
     def work(self, nbytes: float, flops: float = 0.0, dtype: str = "float32") -> None:
-        """As long as memory takes, or the fastest unit that computes in the type without rounding it."""
-        fitting = [one for one in self.spec.units if one.in_dtype.value == dtype]
-        exact = [one for one in fitting if not one.is_matrix or dtype not in ("float32", "float64")]
+        """Advance the clock by the roofline time, on the fastest unit that is exact for the type."""
+        units = [one for one in self.spec.units if one.in_dtype.value == dtype]
+        exact = [one for one in units if not one.is_matrix or dtype not in ("float32", "float64")]
         rate = max((one.flops_per_s for one in exact), default=self.spec.units[0].flops_per_s)
         self.advance(_LAUNCH_S + max(nbytes / self.spec.dram.bandwidth_bytes_per_s, flops / rate))
 
     def allocate(self, nbytes: int) -> None:
         self.check()
-        most = SMALL_DEVICE_BYTES if self.plan.fault == "memory" else self.spec.dram.capacity_bytes
-        if self.allocated_bytes + nbytes > most:
+        capacity = SMALL_DEVICE_BYTES if self.plan.fault == "memory" else self.spec.dram.capacity_bytes
+        if self.allocated_bytes + nbytes > capacity:
             raise NoMemoryError(f"Out of memory allocating {nbytes} bytes")
         self.allocated_bytes += nbytes
 
@@ -120,7 +120,7 @@ class Device:
 
 
 class Function:
-    """The function of one launch of a module."""
+    """The kernel function of one launch."""
 
     def __init__(self, device: Device, loaded: Module, index: int) -> None:
         self.device, self.loaded, self.index = device, loaded, index
@@ -131,14 +131,14 @@ class Function:
         self.run([int(one) for one in arguments], stream.ptr)
 
     def run(self, addresses: list[int], stream: int) -> None:
-        """Now, or when the graph that records it is replayed; then its time passes and nothing is computed."""
+        """Launch the kernel. While a graph is recorded only its time is, and replays compute nothing."""
         self.device.count_launch()
         source = self.loaded.source
         predicted = self.device.predicted_s.get(source.key)
         size = sum(b.bytes for b in source.buffers)
         share = len(source.launches)
 
-        def passes() -> None:
+        def advance_clock() -> None:
             if predicted is None:
                 self.device.work(size / share)
             else:
@@ -146,9 +146,9 @@ class Function:
 
         recording = Stream.recording(stream)
         if recording is not None:
-            recording.append(passes)
+            recording.append(advance_clock)
             return
-        passes()
+        advance_clock()
         launch = source.launches[self.index]
         self.loaded.memory |= dict(zip(launch.args, addresses, strict=True))
         if self.index == share - 1:
@@ -156,7 +156,7 @@ class Function:
 
 
 class Module:
-    """A cubin, and the text that it comes from; all its launches are emulated together, at the last of them."""
+    """A loaded cubin. All its launches are emulated together at the last one."""
 
     loading: CompiledKernel | None = None
 
@@ -176,8 +176,8 @@ class Module:
 
     def compute(self) -> None:
         outer = [b for b in self.source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
-        known = all(b.symbol in self.memory and self.memory[b.symbol] < NOWHERE for b in outer)
-        if not known or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
+        is_known = all(b.symbol in self.memory and self.memory[b.symbol] < NOWHERE for b in outer)
+        if not is_known or sum(b.bytes for b in self.source.buffers) > EMULATED_BYTES:
             self.device.uncomputed = bool(outer)
             return
         inputs = {
@@ -187,8 +187,8 @@ class Module:
         results = load_emulated(self.compiled).run(inputs)
         for buffer in outer:
             if buffer.role is Role.OUTPUT:
-                made = np.ascontiguousarray(results[buffer.name])
-                ctypes.memmove(self.memory[buffer.symbol], made.ctypes.data, made.nbytes)
+                output = np.ascontiguousarray(results[buffer.name])
+                ctypes.memmove(self.memory[buffer.symbol], output.ctypes.data, output.nbytes)
 
 
 def _values_at(address: int, buffer: Buffer) -> Any:
@@ -196,7 +196,7 @@ def _values_at(address: int, buffer: Buffer) -> Any:
 
 
 class Stream:
-    """One that may record."""
+    """A stream that can record a graph."""
 
     every: ClassVar[weakref.WeakSet[Stream]] = weakref.WeakSet()
 
@@ -217,7 +217,7 @@ class Stream:
 
     def end_capture(self) -> Any:
         recorded, self.recorded = self.recorded or [], None
-        return types.SimpleNamespace(launch=lambda stream: [passes() for passes in recorded])
+        return types.SimpleNamespace(launch=lambda stream: [advance_clock() for advance_clock in recorded])
 
 
 class Event:

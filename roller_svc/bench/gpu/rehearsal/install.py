@@ -1,4 +1,4 @@
-"""A process without a device → one with a device that is not there."""
+"""Install the simulated device in this process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cuda import driver as cuda_driver
 from roller_svc.runtime.cuda import module as cuda
 
-# Of the kernels of calibration, whose arrays the host fills; and how long each group of them is measured.
+# Sizes of calibration kernels, whose arrays the host fills, and the seconds for each group of them.
 _SIZES = Sizes(cores=0, last_cache_bytes=1 << 16, dram_bytes=1 << 18, rounds=64, steps=64)
 _SECONDS = 0.2
 
 
 @cache
 def install_device(plan: Plan) -> Device:
-    """The device of this process, in place of what it has not: for good, since the process is for nothing else."""
+    """Replace CuPy, torch, Triton, NVML and the driver in this process, permanently."""
     device = Device(plan)
     sys.modules["cupy"] = make_cupy(device)
     install_libraries(device)

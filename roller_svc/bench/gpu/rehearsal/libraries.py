@@ -1,4 +1,4 @@
-"""torch and Triton that are not there: tensors of shapes alone, whose operations let the device's time pass."""
+"""Simulated torch and Triton: tensors have shapes only, and operations advance the device's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 _BITS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8,
          "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "uint32": 4, "uint64": 8, "uint16": 2}  # fmt: skip
-_DEVICE: Any = None  # of this process, whose time passes
+_DEVICE: Any = None  # of this process
 
 
 class Dtype:
@@ -26,13 +26,13 @@ DTYPES = {name: Dtype(name) for name in _BITS}
 
 
 class Tensor:
-    """`lay`: numpy's view of one zero, for the arithmetic of shapes, strides and indices."""
+    """A tensor without data. `layout` is a numpy view of one zero, which computes shapes and strides."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Dtype, layout: Any = None) -> None:
         self.layout = np.broadcast_to(np.zeros((), np.int8), shape) if layout is None else layout
         self.dtype, self.shape, self.ndim = dtype, tuple(self.layout.shape), self.layout.ndim
         self.device = "cuda:0"
-        self.last = False  # whether its channels come last in memory
+        self.last = False  # whether it is channels-last in memory
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +118,7 @@ class Tensor:
 
 
 def elementwise(*operands: Any, **_: Any) -> Tensor:
-    """Of any function of numbers."""
+    """Any elementwise function."""
     tensors = [one for one in operands if isinstance(one, Tensor)]
     shape = np.broadcast_shapes(*(one.shape for one in tensors))
     return _result(Tensor(shape, tensors[0].dtype), *tensors)
@@ -130,7 +130,7 @@ def _result(result: Tensor, *operands: Tensor, flops: float = 0.0) -> Tensor:
 
 
 def _advance(nbytes: float, flops: float, dtype: str) -> None:
-    """Now, or when the graph that is being recorded is replayed."""
+    """Advance the clock, or record this in the current graph."""
     if Graph.recording is not None:
         Graph.recording.append((nbytes, flops, dtype))
     else:
@@ -193,7 +193,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
 def convolution(data: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor:  # fmt: skip
     taps = weight.shape[2:]
-    result = Tensor((data.shape[0], weight.shape[0], *_window_extents(data.shape[2:], taps, stride, padding, dilation)), data.dtype)
+    result = Tensor(
+        (data.shape[0], weight.shape[0], *_window_extents(data.shape[2:], taps, stride, padding, dilation)), data.dtype
+    )
     return _result(result, data, weight, flops=2.0 * result.numel() * math.prod(weight.shape[1:]))
 
 
@@ -209,12 +211,12 @@ def _window_extents(sizes: Any, taps: Any, *how: Any) -> list[int]:
 
 
 def first_like(x: Tensor, *others: Any, **_: Any) -> Tensor:
-    """Of what keeps the shape of its first argument: norms, softmax."""
+    """A function whose result has the shape of its first argument: norms, softmax."""
     return _result(Tensor(x.shape, x.dtype), x, *(one for one in others if isinstance(one, Tensor)))
 
 
 class _Torch(types.ModuleType):
-    """Any function that is not named below is one of numbers."""
+    """Functions that are not defined below are elementwise."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -223,7 +225,7 @@ class _Torch(types.ModuleType):
 
 
 def torch_modules() -> dict[str, types.ModuleType]:
-    """As much of torch as is used."""
+    """Return modules with the parts of torch that are used."""
     nothing = types.SimpleNamespace
     stream = nothing(wait_stream=lambda _: None, cuda_stream=0)
     chosen = ["cublas"]
@@ -279,7 +281,7 @@ class Config:
 
 
 class Kernel:
-    """A function of Triton: its launch asks for the grid, with the first of its tiles, and reads all it is given."""
+    """A Triton kernel: a launch evaluates the grid for the first tile and reads all its tensors."""
 
     def __init__(self, function: Callable[..., Any], tile: dict[str, int]) -> None:
         self.__name__, self._tile = function.__name__, tile

@@ -1,4 +1,4 @@
-"""CuPy that is not there: arrays of memory or of addresses alone, and the runtime's functions on them."""
+"""A simulated CuPy: small arrays have memory, large ones only addresses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ALIGNMENT_BYTES = 512
 
 
 class Allocation:
-    """What an array and all its parts hold, and the device gets back when they are gone."""
+    """The memory of an array and its views; freed when all are gone."""
 
 
 class Array:
-    """cupy.ndarray, of memory or of an address alone."""
+    """cupy.ndarray, with memory or only an address."""
 
     def __init__(self, device: Device, numpy: Any, shape: tuple[int, ...], dtype: Any, address: int, base: Any) -> None:
         self._device, self._base = device, base
@@ -115,7 +115,7 @@ class Runtime:
 
 
 class CurrentDevice:
-    """cupy.cuda.Device: a context, and something that can be waited for."""
+    """cupy.cuda.Device."""
 
     compute_capability = "90"
 
@@ -133,7 +133,7 @@ class CurrentDevice:
 
 
 class Arrays:
-    """CuPy's own functions that make arrays."""
+    """CuPy's functions that create arrays."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -162,7 +162,7 @@ class Arrays:
 
 
 def make_cupy(device: Device) -> types.ModuleType:
-    """As much of CuPy as is used."""
+    """Return a module with the parts of CuPy that are used."""
     arrays, module, nothing = Arrays(device), types.ModuleType("cupy"), types.SimpleNamespace
     driver = nothing(
         CUDADriverError=DriverError, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries that are not there, as ctypes calls them: libcuda for tensor maps, libnvidia-ml for clocks."""
+"""Simulated NVIDIA libraries, as ctypes calls them: libcuda for tensor maps, libnvidia-ml for clocks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Launched(Protocol):
 
 
 class DriverLibrary:
-    """libcuda, as runtime/cuda/driver.py calls it. The first word of a map is its address: the emulator makes maps of
-    its own."""
+    """libcuda, as runtime/cuda/driver.py calls it.
+
+    A map holds only its address, for the emulator makes its own maps.
+    """
 
     def __init__(self, functions: Mapping[int, Launched]) -> None:
         self._functions = functions
@@ -34,18 +36,18 @@ class DriverLibrary:
 
     def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
         *_, stream, parameters, _extra = rest
-        one = self._functions[function.value]
-        launch = one.loaded.source.launches[one.index]
+        kernel = self._functions[function.value]
+        launch = kernel.loaded.source.launches[kernel.index]
         words = [ctypes.c_uint64.from_address(pointer).value for pointer in parameters]
         count = len(launch.args)
         for view, address in zip(launch.tensor_maps, words[count:], strict=True):
-            one.loaded.memory[view.buffer] = address - view.offset_bytes
-        one.run(words[:count], stream.value or 0)
+            kernel.loaded.memory[view.buffer] = address - view.offset_bytes
+        kernel.run(words[:count], stream.value or 0)
         return 0
 
 
 class NvmlLibrary:
-    """libnvidia-ml: figures of a device that is busy."""
+    """libnvidia-ml, with the values of a busy device."""
 
     def nvmlInit_v2(self) -> int:
         return 0

@@ -154,7 +154,7 @@ def test_samples_are_taken_in_turns_as_many_of_each_with_clocks_beside_them(benc
     order: list[str] = []
     device = bench.clocks.Nvml(FakeNvmlLibrary(), "0000:01:00.0")
     works = {name: Ticking(name, seconds, order) for name, seconds in (("ours", 1e-3), ("library", 2e-3))}
-    times, clocks = bench.interleaved.interleaved(works, device)
+    times, clocks = bench.interleaved.time_interleaved(works, device)
     assert order == ["ours", "library"] * (len(order) // 2)
     counts = {one["samples"] for one in times.values()}
     assert counts == {bench.interleaved.MAX_ROUNDS}
@@ -170,14 +170,14 @@ def test_samples_are_taken_in_turns_as_many_of_each_with_clocks_beside_them(benc
 def test_long_works_get_fewer_samples_all_alike(bench: Any) -> None:
     order: list[str] = []
     works = {name: Ticking(name, seconds, order) for name, seconds in (("ours", 0.3), ("library", 1e-4))}
-    times, clocks = bench.interleaved.interleaved(works, None)
+    times, clocks = bench.interleaved.time_interleaved(works, None)
     assert {one["samples"] for one in times.values()} == {bench.interleaved.MIN_ROUNDS}
     assert clocks == {}
 
 
 def test_without_nvml_there_are_no_clocks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.clocks, "LIBRARY", "libnvidia-ml-that-is-not-there.so")
-    assert bench.clocks.opened("0000:01:00.0") is None
+    assert bench.clocks.open_nvml("0000:01:00.0") is None
     with pytest.raises(OSError, match="answers 6"):
         bench.clocks.Nvml(FakeNvmlLibrary(), "another")
 
@@ -237,7 +237,7 @@ def test_a_peer_that_is_not_there_is_skipped_with_the_reason(bench: Any, monkeyp
     square = bench.samples.references()[0]
     for name in bench.baselines.BASELINES:
         found = bench.baselines.baseline_work(name, square, square.program(), {})
-        assert (found.told, found.work) == ({"name": name, "skipped": "torch is not installed"}, None)
+        assert (found.row, found.work) == ({"name": name, "skipped": "torch is not installed"}, None)
 
 
 # the record ----------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_what_is_no_file_of_results_is_refused(bench: Any, tmp_path: Path) -> No
 
 
 # stages --------------------------------------------------------------------------------------------------------------
-class DirectLane:
+class DirectWorker:
     """A lane without a process."""
 
     def __init__(self, work: Any, timeout_s: float) -> None:
@@ -348,8 +348,8 @@ def failing(_: Any) -> Any:
 
 
 def timed(task: Any) -> Any:
-    found = {name: peer(9e-4, ours_s=1e-3) for name in task.peers}
-    if "torch.compile" in task.peers:
+    found = {name: peer(9e-4, ours_s=1e-3) for name in task.baselines}
+    if "torch.compile" in task.baselines:
         failing(task)
     return row(task.case.id, task.case.cls, 1e-3, fused=True, predicted_s=1e-3, first_cold_s=None, best_rank=0,
                peers=found), task.case.id  # fmt: skip
@@ -361,28 +361,31 @@ def session_of(
     """One whose device, libraries and compilers are functions here."""
     built = types.SimpleNamespace(rank=0, kernels=({"kind": "map"},))
     usual = {
-        "BoundedLane": DirectLane, "Pool": DirectPool, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12},
-        "timed": timed, "build": lambda task: (built,), "judge": lambda name: f"ok {name}",
-        "spread": lambda work, tasks, jobs, timeout_s, until: ((task, work(task)) for task in tasks),
-        "_compared": lambda name, case, built: True,
+        "BoundedWorker": DirectWorker, "BoundedPool": DirectPool, "copy_bandwidth": lambda _: {"bytes_per_s": 1e12},
+        "time_case": timed, "build_candidates": lambda task: (built,), "check_result": lambda name: f"ok {name}",
+        "map_unordered": lambda work, tasks, jobs, timeout_s, until: ((task, work(task)) for task in tasks),
+        "_should_compare": lambda name, case, built: True,
     }  # fmt: skip
     for name, fake in {**usual, **fakes}.items():
         monkeypatch.setattr(bench.session, name, fake)
     found = bench.main.parse_options(["--out", str(out), "--minutes", "9", "--target", "nvidia-h200-sxm",
                                "--stages", ",".join(stages)])  # fmt: skip
     record = bench.record.Record(out, {})
-    work = bench.session.Work((), cases, {})
+    work = bench.session.Tasks((), cases, {})
     return bench.session.Session(bench.main.make_options(found, out), record, work, lambda work: work, None)
 
 
-def judged_by_case(task: Any) -> str:
+def checked_by_case(task: Any) -> str:
     return "ok"
 
 
 def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cases = [c for c in bench.samples.sampled_cases(bench.main.DATA, 1) if c.attention is not None][:1]
     out = tmp_path / "gpu.jsonl"
-    fakes = {"timed": lambda task: (timed(task)[0], types.SimpleNamespace(case=task.case)), "judge": judged_by_case}
+    fakes = {
+        "time_case": lambda task: (timed(task)[0], types.SimpleNamespace(case=task.case)),
+        "check_result": checked_by_case,
+    }
     session = session_of(bench, monkeypatch, out, cases, "measure", "compare", **fakes)
     monkeypatch.setattr(bench.session.Session, "_check_device", lambda _: None)
     session.run()
@@ -393,7 +396,7 @@ def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.
         "library": 9e-4, "torch.compile": None, "triton": 9e-4,
     }  # fmt: skip
     assert "no answer in 25 s" in one["peers"]["torch.compile"]["error"]
-    assert one["judged"] == "ok"
+    assert one["checked"] == "ok"
     assert found["summary"]["targets"]["attention, to the best of torch"]["share"] == pytest.approx(0.9)
     assert [(row["stage"], row["ended"], row["left"]) for row in found["stages"]] == [
         ("measure", "done", 0), ("compare", "done", 0),
@@ -405,7 +408,7 @@ def test_a_library_that_breaks_the_process_leaves_our_times(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def broken(task: Any) -> Any:
-        return failing(task) if task.peers else (timed(task)[0] | {"peers": {}}, None)
+        return failing(task) if task.baselines else (timed(task)[0] | {"peers": {}}, None)
 
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()[:1]
     session = session_of(bench, monkeypatch, out, cases, "measure", timed=broken)
@@ -448,8 +451,8 @@ def test_what_was_under_way_when_the_time_was_up_is_no_error(
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
     session = session_of(bench, monkeypatch, out, cases, "measure", timed=failing)
     over = iter([False, True])
-    monkeypatch.setattr(session, "_over", lambda: next(over, True))
-    monkeypatch.setattr(session, "_copy", lambda: session._is_over())
+    monkeypatch.setattr(session, "_is_over", lambda: next(over, True))
+    monkeypatch.setattr(session, "_measure_copy", lambda: session._is_over())
     session.run()
     session.record.finish()
     found = bench.report.report_of([out])
@@ -561,7 +564,7 @@ def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
     case, tensors = bench.samples.references()[0], {name: torch.ones(4, 4) for name in "AB"}
     seen = []
     for one in library_variants(case, case.program(), tensors):
-        with one.around():
+        with one.context():
             seen.append(setting[0])
             assert torch.equal(one.call(), torch.full((4, 4), 4.0))
     assert seen == ["cublas", "cublaslt"]
@@ -591,7 +594,7 @@ def test_attention_is_asked_of_every_backend_in_every_way(
         scores = scores.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries), -torch.inf)
     wanted = scores.softmax(-1) @ v
     for one in (one for one in variants if "math" in one.name):
-        with one.around():
+        with one.context():
             assert torch.allclose(one.call(), wanted, atol=1e-5)
 
 

@@ -106,16 +106,16 @@ def test_guards_are_whole_where_a_kernel_stays_inside(bench: Any, monkeypatch: p
 
     call = guarded_call(bench, monkeypatch, work)
     assert np.array_equal(call.results()["C"], np.arange(8, dtype=np.float32) + 1)
-    assert call.disturbed() == []
+    assert call.guard_violations() == []
 
 
 @pytest.mark.parametrize(
     ("buffer", "at", "message"),
     [
-        ("c", 8, "4 bytes beside c, the first at 32 of 32"),
-        ("c", -1, "4 bytes beside c, the first at -4 of 32"),
-        ("w", 4, "4 bytes beside w, the first at 16 of 16"),
-        ("a", 8, "4 bytes beside a, the first at 32 of 32"),
+        ("c", 8, "4 bytes outside c, the first at 32 of 32"),
+        ("c", -1, "4 bytes outside c, the first at -4 of 32"),
+        ("w", 4, "4 bytes outside w, the first at 16 of 16"),
+        ("a", 8, "4 bytes outside a, the first at 32 of 32"),
     ],
 )
 def test_what_is_written_beside_a_buffer_shows(
@@ -126,7 +126,7 @@ def test_what_is_written_beside_a_buffer_shows(
 
     call = guarded_call(bench, monkeypatch, work)
     call.results()
-    assert call.disturbed() == [message]
+    assert call.guard_violations() == [message]
 
 
 def test_what_is_not_written_or_read_beside_an_input_is_nan(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +299,14 @@ def test_times_stand_beside_what_the_model_expects(bench: Any, monkeypatch: pyte
     monkeypatch.setattr(cuda, "device_present", lambda: True)
     check = doubled(bench)
     case = bench.samples.TimedCase("doubled", "relu", check.expression, check.types, None, {}, 8.0)
-    built = bench.timing.build(bench.timing.BuildTask(case, "nvidia-h200-sxm", 2))
+    built = bench.timing.build_candidates(bench.timing.BuildTask(case, "nvidia-h200-sxm", 2))
     assert built[0].rank == 0
-    row, task = bench.timing.timed(bench.timing.TimingTask(case, built, ("library",), cold=True))
+    row, task = bench.timing.time_case(bench.timing.TimingTask(case, built, ("library",), cold=True))
     assert row["best_s"] == row["best_min_s"] == pytest.approx(1e-3)  # of one launch, by the stand-in's clock
     assert row["cold_s"] == pytest.approx(1e-3)
     assert row["samples"] >= 5
     assert row["predicted_s"] == built[0].predicted_s
     assert len(row["candidates"]) == len(built)
-    assert bench.timing.judge(task) == "ok"
+    assert bench.timing.check_result(task) == "ok"
     (wrong,) = (values + 1 for values in task.values.values())
-    assert bench.timing.judge(dataclasses.replace(task, values={"y": wrong})).startswith("wrong: ")
+    assert bench.timing.check_result(dataclasses.replace(task, values={"y": wrong})).startswith("wrong: ")

@@ -40,10 +40,10 @@ def test_the_table_of_needs_is_what_metadata_says(wheels: Any) -> None:
         if name in seen:
             continue
         seen.add(name)
-        stated = {wheels.canonical(one) for one in wheels.needs(name)}
-        assert stated == {wheels.canonical(one) for one in wheels.NEEDS.get(name, ())}, name
-        todo += wheels.NEEDS.get(name, ())
-    assert set(wheels.NEEDS) <= seen
+        stated = {wheels.canonical(one) for one in wheels.requirements(name)}
+        assert stated == {wheels.canonical(one) for one in wheels.REQUIREMENTS.get(name, ())}, name
+        todo += wheels.REQUIREMENTS.get(name, ())
+    assert set(wheels.REQUIREMENTS) <= seen
 
 
 def test_the_bench_imports_no_other_package(wheels: Any) -> None:
@@ -60,7 +60,10 @@ def test_the_bench_imports_no_other_package(wheels: Any) -> None:
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, check=True,
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     owners = importlib.metadata.packages_distributions()
-    known = {wheels.canonical(name) for name in (*wheels.ROOTS, *(n for needs in wheels.NEEDS.values() for n in needs))}
+    known = {
+        wheels.canonical(name)
+        for name in (*wheels.ROOTS, *(n for needs in wheels.REQUIREMENTS.values() for n in needs))
+    }
     ours = {"_distutils_hack", "roller_svc"}
     assert {wheels.canonical(owners[name][0]) for name in done.stdout.split() if name not in ours} <= known
 
@@ -78,7 +81,7 @@ def test_one_message_names_all_that_is_missing_and_the_command(wheels: Any, monk
     missing = wheels.missing_packages()
     assert set(missing) == {"lark", "islpy", "pydantic", "pydantic-settings", "annotated-types", "pydantic-core",
                             "typing-inspection", "python-dotenv"}  # fmt: skip
-    said = wheels.message(missing, Path("w"))
+    said = wheels.install_message(missing, Path("w"))
     assert all(name in said for name in missing)
     (command,) = [line for line in said.splitlines() if "pip download" in line]
     assert command.endswith("-d w lark islpy pydantic pydantic-settings")
@@ -136,7 +139,7 @@ def test_pure_wheels_are_imported_as_they_are_and_others_unpacked(
 def test_a_wheel_fits_or_does_not(wheels: Any, python: str, abi: str, machine: str, expected: bool) -> None:
     minor = sys.version_info.minor
     tags = python.replace("{}", str(minor)), abi.replace("{}", str(minor)), machine.replace("{}", platform.machine())
-    assert wheels.fits(*tags) is expected
+    assert wheels.is_compatible(*tags) is expected
 
 
 def test_a_folder_with_two_versions_or_of_another_machine_is_refused(wheels: Any, tmp_path: Path) -> None:
